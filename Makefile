@@ -1,0 +1,81 @@
+# Everything here works from a fresh checkout: Python 3.11 or newer, make, a C compiler and what pip downloads are
+# all it needs. Each target first sets up what it uses, and is quick when that has not changed.
+
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+TORCH := torch==2.13.0
+VENV := .venv
+BENCH_VENV := .venv-bench
+PY := $(VENV)/bin/python
+BENCH_PY := $(BENCH_VENV)/bin/python
+
+# The first Python that is new enough; `make setup PYTHON=...` names one by hand.
+PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \
+	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+
+.PHONY: help setup demo test test-all lint format bench clean outdated
+
+help: ## show this list
+	@echo "relive: experience storage for reinforcement learning in PyTorch"
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of the tests
+	@echo "$(VENV) is ready"
+
+demo: setup ## train PPO on CartPole-v1, about two minutes; draws runs/ppo-CartPole-v1.png
+	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
+
+test: lint ## style, types and every quick test
+	@$(PY) -m pytest -n 2 -m "not slow"
+
+test-all: lint ## the same with the slow tests and many more random examples
+	@$(PY) -m pytest -n 2 --hypothesis-profile thorough
+
+lint: setup ## ruff (rules and format) and pyright (strict in src)
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@$(PY) -m pyright
+
+format: setup ## let ruff mend style and format
+	@$(PY) -m ruff check --fix
+	@$(PY) -m ruff format
+
+bench: $(BENCH_VENV)/installed ## measure beside the installed peers; rewrites the README's tables
+	@$(BENCH_PY) benchmarks/run.py
+
+clean: ## remove the environments, the caches and runs/
+	rm -rf $(VENV) $(BENCH_VENV) runs build dist .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call prepare,ENV): an environment with torch in it, which goes in alone and first, so that everything after it
+# is resolved against the build that is there. An environment is kept while its Python runs and it stands in the
+# folder it was made for; one whose Python was upgraded away, or that was copied with a checkout, is made again.
+usable = [ "$$(cat $(1)/folder 2>/dev/null)" = "$(CURDIR)" ] && $(1)/bin/python -c '' 2>/dev/null
+
+define prepare
+	@test -n "$(PYTHON)" || { echo "relive needs Python 3.11 or newer: add PYTHON=<path to one>" >&2; exit 1; }
+	@{ $(usable); } || { echo "creating $(1)" && rm -rf $(1) && $(PYTHON) -m venv $(1) && echo "$(CURDIR)" > $(1)/folder; }
+	@echo "installing $(TORCH) into $(1), the largest download"
+	@$(1)/bin/python -m pip install "$(TORCH)"
+endef
+
+outdated = $(shell { $(usable); } || echo outdated)
+
+$(VENV)/installed: pyproject.toml $(call outdated,$(VENV))
+	$(call prepare,$(VENV))
+	@$(PY) -m pip install --editable ".[dev]"
+	@touch $@
+
+PEERS := benchmarks/requirements.txt
+LOOSE_PEERS := benchmarks/requirements-nodeps.txt
+
+$(BENCH_VENV)/installed: pyproject.toml $(PEERS) $(LOOSE_PEERS) $(call outdated,$(BENCH_VENV))
+	$(call prepare,$(BENCH_VENV))
+	@$(BENCH_PY) -m pip install --requirement $(PEERS)
+	@$(BENCH_PY) -m pip install --no-warn-conflicts --editable ".[examples]"
+	@$(BENCH_PY) -m pip install --no-deps --requirement $(LOOSE_PEERS)
+	@touch $@

@@ -1,0 +1,316 @@
+"""Measures contenders side by side: interleaved rounds, medians, and the floor of the same run.
+
+A *workload* is one size of one job. A *contender* is one way to do that job: this library, a peer, or a
+floor, which only moves the job's bytes. All contenders of a workload take turns in one process, so that a
+noisy moment hits all of them.
+"""
+
+import gc
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+REPORTED = ("torch", "numpy", "numba", "tensordict", "gymnasium")
+WARM_SECONDS = 0.2
+MIN_ROUNDS = 7
+
+
+class Contender(Protocol):
+    """One line of a table.
+
+    `setup` imports the package and builds everything that is not measured; `run` does the workload's work, by
+    the calls that users of the package make; `check` says what is wrong with its result, "" if nothing.
+    """
+
+    label: str
+    package: str  # the distribution whose version is recorded; "" for a floor
+    role: str  # "ours", "peer" or "floor"
+    note: str  # exactly what `run` calls
+
+    def setup(self, data: Any) -> None: ...
+
+    def run(self) -> None: ...
+
+    def check(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One size of a job: `data` goes to every contender's `setup`; one `run` does `units` units of work."""
+
+    name: str
+    data: Any
+    units: int = 1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: rounds of `sample_seconds` per contender, fewer once the budget is spent."""
+
+    rounds: int = 41
+    sample_seconds: float = 0.005
+    budget_seconds: float = 40.0
+
+    @staticmethod
+    def quick() -> "Effort":
+        return Effort(rounds=5, sample_seconds=0.001, budget_seconds=3.0)
+
+
+@dataclass
+class Entry:
+    """A contender that was set up, with the size of its inner loop and its samples in seconds per unit."""
+
+    contender: Contender
+    inner: int
+    samples: list[float]
+    differs: str
+
+
+def one_thread() -> None:
+    """Holds torch to one thread; call it again after imports, for some packages set their own."""
+    torch.set_num_threads(1)
+
+
+def version_of(package: str) -> str:
+    """The installed version of a distribution, or "working tree" for one that is only on the path."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "working tree"
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cpu_caches() -> dict[str, str]:
+    """The sizes of the first core's caches by level, where the system tells."""
+    caches = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            kind = (index / "type").read_text().strip()
+            if kind != "Instruction":
+                caches["L" + (index / "level").read_text().strip()] = (index / "size").read_text().strip()
+        except OSError:
+            continue
+    return caches
+
+
+def environment() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "caches": cpu_caches(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: version_of(name) for name in REPORTED},
+        "torch_threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2),
+        "date": date.today().isoformat(),
+    }
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, without the paths of this machine."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    for path in sorted({sys.prefix, str(Path.cwd()), str(Path.home())}, key=len, reverse=True):
+        text = text.replace(path, "...")
+    return text
+
+
+def own_fault(contender: Contender, error: ImportError) -> bool:
+    """Whether our own package is there and its import is broken, which is a failure rather than an absence."""
+    return contender.role == "ours" and error.name != contender.package
+
+
+def time_calls(run: Callable[[], None], calls: int) -> float:
+    """Seconds for `calls` calls of `run`."""
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter_ns() - start) * 1e-9
+
+
+def warm(run: Callable[[], None], effort: Effort) -> int:
+    """Runs until nothing compiles or allocates for the first time; returns the calls that fill one sample."""
+    run()
+    once = time_calls(run, 1)
+    calls = max(1, min(1000, math.ceil(WARM_SECONDS / max(once, 1e-7))))
+    once = min(once, time_calls(run, calls) / calls)
+    return max(1, math.ceil(effort.sample_seconds / max(once, 1e-9)))
+
+
+def enter(contender: Contender, workload: Workload, effort: Effort) -> Entry | str:
+    """Sets a contender up and warms it; a string says why it cannot take part."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            contender.setup(workload.data)
+            one_thread()
+            differs = contender.check()
+            inner = warm(contender.run, effort)
+    except Exception as error:
+        if isinstance(error, ImportError) and not own_fault(contender, error):
+            return f"not installed: {reason(error)}"
+        print(f"{contender.label}: {type(error).__name__}: {error}", file=sys.stderr)
+        return f"failed: {type(error).__name__}: {reason(error)}"
+    return Entry(contender, inner, [], differs)
+
+
+def interleave(entries: Sequence[Entry], units: int, effort: Effort) -> int:
+    """Samples all contenders in turn, each round beginning with another one; returns the number of rounds."""
+    gc.collect()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            start = time.perf_counter()
+            rounds = 0
+            while rounds < effort.rounds:
+                shift = rounds % len(entries)
+                for entry in [*entries[shift:], *entries[:shift]]:
+                    entry.samples.append(time_calls(entry.contender.run, entry.inner) / (entry.inner * units))
+                rounds += 1
+                least = min(MIN_ROUNDS, effort.rounds)
+                if rounds >= least and time.perf_counter() - start > effort.budget_seconds:
+                    break
+    finally:
+        gc.enable()
+    return rounds
+
+
+def describe(contender: Contender, outcome: Entry | str, rounds: int) -> dict[str, Any]:
+    """The JSON of one line."""
+    line: dict[str, Any] = {"label": contender.label, "role": contender.role, "note": contender.note}
+    if contender.package:
+        line["package"] = contender.package
+    if isinstance(outcome, str):
+        return line | {"status": outcome}
+    if contender.package:
+        line["version"] = version_of(contender.package)
+    quarters = statistics.quantiles(outcome.samples, n=4) if rounds > 1 else outcome.samples * 3
+    line |= {
+        "status": "ok",
+        "median": statistics.median(outcome.samples),
+        "q1": quarters[0],
+        "q3": quarters[2],
+        "calls_per_round": outcome.inner,
+    }
+    if contender.role != "floor":
+        line["check"] = outcome.differs or "agrees"
+    return line
+
+
+def summarize(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Adds each line's multiple of the floor, and names the floor and the best peer."""
+    done = [line for line in lines if line["status"] == "ok"]
+
+    def fastest(role: str) -> dict[str, Any] | None:
+        return min((line for line in done if line["role"] == role), key=lambda line: line["median"], default=None)
+
+    floor, peer = fastest("floor"), fastest("peer")
+    ours = next((line for line in done if line["role"] == "ours"), None)  # the first of our lines stands for us
+    if floor:
+        for line in done:
+            line["times_floor"] = line["median"] / floor["median"]
+    return {
+        "floor": floor and floor["label"],
+        "best_peer": peer and peer["label"],
+        "best_peer_over_ours": peer["median"] / ours["median"] if peer and ours else None,
+    }
+
+
+def measure(workload: Workload, contenders: Sequence[Contender], effort: Effort) -> dict[str, Any]:
+    """Measures one workload; returns its JSON."""
+    one_thread()
+    logging.disable(logging.INFO)
+    outcomes = [enter(contender, workload, effort) for contender in contenders]
+    entries = [outcome for outcome in outcomes if isinstance(outcome, Entry)]
+    rounds = interleave(entries, workload.units, effort)
+    lines = [describe(c, outcome, rounds) for c, outcome in zip(contenders, outcomes, strict=True)]
+    result = {"name": workload.name, "rounds": rounds} | summarize(lines) | {"lines": lines}
+    print_workload(result)
+    return result
+
+
+def print_workload(result: dict[str, Any]) -> None:
+    """Shows one workload's lines as they come in."""
+    print(f"\n{result['name']}: medians of {result['rounds']} rounds")
+    for line in result["lines"]:
+        if line["status"] == "ok":
+            spread = f"{line['q1'] * 1e6:.4g} to {line['q3'] * 1e6:.4g}"
+            multiple = f"{line.get('times_floor', math.nan):.3g} x floor"
+            remark = line.get("check", "")
+            print(f"  {line['label']:<44}{line['median'] * 1e6:>12.4g} us  ({spread}; {multiple}) {remark}")
+        else:
+            print(f"  {line['label']:<44}{line['status']}")
+    if result["best_peer_over_ours"]:
+        print(f"  best peer ({result['best_peer']}) / ours: {result['best_peer_over_ours']:.2f}")
+
+
+def write(name: str, title: str, workloads: list[dict[str, Any]], folder: Path, unit: str = "s") -> None:
+    """Writes `folder/name.json`."""
+    report = {
+        "name": name,
+        "title": title,
+        "unit": unit,
+        "environment": environment(),
+        "workloads": workloads,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+# Floors
+
+
+def aligned(size: int) -> np.ndarray:
+    """`size` uninitialised bytes that begin on a page, where copies run fastest."""
+    block = np.empty(size + 4096, np.uint8)
+    start = -block.ctypes.data % 4096
+    return block[start : start + size]
+
+
+class CopyFloor:
+    """Copies as many bytes as the workload must move, between two buffers of that size."""
+
+    package, role = "", "floor"
+    note = "numpy.copyto, which is memcpy, between two buffers of that size"
+
+    def __init__(self, bytes_of: Callable[[Any], int], what: str) -> None:
+        self.bytes_of = bytes_of
+        self.label = f"memcpy of {what}"
+
+    def setup(self, data: Any) -> None:
+        self.source, self.target = aligned(self.bytes_of(data)), aligned(self.bytes_of(data))
+        self.source[:], self.target[:] = 1, 0
+
+    def run(self) -> None:
+        np.copyto(self.target, self.source)
+
+    def check(self) -> str:
+        return ""

@@ -1,0 +1,44 @@
+"""Runs the benchmarks, writes results/*.json, and regenerates the README's tables.
+
+python benchmarks/run.py                 everything, some minutes
+python benchmarks/run.py --only gae      one of them, or several
+python benchmarks/run.py --quick         a smoke run: few rounds, tables printed, nothing of record rewritten
+"""
+
+import argparse
+import importlib
+import os
+import sys
+
+import tables
+
+# name -> the module whose `run` measures it, in the order of the tables
+BENCHMARKS = {
+    "gae": "bench_gae",
+    "add": "bench_add",
+    "minibatches": "bench_minibatches",
+    "import": "bench_import",
+}
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def main() -> int:
+    """Returns 1 if a line of our own failed, else 0: peers may be missing."""
+    parser = argparse.ArgumentParser(description="Measure relive beside its peers and the physical floor.")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; prints the tables, leaves README.md alone")
+    arguments = parser.parse_args()
+    os.environ.update(dict.fromkeys(THREAD_SETTINGS, "1"))  # before anything that reads them is imported
+    harness = importlib.import_module("harness")
+    effort = harness.Effort.quick() if arguments.quick else harness.Effort()
+    folder = tables.RESULTS / "quick" if arguments.quick else tables.RESULTS
+    for name in arguments.only:
+        importlib.import_module(BENCHMARKS[name]).run(effort, folder)
+    tables.main(folder, None if arguments.quick else tables.README, arguments.only)
+    works = [work for report in tables.reports(folder, arguments.only) for work in report["workloads"]]
+    ours = [line for work in works for line in work["lines"] if line["role"] == "ours"]
+    return int(any(line["status"].startswith("failed") for line in ours))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The check of every step before it is stored: names, shapes, dtypes, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .errors import DeviceError, DTypeError, FieldError, ShapeError
+from .schema import Path, Schema, as_tensor, descend, dotted, unknown_field
+
+__all__ = ["StepChecker", "check_castable", "numpy_view"]
+
+Array = NDArray[Any]
+
+
+class StepChecker:
+    """Turns one vector step into a list of arrays ready to be stored, one per leaf, or raises without side effects.
+
+    The common case, arrays of exactly the stored shape and dtype, costs a few attribute reads per field. For the CPU
+    the result holds NumPy arrays and contiguous tensors, elsewhere tensors on the device; nothing is copied.
+    """
+
+    __slots__ = ("_device", "_host", "_names", "_num_envs", "_plan", "_schema")
+
+    def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
+        self._schema = schema
+        self._num_envs = num_envs
+        self._device = device
+        self._host = device.type == "cpu"
+        self._names = frozenset(schema.names)
+        self._plan = [
+            (path[0], path[1:], (num_envs, *field.shape), field.dtype, _NUMPY_DTYPES.get(field.dtype, _NO_DTYPE), path)
+            for path, field in schema.leaves.items()
+        ]
+
+    def __call__(self, step: Mapping[str, Any]) -> list[Any]:
+        """The leaves of ``step`` in schema order, each ``[N, ...]``."""
+        names: Any = step.keys()
+        if names != self._names:
+            raise FieldError(self._name_mismatch(step))
+        values: list[Any] = []
+        host = self._host
+        for name, inner, shape, dtype, np_dtype, path in self._plan:
+            value = step[name]
+            if inner:
+                value = _inner(value, path)
+            kind: Any = type(cast("object", value))
+            if kind is np.ndarray:
+                # assigning a float array to a float column converts it on the way
+                given = value.dtype
+                if host and value.shape == shape and (given is np_dtype or (given.kind == "f" == np_dtype.kind)):
+                    values.append(value)
+                    continue
+            elif kind is Tensor and value.dtype is dtype and value.shape == shape:
+                if host and value.is_cpu:
+                    values.append(value if value.is_contiguous() else numpy_view(value.detach()))
+                    continue
+                if value.device == self._device:
+                    values.append(value.detach())
+                    continue
+            values.append(self._coerce(value, shape, dtype, path))
+        return values
+
+    def _name_mismatch(self, step: Mapping[str, Any]) -> str:
+        known = self._schema.names
+        for name in step:
+            if name not in self._names:
+                return unknown_field(name, known, "this buffer's schema")
+        missing = ", ".join(repr(name) for name in known if name not in step)
+        return f"the step lacks {missing}; a step has exactly the fields {', '.join(known)}"
+
+    def _coerce(self, value: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> Any:
+        """The slow path: lists and numbers, a missing axis of a single env, safe dtype conversions, errors."""
+        name = dotted(path)
+        if isinstance(value, Tensor):
+            if value.device != self._device:
+                raise DeviceError(
+                    f"field '{name}': the buffer is on {self._device}, got a tensor on {value.device}; "
+                    f"pass .to('{self._device}'), or a NumPy array, which is always copied over"
+                )
+            tensor = value.detach()
+        else:
+            tensor = as_tensor(value, name)
+        tensor = self._fit_shape(tensor, shape, name)
+        if tensor.dtype is not dtype:
+            check_castable(tensor, dtype, name)
+            tensor = tensor.to(dtype)
+        return numpy_view(tensor) if self._host else tensor.to(self._device)
+
+    def _fit_shape(self, tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+        given = tuple(tensor.shape)
+        if given == shape:
+            return tensor
+        if self._num_envs == 1 and given == shape[1:]:
+            return tensor.unsqueeze(0)
+        message = f"field '{name}': expected shape {shape} (num_envs first), got {given}"
+        if given == shape[1:]:
+            message += f"; the leading axis of {shape[0]} (num_envs) is missing: pass one row per env"
+        elif given[:1] != shape[:1]:
+            message += f"; pass one row for each of the {shape[0]} envs"
+        elif given == (*shape, 1):
+            message += "; drop the last axis with .squeeze(-1)"
+        else:
+            message += f"; the schema says {shape[1:]} per env"
+        raise ShapeError(message)
+
+
+# NumPy has no bfloat16 or float8: their bits travel as integers of the same size.
+_BIT_DTYPES = {1: torch.uint8, 2: torch.int16}
+_NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+        torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+
+
+_NO_DTYPE = np.dtype([("bits", np.int8)])  # equal to no array's dtype
+
+
+def numpy_view(tensor: Tensor) -> Array:
+    """A CPU tensor's memory as NumPy, bit for bit, without a copy."""
+    if tensor.dtype in _NUMPY_DTYPES:
+        return tensor.numpy()
+    return tensor.view(_BIT_DTYPES[tensor.dtype.itemsize]).numpy()
+
+
+def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Refuse conversions that change what a value means: float to int, anything to bool, an overflowing int.
+
+    Raises:
+        DTypeError: with the field, what was expected, what came, and the call that would convert it.
+    """
+    if tensor.dtype is dtype:
+        return
+    if torch.can_cast(tensor.dtype, dtype) and not (dtype is torch.bool and tensor.dtype is not torch.bool):
+        if dtype.is_floating_point or dtype.is_complex or not tensor.numel() or tensor.dtype is torch.bool:
+            return
+        limits = torch.iinfo(dtype)
+        low, high = int(tensor.min()), int(tensor.max())
+        if limits.min <= low and high <= limits.max:
+            return
+        raise DTypeError(
+            f"field '{name}': values from {low} to {high} do not fit into {dtype}; declare a wider dtype in the schema"
+        )
+    raise DTypeError(
+        f"field '{name}': expected {dtype}, got {tensor.dtype}; convert it yourself if that is meant "
+        f"(.to({dtype})), or declare the field as {tensor.dtype}"
+    )
+
+
+def _inner(value: Any, path: Path) -> Any:
+    try:
+        return descend(value, path[1:])
+    except (KeyError, IndexError, TypeError) as error:
+        raise FieldError(
+            f"field '{dotted(path)}': missing from the {type(value).__name__} given ({error!r})"
+        ) from error

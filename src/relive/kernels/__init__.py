@@ -1,0 +1,52 @@
+"""One name per hot loop: the fast twin where there is one for the device and dtype, else the torch reference.
+
+The fast twins are imported on first use, so that ``import relive`` compiles nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import reference
+
+__all__ = ["copy_row", "discounted_return", "gae", "permutation", "vtrace"]
+
+
+@cache
+def _cpu() -> Any:
+    from . import cpu
+
+    return cpu
+
+
+def _twin(reward: Tensor) -> Any:
+    return _cpu() if reward.dtype is torch.float32 and reward.is_cpu else reference
+
+
+def gae(reward: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """See :func:`relive.kernels.reference.gae`."""
+    return _twin(reward).gae(reward, *args)
+
+
+def discounted_return(reward: Tensor, *args: Any) -> Tensor:
+    """See :func:`relive.kernels.reference.discounted_return`."""
+    return _twin(reward).discounted_return(reward, *args)
+
+
+def vtrace(log_rho: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """See :func:`relive.kernels.reference.vtrace`."""
+    return _twin(log_rho).vtrace(log_rho, *args)
+
+
+def permutation(n: int, seed: int, counter: int) -> Tensor:
+    """See :func:`relive.kernels.reference.permutation`; always made on the CPU, so alike for every device."""
+    return _cpu().permutation(n, seed, counter)
+
+
+def copy_row(sources: Any, targets: Any, nbytes: Any, row: int) -> None:
+    """See :func:`relive.kernels.reference.copy_row`."""
+    _cpu().copy_row(sources, targets, nbytes, row)

@@ -1,0 +1,511 @@
+"""RolloutBuffer: a block of steps made by one policy, filled once, finished with advantages, read as permutations."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .checks import StepChecker, check_castable
+from .errors import (
+    DeviceError,
+    EmptyError,
+    FieldError,
+    FullError,
+    LifecycleError,
+    NotFiniteError,
+    SchemaError,
+    ShapeError,
+    UnfinishedError,
+)
+from .returns import Estimator, normalize
+from .schema import Field, Path, Schema, dotted, unknown_field
+from .storage import Columns, PackedRows, as_host, as_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["RolloutBuffer"]
+
+Name = str | Path
+KEPT_APART = ("mask", "final_value")
+"""Bookkeeping columns that every buffer may have and that no batch carries unless asked to."""
+
+
+class RolloutBuffer:
+    """A rollout: ``num_steps`` consecutive steps of ``num_envs`` envs in columns ``[T + 1, N, ...]``.
+
+    The row after the last step is the bootstrap row: the ``obs`` and ``value`` that the rollout ended on. Views into
+    the storage are what ``r[name]``, :meth:`data`, :attr:`block`, :attr:`env_major`, :attr:`last` and :meth:`reserve`
+    return; batches (:meth:`flat`, :meth:`sample`, :meth:`minibatches`) are always copies.
+
+    Args:
+        schema: the fields of a step. ``mask`` and ``final_value`` are added by the buffer.
+        num_steps: T, time steps per rollout.
+        num_envs: N.
+        device: where the columns live.
+        wrap: keep the newest ``num_steps`` instead of refusing to overfill.
+        debug: refuse rewards that are not finite.
+        seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws a seed, which
+            ``buffer.seed`` then tells.
+
+    Raises:
+        SchemaError: sizes that are not positive, or a schema that uses the buffer's own names.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        num_steps: int,
+        num_envs: int,
+        *,
+        device: str | torch.device = "cpu",
+        wrap: bool = False,
+        debug: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        if num_steps < 1 or num_envs < 1:
+            raise SchemaError(f"num_steps and num_envs are at least 1, got {num_steps} and {num_envs}")
+        for name in KEPT_APART:
+            if name in schema:
+                raise SchemaError(f"field '{name}': the buffer adds it by itself; leave it out of the schema")
+        self.schema, self.num_steps, self.num_envs = schema, num_steps, num_envs
+        self.device = torch.empty(0, device=device).device
+        self.wrap, self.debug = wrap, debug
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self._check = StepChecker(schema, num_envs, self.device)
+        self._paths = tuple(schema.leaves)
+        apart = {("mask",): Field((), torch.bool)}
+        value = schema.leaves.get(("value",))
+        if value is not None:
+            precise = value.dtype if value.dtype is torch.float64 else torch.float32
+            apart["final_value",] = Field(value.shape, precise)
+        self._columns = Columns(schema.leaves | apart, num_steps, num_envs, self.device, wrap)
+        self._apart = apart
+        self._reserved = self._draws = 0
+        self._has_last = self._has_mask = self._has_final = False
+        self._write_apart(slice(None), {})
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add(self, step: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+        """Append one vector step; NumPy or torch, given as a mapping, as keywords, or both.
+
+        Args:
+            step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
+            fields: likewise. ``mask`` (bool ``[N]``, default all True) marks steps that are not real, such as the
+                reset step of ``NEXT_STEP`` autoreset; ``final_value`` (``[N]``) is read where ``truncated`` is set.
+
+        Raises:
+            FullError: the rollout is complete and does not wrap.
+            FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema. Nothing is written.
+            NotFiniteError: in debug mode, a reward is NaN or infinite. Nothing is written.
+        """
+        values = fields if step is None else {**step, **fields}
+        apart: dict[str, Any] = {}
+        for name in KEPT_APART:
+            if name in values:
+                (apart[name],) = self._checked(name, values.pop(name)).values()
+        checked = self._check(values)
+        row = self._columns.next_row
+        if self.debug and "reward" in values:
+            self._refuse_nonfinite(torch.as_tensor(as_host(values["reward"])), self.steps)
+        self._columns.write(row, checked)
+        if apart or self._has_mask or self._has_final:
+            self._write_apart(row, apart)
+        self._advance(1)
+
+    def reserve(self, steps: int | None = None) -> TensorDict:
+        """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
+
+        ``mask`` and, with a value in the schema, ``final_value`` are among them, preset to True and NaN. Call
+        :meth:`commit` when the rows are written; until then they are not part of the rollout.
+
+        Raises:
+            FullError: fewer rows are left in one piece.
+        """
+        row = self._columns.next_row
+        left = self.num_steps - row
+        count = left if steps is None else steps
+        if not 1 <= count <= left:
+            raise FullError(f"reserve({count}): {left} rows are left in one piece; reserve 1 to {left}")
+        rows = slice(row, row + count)
+        self._write_apart(rows, {})
+        self._reserved = count
+        return self._views(self._columns.own, rows, (count, self.num_envs))
+
+    def commit(self, steps: int | None = None, *, last: bool = False) -> None:
+        """The first ``steps`` reserved rows (all of them, by default) are written.
+
+        Args:
+            steps: how many of the reserved rows; the rest is given back.
+            last: the bootstrap row, the one after them, has been written as well.
+
+        Raises:
+            LifecycleError: fewer rows are reserved.
+            NotFiniteError: in debug mode, a reward is NaN or infinite; the rows stay reserved.
+        """
+        count = self._reserved if steps is None else steps
+        if not 1 <= count <= self._reserved:
+            raise LifecycleError(f"commit({count}): {self._reserved} rows are reserved; call reserve({count}) first")
+        rows = slice(self._columns.next_row, self._columns.next_row + count)
+        tensors = self._columns.tensors
+        if self.debug and ("reward",) in tensors:
+            self._refuse_nonfinite(tensors["reward",][rows], self.steps)
+        self._has_mask |= not bool(tensors["mask",][rows].all())
+        if ("final_value",) in self._apart:
+            self._has_final |= not bool(tensors["final_value",][rows].isnan().all())
+        self._advance(count)
+        self._has_last = last
+
+    def set_last(self, **fields: Any) -> None:
+        """Write fields of the bootstrap row, the one after the newest step: ``set_last(obs=..., value=...)``.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError: a field does not fit. Nothing is written.
+        """
+        checked = [self._checked(name, value) for name, value in fields.items()]
+        for leaves in checked:
+            for path, value in leaves.items():
+                self._columns.put(path, self._columns.last_row, value)
+        self._has_last |= "value" in fields
+
+    def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
+        """V(true final observation) of truncated steps known only later: three vectors ``[K]``.
+
+        Raises:
+            FieldError: the schema has no ``value``.
+            ShapeError: a step or env out of range, or different lengths.
+        """
+        if ("final_value",) not in self._apart:
+            raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
+        target = self._columns.tensors["final_value",]
+        rows, columns = torch.as_tensor(steps).long(), torch.as_tensor(envs).long()
+        given = torch.as_tensor(values).detach()
+        if not (rows.shape == columns.shape == given.shape[:1]) or given.shape[1:] != target.shape[2:]:
+            raise ShapeError(
+                f"set_final_value: expected three vectors of one length, got {tuple(rows.shape)}, "
+                f"{tuple(columns.shape)}, {tuple(given.shape)}"
+            )
+        beyond = (rows < 0) | (rows >= self.steps) | (columns < 0) | (columns >= self.num_envs)
+        if bool(beyond.any()):
+            raise ShapeError(f"set_final_value: steps are below {self.steps}, envs below {self.num_envs}")
+        check_castable(given, target.dtype, "final_value")
+        rows = self._columns.place(rows).to(self.device)
+        target[rows, columns.to(self.device)] = given.to(device=self.device, dtype=target.dtype)
+        self._has_final |= len(rows) > 0
+
+    def clear(self) -> None:
+        """Forget the rollout; the memory stays. Advantages and other attached columns are gone with it."""
+        if self._has_mask or self._has_final:
+            self._write_apart(slice(None), {})
+        self._columns.forget()
+        self._reserved = 0
+        self._has_last = self._has_mask = self._has_final = False
+
+    # -- finishing ----------------------------------------------------------------------------------------------
+
+    def finish(self, estimator: Estimator, *, last_value: Any = None, partial: bool = False) -> RolloutBuffer:
+        """Attach what ``estimator`` computes, such as ``advantage`` and ``return``; returns the buffer.
+
+        Args:
+            estimator: :class:`relive.GAE` and its like, or any :class:`relive.returns.Estimator`.
+            last_value: V(obs[T]), ``[N]``; not needed if it was set already, or if every env just finished.
+            partial: finish a rollout that is not full.
+
+        Raises:
+            EmptyError: no step was added.
+            UnfinishedError: the rollout is not full, or the bootstrap value is missing.
+            FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
+        """
+        self._require_steps()
+        if not (self.is_full or partial or self.wrap):
+            raise UnfinishedError(
+                f"{self.steps} of {self.num_steps} steps are written; add the rest, or finish(..., partial=True)"
+            )
+        if last_value is not None:
+            self.set_last(value=last_value)
+        if "value" in estimator.reads:
+            self._require_bootstrap()
+        for name, column in estimator(**{name: self._for_estimator(name) for name in estimator.reads}).items():
+            self[name] = column
+        return self
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Time steps written so far, at most ``num_steps``."""
+        return self._columns.count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all ``num_steps`` are written."""
+        return self._columns.is_full
+
+    def __len__(self) -> int:
+        """The number of real transitions, which is also what an epoch of minibatches serves."""
+        return int(self["mask"].sum()) if self._has_mask else self.steps * self.num_envs
+
+    def __contains__(self, name: Name) -> bool:
+        return bool(self._columns.below(_path(name)))
+
+    def keys(self) -> tuple[str, ...]:
+        """The top-level columns of this rollout: the schema's, ``mask``, ``final_value``, and the attached ones."""
+        return tuple(dict.fromkeys(path[0] for path in self._columns.live))
+
+    def __getitem__(self, name: Name) -> Any:
+        """A column ``[T, N, ...]`` of the steps written so far, oldest first; a TensorDict if it is nested.
+
+        A view into the storage, or a copy once the buffer has wrapped round.
+        """
+        path = _path(name)
+        leaves = self._leaves(path)
+        if leaves == [path]:
+            return self._columns.ordered(path)
+        inner = {leaf[len(path) :]: self._columns.ordered(leaf) for leaf in leaves}
+        return as_tensordict(inner, (self.steps, self.num_envs))
+
+    def __setitem__(self, name: Name, column: Any) -> None:
+        """Attach a column ``[T, N, ...]`` to this rollout, or overwrite one; :meth:`clear` forgets attached ones.
+
+        Raises:
+            ShapeError: the column does not have the rollout's steps and envs in front.
+            DTypeError: the column overwrites one of the schema with another kind of dtype.
+            DeviceError: the column is a tensor on another device.
+            FieldError: the name is that of a nested field.
+        """
+        path = _path(name)
+        given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
+        if given.device != self.device:
+            raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {given.device}")
+        expected = (self.steps, self.num_envs, *given.shape[2:])
+        if path in self._columns.own:
+            target = self._columns.tensors[path]
+            expected = (self.steps, self.num_envs, *target.shape[2:])
+            check_castable(given, target.dtype, dotted(path))
+            given = given.to(target.dtype)
+        elif path not in self._columns.live and path in self:
+            raise FieldError(f"column '{dotted(path)}' is nested; set its members, such as {self._leaves(path)[0]}")
+        if tuple(given.shape) != expected:
+            raise ShapeError(
+                f"column '{dotted(path)}': expected {expected} (steps, envs, ...), got {tuple(given.shape)}"
+            )
+        self._columns.attach(path, given)
+        self._has_mask |= path == ("mask",)
+        self._has_final |= path == ("final_value",)
+
+    @property
+    def block(self) -> TensorDict:
+        """All columns with their bootstrap row as views ``[T + 1, N]``, whatever was written of them."""
+        return self._views(self._columns.live, slice(None), (self.num_steps + 1, self.num_envs))
+
+    @property
+    def env_major(self) -> TensorDict:
+        """:attr:`block` with the axes the other way round, ``[N, T + 1]``; still views of the same memory."""
+        return cast("TensorDict", self.block.transpose(0, 1))
+
+    @property
+    def last(self) -> TensorDict:
+        """The bootstrap row as views ``[N]``."""
+        return self._views(self._paths, self._columns.last_row, (self.num_envs,))
+
+    def data(self) -> TensorDict:
+        """All columns of the steps written so far, ``[T, N]``: what ``r[name]`` gives, together."""
+        leaves = {path: self._columns.ordered(path) for path in self._columns.live}
+        return as_tensordict(leaves, (self.steps, self.num_envs))
+
+    def flat(self, fields: tuple[str, ...] | None = None) -> TensorDict:
+        """All real transitions as one batch ``[B]``, time first (row ``t * N + n``), copied.
+
+        Args:
+            fields: the columns wanted; default all but ``mask`` and ``final_value``.
+        """
+        self._require_steps()
+        rows = self._real_rows()
+        columns = self._flat_columns(fields)
+        batch = {path: x.clone() if rows is None else x.index_select(0, rows) for path, x in columns.items()}
+        return as_tensordict(batch, (len(self),))
+
+    def sample(self, batch_size: int, fields: tuple[str, ...] | None = None) -> TensorDict:
+        """One random minibatch ``[batch_size]``, drawn without replacement.
+
+        Raises:
+            EmptyError: no step was added.
+            ShapeError: there are fewer real transitions, or ``batch_size`` is not positive.
+        """
+        self._require_steps()
+        if not 1 <= batch_size <= len(self):
+            raise ShapeError(
+                f"sample({batch_size}): the rollout holds {len(self)} transitions; ask for 1 to {len(self)}"
+            )
+        rows = self._permutation()[:batch_size]
+        batch = {path: x.index_select(0, rows) for path, x in self._flat_columns(fields).items()}
+        return as_tensordict(batch, (batch_size,))
+
+    def minibatches(
+        self,
+        batch_size: int | None = None,
+        *,
+        num_batches: int | None = None,
+        epochs: int = 1,
+        drop_last: bool = False,
+        fields: tuple[str, ...] | None = None,
+        normalize_advantage: bool = False,
+    ) -> Iterator[TensorDict]:
+        """All real transitions in random order, in minibatches ``[B]``; a new permutation every epoch.
+
+        Every transition comes exactly once an epoch, unless ``drop_last`` is set; what is dropped then differs
+        each time. Columns must not be changed while the minibatches are being read.
+
+        Args:
+            batch_size: transitions of a minibatch; the last one takes what remains.
+            num_batches: instead, how many minibatches an epoch has; their sizes differ by at most one.
+            epochs: passes over the rollout.
+            drop_last: leave out what does not fill a whole minibatch.
+            fields: the columns wanted; default all but ``mask`` and ``final_value``. Fewer are faster.
+            normalize_advantage: normalise ``advantage`` within each minibatch.
+
+        Raises:
+            EmptyError: no step was added.
+            ShapeError: sizes that do not fit the rollout.
+            FieldError: an unknown column.
+        """
+        self._require_steps()
+        bounds = _bounds(len(self), batch_size, num_batches, drop_last)
+        wanted = self._wanted(fields)
+        if normalize_advantage and ("advantage",) not in wanted:
+            raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
+        return self._batches(wanted, bounds, epochs, normalize_advantage)
+
+    def __repr__(self) -> str:
+        return (
+            f"RolloutBuffer({self.schema!r}, num_steps={self.num_steps}, num_envs={self.num_envs}, "
+            f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, seed={self.seed})"
+        )
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _advance(self, rows: int) -> None:
+        self._columns.advance(rows)
+        self._reserved = 0
+        self._has_last = False
+
+    def _write_apart(self, rows: int | slice, given: Mapping[str, Any]) -> None:
+        """Mask and final values of rows that are, or will be, written: as given, else True and NaN."""
+        for (name,) in self._apart:
+            default = True if name == "mask" else float("nan")
+            self._columns.put((name,), rows, given.get(name, default))
+        self._has_mask |= "mask" in given
+        self._has_final |= "final_value" in given
+
+    def _checked(self, name: str, value: Any) -> dict[Path, Any]:
+        """The leaves ``[N, ...]`` of one field that is written on its own."""
+        checker = self._field_checkers.get(name)
+        if checker is None:
+            raise FieldError(unknown_field(name, tuple(self._field_checkers), "this buffer"))
+        leaves = [path for path in (*self._paths, *self._apart) if path[0] == name]
+        return dict(zip(leaves, checker({name: value}), strict=True))
+
+    @cached_property
+    def _field_checkers(self) -> dict[str, StepChecker]:
+        specs: dict[str, Any] = {name: self.schema[name] for name in self.schema.names}
+        specs |= {name: field for (name,), field in self._apart.items()}
+        return {name: StepChecker(Schema({name: spec}), self.num_envs, self.device) for name, spec in specs.items()}
+
+    def _leaves(self, path: Path) -> list[Path]:
+        leaves = self._columns.below(path)
+        if not leaves:
+            raise FieldError(unknown_field(path, self.keys(), "this rollout"))
+        return leaves
+
+    def _views(self, paths: Iterable[Path], rows: int | slice, shape: tuple[int, ...]) -> TensorDict:
+        return as_tensordict({path: self._columns.tensors[path][rows] for path in paths}, shape)
+
+    def _for_estimator(self, name: str) -> Any:
+        if (name == "mask" and not self._has_mask) or (name == "final_value" and not self._has_final):
+            return None
+        return self._columns.with_last(("value",)) if name == "value" and name in self else self[name]
+
+    def _require_steps(self) -> None:
+        if not self.steps:
+            raise EmptyError("the rollout has no steps; call add() or let a Collector fill it")
+
+    def _require_bootstrap(self) -> None:
+        if self._has_last:
+            return
+        going_on = ~(self["terminated"][-1] | self["truncated"][-1])
+        if self._has_mask:
+            going_on &= self["mask"][-1]
+        if bool(going_on.any()):
+            env = int(going_on.nonzero()[0])
+            raise UnfinishedError(
+                f"the episode of env {env} goes on after the last step and its bootstrap value is missing; "
+                "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
+            )
+
+    def _refuse_nonfinite(self, reward: Tensor, first_step: int) -> None:
+        finite = reward.isfinite()
+        if not bool(finite.all()):
+            place = [int(i) for i in (~finite).nonzero()[0]]
+            step = first_step + (place[-2] if reward.dim() > 1 else 0)
+            raise NotFiniteError(
+                f"field 'reward': step {step} of env {place[-1]} is {float(reward[tuple(place)])}; mend the env"
+            )
+
+    def _wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
+        names = tuple(name for name in self.keys() if name not in KEPT_APART) if fields is None else fields
+        return [leaf for name in names for leaf in self._leaves((name,))]
+
+    def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
+        return {path: self._columns.ordered(path).flatten(0, 1) for path in self._wanted(fields)}
+
+    def _real_rows(self) -> Tensor | None:
+        return self["mask"].flatten().nonzero().squeeze(1) if self._has_mask else None
+
+    def _permutation(self) -> Tensor:
+        """The next permutation of the flat rows that are real."""
+        rows = self._real_rows()
+        order = kernels.permutation(len(self), self.seed, self._draws).to(self.device)
+        self._draws += 1
+        return order if rows is None else rows[order]
+
+    def _batches(
+        self, wanted: list[Path], bounds: list[int], epochs: int, normalize_advantage: bool
+    ) -> Iterator[TensorDict]:
+        rows = PackedRows({path: self._columns.ordered(path) for path in wanted})
+        for _ in range(epochs):
+            order = self._permutation()
+            for low, high in pairwise(bounds):
+                batch = rows.gather(order[low:high])
+                if normalize_advantage:
+                    batch["advantage",] = normalize(batch["advantage",])
+                yield as_tensordict(batch, (high - low,))
+
+
+def _path(name: Name) -> Path:
+    return (name,) if isinstance(name, str) else name
+
+
+def _bounds(total: int, batch_size: int | None, num_batches: int | None, drop_last: bool) -> list[int]:
+    """Where the minibatches of an epoch begin, and where the last one ends."""
+    if (batch_size is None) == (num_batches is None):
+        raise ShapeError("minibatches: pass either batch_size or num_batches")
+    if num_batches is not None:
+        if not 1 <= num_batches <= total:
+            raise ShapeError(f"num_batches={num_batches}: {total} transitions make 1 to {total} minibatches")
+        size, more = divmod(total, num_batches)
+        if drop_last:
+            more = 0
+        return [i * size + min(i, more) for i in range(num_batches + 1)]
+    assert batch_size is not None
+    if batch_size < 1 or (drop_last and batch_size > total):
+        raise ShapeError(f"batch_size={batch_size}: the rollout holds {total} transitions; ask for 1 to {total}")
+    bounds = list(range(0, total + 1, batch_size))
+    return bounds if drop_last or bounds[-1] == total else [*bounds, total]

@@ -1,0 +1,227 @@
+"""Where steps lie: columns ``[rows, N, ...]`` for rollouts, and packed rows for reading them at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import kernels
+from .checks import numpy_view
+from .errors import FullError
+from .schema import Field, Path, nest
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Columns", "PackedRows", "RowLayout", "as_tensordict"]
+
+LARGE_FIELD = 1024
+"""Bytes of a row's field from which packing it with the others gains nothing: it is a block of its own."""
+
+
+@cache
+def _tensordict() -> Any:
+    # importing tensordict takes as long as importing torch, so it waits for the first batch
+    from tensordict import TensorDict
+
+    return TensorDict
+
+
+def as_tensordict(leaves: Mapping[Path, Tensor], batch_size: Sequence[int]) -> TensorDict:
+    """The tensors as a nested TensorDict; nothing is copied."""
+    return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size))
+
+
+class Columns:
+    """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows, and after the newest the bootstrap row.
+
+    ``own`` columns are there from the start; others are attached to the steps of the moment and go with them.
+    Everything but :meth:`put` and the tensors themselves counts rows in the order of time, oldest first.
+    """
+
+    def __init__(
+        self, leaves: Mapping[Path, Field], num_steps: int, num_envs: int, device: torch.device, wrap: bool
+    ) -> None:
+        self.num_steps, self.num_envs, self.device, self.wrap = num_steps, num_envs, device, wrap
+        self.tensors = {
+            path: torch.zeros((num_steps + 1, num_envs, *field.shape), dtype=field.dtype, device=device)
+            for path, field in leaves.items()
+        }
+        self.own = frozenset(self.tensors)
+        self._attached: set[Path] = set()
+        self._start = self.count = 0
+        # Assigning through NumPy costs a tenth of what torch does, and copying tensors by address less than that.
+        self._hosts = {p: numpy_view(t) for p, t in self.tensors.items()} if device.type == "cpu" else None
+        self._host_list = list((self._hosts or {}).values())
+        self._sources = np.zeros(len(self.tensors), np.uint64)
+        self._targets = np.array([t.data_ptr() for t in self.tensors.values()], np.uint64)
+        self._row_bytes = np.array([num_envs * field.nbytes for field in leaves.values()], np.int64)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all T rows are written."""
+        return self.count == self.num_steps
+
+    @property
+    def last_row(self) -> int:
+        """Where the bootstrap row is."""
+        return self.num_steps if self.is_full else self.count
+
+    @property
+    def next_row(self) -> int:
+        """Where the next step goes.
+
+        Raises:
+            FullError: there is no room and the columns do not wrap.
+        """
+        if self.count < self.num_steps:
+            return self.count
+        if not self.wrap:
+            raise FullError(
+                f"the rollout already has its {self.num_steps} steps; call finish() and clear(), or create the "
+                "buffer with wrap=True to keep the newest"
+            )
+        return self._start
+
+    def advance(self, rows: int) -> None:
+        """The next ``rows`` are written; what was attached to the steps before them no longer fits."""
+        if self.is_full:
+            self._start = (self._start + rows) % self.num_steps
+        else:
+            self.count += rows
+        self._attached.clear()
+
+    def forget(self) -> None:
+        """No row is written any more; the memory stays."""
+        self._start = self.count = 0
+        self._attached.clear()
+
+    def write(self, row: int, values: Sequence[Any]) -> None:
+        """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""
+        if self._hosts is None:
+            for tensor, value in zip(self.tensors.values(), values, strict=False):
+                tensor[row].copy_(value, non_blocking=True)
+            return
+        sources, tensors = self._sources, False
+        for i, value in enumerate(values):
+            if type(value) is Tensor:
+                sources[i] = value.data_ptr()
+                tensors = True
+            else:
+                sources[i] = 0
+                self._host_list[i][row] = value
+        if tensors:
+            kernels.copy_row(sources[: len(values)], self._targets, self._row_bytes, row)
+
+    def put(self, path: Path, rows: int | slice, value: Any) -> None:
+        """Assign to rows of one column, by their place in storage."""
+        if self._hosts is not None:
+            self._hosts[path][rows] = numpy_view(value) if isinstance(value, Tensor) else value
+        else:
+            self.tensors[path][rows] = value
+
+    def place(self, rows: Tensor) -> Tensor:
+        """Where rows, counted from the oldest, lie in storage."""
+        return (rows + self._start) % self.num_steps
+
+    @property
+    def live(self) -> list[Path]:
+        """The columns that belong to the steps of the moment."""
+        return [path for path in self.tensors if path in self.own or path in self._attached]
+
+    def below(self, path: Path) -> list[Path]:
+        """The live leaves at or below a path."""
+        return [leaf for leaf in self.live if leaf[: len(path)] == path]
+
+    def ordered(self, path: Path) -> Tensor:
+        """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
+        tensor = self.tensors[path]
+        if not self._start:
+            return tensor[: self.count]
+        return torch.cat([tensor[self._start : self.num_steps], tensor[: self._start]])
+
+    def with_last(self, path: Path) -> Tensor:
+        """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
+        tensor = self.tensors[path]
+        if not self._start:
+            return tensor[: self.count + 1]
+        return torch.cat([self.ordered(path), tensor[self.num_steps :]])
+
+    def attach(self, path: Path, column: Tensor) -> None:
+        """Write a whole column ``[T, N, ...]``, a new one if there is none of that shape and dtype."""
+        target = self.tensors.get(path)
+        if target is None or target.shape[2:] != column.shape[2:] or target.dtype is not column.dtype:
+            shape = (self.num_steps + 1, self.num_envs, *column.shape[2:])
+            target = self.tensors[path] = torch.zeros(shape, dtype=column.dtype, device=self.device)
+        split = min(self.num_steps - self._start, self.count)
+        target[self._start : self._start + split] = column[:split]
+        target[: self.count - split] = column[split:]
+        if path not in self.own:
+            self._attached.add(path)
+
+
+class RowLayout:
+    """Where each field lies inside a row of bytes: wide dtypes first, so that every field is aligned."""
+
+    def __init__(self, leaves: Mapping[Path, Field]) -> None:
+        ordered = sorted(leaves.items(), key=lambda leaf: -leaf[1].dtype.itemsize)
+        self._places: list[tuple[Path, torch.dtype, int, int, tuple[int, ...]]] = []
+        offset = 0
+        for path, field in ordered:
+            item = field.dtype.itemsize
+            self._places.append((path, field.dtype, offset // item, field.nbytes // item, field.shape))
+            offset += field.nbytes
+        self.nbytes = -(-offset // 16) * 16  # the widest dtype has 16 bytes
+
+    def views(self, rows: Tensor) -> dict[Path, Tensor]:
+        """The fields of ``rows`` (uint8, ``[R, nbytes]``) as typed views ``[R, ...]`` into the same memory."""
+        typed: dict[torch.dtype, Tensor] = {}
+        fields: dict[Path, Tensor] = {}
+        for path, dtype, start, length, shape in self._places:
+            base = typed.get(dtype)
+            if base is None:
+                base = typed[dtype] = rows.view(dtype)
+            if not shape:
+                fields[path] = base.select(1, start)
+            else:
+                view = base.narrow(1, start, length)
+                fields[path] = view if len(shape) == 1 else view.unflatten(1, shape)
+        return fields
+
+
+class PackedRows:
+    """A snapshot of columns whose small fields lie row by row, so that a random row is one run of bytes.
+
+    Args:
+        columns: path -> contiguous ``[T, N, ...]``; row ``t * N + n`` is step ``t`` of env ``n``. A field of more
+            than LARGE_FIELD bytes is read where it lies.
+    """
+
+    def __init__(self, columns: Mapping[Path, Tensor]) -> None:
+        flat = {path: column.flatten(0, 1) for path, column in columns.items()}
+        fields = {path: Field(tuple(column.shape[1:]), column.dtype) for path, column in flat.items()}
+        small = {path: field for path, field in fields.items() if field.nbytes <= LARGE_FIELD}
+        self._order = tuple(columns)
+        self._blocks = {path: column for path, column in flat.items() if path not in small}
+        self._layout = RowLayout(small)
+        some = next(iter(flat.values()))
+        self._rows = torch.empty((len(some), self._layout.nbytes), dtype=torch.uint8, device=some.device)
+        for path, view in self._layout.views(self._rows).items():
+            view.copy_(flat[path])
+
+    def gather(self, index: Tensor) -> dict[Path, Tensor]:
+        """The rows ``index`` (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
+        batch = self._layout.views(self._rows.index_select(0, index))
+        for path, block in self._blocks.items():
+            batch[path] = block.index_select(0, index)
+        return {path: batch[path] for path in self._order}
+
+
+def as_host(value: Any) -> np.ndarray[Any, Any]:
+    """Anything array-like, on whatever device, as a NumPy array."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

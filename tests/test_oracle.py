@@ -1,0 +1,549 @@
+"""The oracle against numbers worked out by hand, and the tagged envs against the oracle."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDict
+
+import oracle
+import tagged
+from oracle import Experience, Run, same, split
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+OBSERVATIONS: list[tagged.Observations] = ["box", "dict", "tuple"]
+
+
+def column(*numbers: float) -> np.ndarray:
+    """One env's numbers as a block [T, 1]."""
+    return np.array(numbers, np.float64)[:, None]
+
+
+def flags(*places: int, length: int) -> np.ndarray:
+    """One env's flags [T, 1], set at these places."""
+    return np.isin(np.arange(length), places)[:, None]
+
+
+# Experience
+
+
+def test_episodes_are_cut_where_they_ended_and_nowhere_else() -> None:
+    experience = Experience()
+    experience.record(0, obs=1, action=0, reward=1.0, terminated=False, truncated=False, next_obs=2)
+    experience.record(0, obs=2, action=0, reward=2.0, terminated=False, truncated=True, next_obs=3)
+    experience.record(0, obs=7, action=0, reward=3.0, terminated=True, truncated=False, next_obs=8)
+    experience.record(0, obs=9, action=1, reward=4.0, terminated=False, truncated=False)
+    assert [len(episode) for episode in experience.episodes(0)] == [2, 1, 1]
+    assert [episode.final_obs for episode in experience.episodes(0)] == [3, 8, None]
+    assert [episode.done for episode in experience.episodes(0)] == [True, True, False]
+    assert [transition.next_obs for transition in experience.transitions()] == [2, 3, 8, None]
+    assert [(t.id, t.episode, t.index) for t in experience.transitions()] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 2, 0),
+    ]
+
+
+def test_envs_are_kept_apart_however_their_steps_are_recorded() -> None:
+    experience = Experience()
+    for t in range(3):
+        for env in (4, 1):
+            experience.record(
+                env, obs=10 * env + t, action=0, reward=t, terminated=env == 1, truncated=False, next_obs=0
+            )
+            if env == 4:
+                experience.episodes(4)[-1].newest_obs = None
+    assert experience.envs == [1, 4]
+    assert len(experience) == 6
+    assert [len(episode) for episode in experience.episodes(1)] == [1, 1, 1]
+    assert [len(episode) for episode in experience.episodes(4)] == [3]
+    assert experience.episodes(2) == []
+    assert [transition.obs for transition in experience.transitions(4)] == [40, 41, 42]
+
+
+def test_a_hole_in_the_play_is_refused() -> None:
+    experience = Experience()
+    experience.record(0, obs=1, action=0, reward=0.0, terminated=False, truncated=False, next_obs=2)
+    with pytest.raises(AssertionError, match="led to 2, not to 3"):
+        experience.record(0, obs=3, action=0, reward=0.0, terminated=False, truncated=False)
+
+
+def test_an_ended_episode_needs_its_final_observation() -> None:
+    with pytest.raises(AssertionError, match="final observation"):
+        Experience().record(0, obs=1, action=0, reward=0.0, terminated=True, truncated=False)
+
+
+def test_observations_are_the_same_only_in_structure_dtype_shape_and_bits() -> None:
+    a: dict[str, Any] = {"x": np.array([1, 2]), "y": (np.float32(1.5), np.zeros((2, 2), np.uint8))}
+    assert same(a, {"x": np.array([1, 2]), "y": (np.float32(1.5), np.zeros((2, 2), np.uint8))})
+    assert not same(a, {"x": np.array([1, 3]), "y": a["y"]})
+    assert not same(a, {"x": a["x"].astype(np.float64), "y": a["y"]})
+    assert not same(a, {"x": a["x"], "y": (a["y"][0],)})
+    assert not same(a, {"x": a["x"]})
+    assert not same(np.zeros((2, 1)), np.zeros(2))
+    assert not same(a, None)
+    assert same(None, None)
+
+
+# Splitting a block
+
+
+def test_split_names_what_ended_each_run() -> None:
+    terminated = flags(1, 7, length=10)
+    truncated = flags(3, 7, length=10)
+    mask = ~flags(2, 5, length=10)
+    assert split(terminated, truncated, mask) == [
+        [
+            Run(0, 0, 2, "terminated"),
+            Run(0, 3, 4, "truncated"),
+            Run(0, 4, 5, "masked"),
+            Run(0, 6, 8, "terminated"),
+            Run(0, 8, 10, "unfinished"),
+        ]
+    ]
+
+
+def test_split_reads_no_flag_of_a_masked_step() -> None:
+    everywhere = np.ones((4, 2), bool)
+    mask = np.array([[True, False], [False, False], [False, True], [False, False]])
+    assert split(everywhere, everywhere, mask) == [[Run(0, 0, 1, "terminated")], [Run(1, 2, 3, "terminated")]]
+    nowhere = np.zeros((4, 2), bool)
+    assert split(nowhere, nowhere, mask) == [[Run(0, 0, 1, "masked")], [Run(1, 2, 3, "masked")]]
+
+
+def test_runs_cover_every_real_step_exactly_once() -> None:
+    rng = np.random.default_rng(0)
+    terminated, truncated, mask = rng.random((3, 40, 20)) < [[[0.2]], [[0.2]], [[0.7]]]
+    covered = np.zeros((40, 20), int)
+    for env, runs in enumerate(split(terminated, truncated, mask)):
+        for run in runs:
+            assert run.env == env
+            covered[run.t0 : run.t1, env] += 1
+            assert not (terminated | truncated)[run.t0 : run.t1 - 1, env].any()
+        assert all(one.t1 <= other.t0 for one, other in pairwise(runs))
+    assert np.array_equal(covered, mask.astype(int))
+
+
+# Estimators, by hand
+
+
+def test_gae_is_right_around_a_terminal_in_the_middle() -> None:
+    reward, terminated = column(0, 0, 1, 0, 0), flags(2, length=5)
+    value = column(0, 0, 0, 5, 0, 0)
+    advantage, ret = oracle.gae(reward, value, terminated, flags(length=5), gamma=0.99, lam=0.95)
+    np.testing.assert_allclose(advantage[:, 0], [0.9405**2, 0.9405, 1, -5, 0], rtol=1e-15)
+    np.testing.assert_allclose(ret[:, 0], [0.9405**2, 0.9405, 1, 0, 0], rtol=1e-15)
+
+
+def test_gae_after_a_truncation_values_the_true_final_observation() -> None:
+    final_value = column(np.nan, 10, np.nan)
+    advantage, ret = oracle.gae(
+        column(1, 2, 4),
+        column(100, 50, 7, 20),
+        flags(length=3),
+        flags(1, length=3),
+        final_value=final_value,
+        gamma=0.5,
+        lam=0.5,
+    )
+    # δ = 1 + 25 - 100, 2 + 5 - 50, 4 + 10 - 7
+    np.testing.assert_allclose(advantage[:, 0], [-74 + 0.25 * -43, -43, 7], rtol=1e-15)
+    np.testing.assert_allclose(ret[:, 0], [15.25, 7, 14], rtol=1e-15)
+
+
+def test_gae_at_a_masked_step_stops_at_the_value_of_its_observation() -> None:
+    advantage, ret = oracle.gae(
+        column(1, 999, 4),
+        column(2, 8, 16, 32),
+        flags(1, length=3),
+        flags(1, length=3),
+        mask=~flags(1, length=3),
+        gamma=0.5,
+        lam=1.0,
+    )
+    np.testing.assert_allclose(advantage[:, 0], [1 + 4 - 2, 0, 4 + 16 - 16])
+    np.testing.assert_allclose(ret[:, 0], [5, 8, 20])
+
+
+def test_monte_carlo_goes_on_with_the_bootstrap_only_where_the_play_went_on() -> None:
+    reward, value = column(1, 1, 1, 1, 1), column(0, 0, 0, 0, 0, 64)
+    terminated, truncated, final_value = flags(1, length=5), flags(3, length=5), column(0, 0, 0, 16, 0)
+    ret = oracle.monte_carlo(reward, terminated, truncated, value=value, final_value=final_value, gamma=0.5)
+    assert ret[:, 0].tolist() == [1.5, 1, 1 + 0.5 + 4, 1 + 8, 1 + 32]
+    assert oracle.monte_carlo(reward, terminated, truncated, gamma=0.5)[:, 0].tolist() == [1.5, 1, 1.5, 1, 1]
+
+
+def test_lambda_return_mixes_the_n_step_returns() -> None:
+    reward, value = column(1, 2, 4), column(0, 10, 20, 40)
+    ret = oracle.lambda_returns(reward, value, flags(length=3), flags(length=3), gamma=0.5, lam=0.25)
+    one, two, three = 1 + 5, 1 + 1 + 5, 1 + 1 + 1 + 5
+    assert ret[0, 0] == 0.75 * one + 0.75 * 0.25 * two + 0.0625 * three
+    assert ret[2, 0] == 4 + 20
+
+
+def test_vtrace_multiplies_the_traces_between() -> None:
+    log_rho = np.log(column(0.5, 4, 0.25))
+    reward, value = column(1, 2, 4), column(0, 10, 20, 40)
+    advantage, ret = oracle.vtrace(log_rho, reward, value, flags(length=3), flags(length=3), gamma=0.5)
+    # δ = 6, 2, 4;  ρ = c = 0.5, 1, 0.25
+    targets = [0.5 * 6 + 0.5 * 0.5 * 2 + 0.25 * 0.5 * 0.25 * 4, 10 + 2 + 0.5 * 0.25 * 4, 20 + 0.25 * 4, 40]
+    np.testing.assert_allclose(ret[:, 0], targets[:3], rtol=1e-15)
+    expected = [0.5 * (1 + 0.5 * targets[1] - 0), 2 + 0.5 * targets[2] - 10, 0.25 * (4 + 20 - 20)]
+    np.testing.assert_allclose(advantage[:, 0], expected, rtol=1e-15)
+
+
+def test_group_advantage_per_step_compares_envs_at_one_time() -> None:
+    reward = np.array([[1.0, 2.0, 0, 0], [1.0, 0, 3.0, 1.0]])
+    terminated = np.array([[False, True, False, False], [False, False, True, True]])
+    advantage, ret, mask = oracle.group_advantage(reward, terminated, np.zeros((2, 4), bool), group_size=2, gamma=1.0)
+    assert mask.tolist() == [[True, True, True, True], [True, False, True, True]]
+    assert ret.tolist() == [[2, 2, 3, 1], [1, 0, 3, 1]]
+    # The first pair ties at t = 0; at t = 1 one of it is left, and is its own mean.
+    np.testing.assert_allclose(advantage, [[0, 0, 1, -1], [0, 0, 1, -1]], atol=1e-7)
+
+
+def test_group_advantage_per_episode_counts_each_episode_once() -> None:
+    reward = np.array([[1.0, 3.0], [1.0, 0.0], [1.0, 0.0]])
+    terminated = np.array([[False, True], [False, False], [True, True]])
+    truncated = np.zeros((3, 2), bool)
+    advantage, ret, mask = oracle.group_advantage(
+        reward, terminated, truncated, group_size=2, per="episode", until_first_done=False
+    )
+    # Three episodes: 3 (three steps), 3 (one step), 0 (two steps); mean 2, std √2.
+    assert mask.all()
+    assert ret.tolist() == [[3, 3], [3, 0], [3, 0]]
+    np.testing.assert_allclose(advantage, [[0.5**0.5, 0.5**0.5], [0.5**0.5, -(2**0.5)], [0.5**0.5, -(2**0.5)]])
+
+
+def test_group_advantage_of_equals_is_zero() -> None:
+    reward = np.ones((3, 4))
+    no = np.zeros((3, 4), bool)
+    for per in ("step", "episode"):
+        advantage, _, mask = oracle.group_advantage(reward, no, no, group_size=4, per=per)
+        assert mask.all()
+        assert not advantage.any()
+
+
+def test_normalize_uses_the_unbiased_deviation_of_the_kept_entries() -> None:
+    x = np.array([[1.0, 3.0], [100.0, 5.0]])
+    mask = np.array([[True, True], [False, True]])
+    np.testing.assert_allclose(oracle.normalize(x, mask, eps=0.0), [[-1, 0], [0, 1]])
+    assert oracle.normalize(np.array([[4.0]])).tolist() == [[0]]
+    assert oracle.normalize(x, np.zeros((2, 2), bool)).tolist() == [[0, 0], [0, 0]]
+
+
+# Estimators, by each other
+
+
+@pytest.fixture(scope="module")
+def block() -> dict[str, Any]:
+    """A block with everything in it: both kinds of end, both at once, unreal steps."""
+    rng = np.random.default_rng(1)
+    shape = (12, 40)
+    return {
+        "reward": rng.normal(size=shape),
+        "value": rng.normal(size=(13, 40)),
+        "terminated": rng.random(shape) < 0.15,
+        "truncated": rng.random(shape) < 0.15,
+        "final_value": rng.normal(size=shape),
+        "mask": rng.random(shape) < 0.85,
+    }
+
+
+def test_gae_and_the_lambda_return_are_one_thing_said_twice(block: dict[str, Any]) -> None:
+    for gamma, lam in [(0.9, 0.8), (1.0, 1.0), (0.99, 0.0), (0.0, 0.5)]:
+        _, ret = oracle.gae(**block, gamma=gamma, lam=lam)
+        np.testing.assert_allclose(ret, oracle.lambda_returns(**block, gamma=gamma, lam=lam), rtol=1e-12, atol=1e-12)
+
+
+def test_lambda_one_is_monte_carlo_and_lambda_zero_looks_one_step_ahead(block: dict[str, Any]) -> None:
+    np.testing.assert_allclose(
+        oracle.lambda_returns(**block, gamma=0.9, lam=1.0), oracle.monte_carlo(**block, gamma=0.9), rtol=1e-12
+    )
+    value, terminated, truncated = block["value"], block["terminated"], block["truncated"]
+    following = np.where(terminated, 0, np.where(truncated, block["final_value"], value[1:]))
+    expected = np.where(block["mask"], block["reward"] + 0.9 * following, value[:-1])
+    np.testing.assert_allclose(oracle.lambda_returns(**block, gamma=0.9, lam=0.0), expected, rtol=1e-12)
+
+
+def test_on_policy_vtrace_is_the_lambda_return(block: dict[str, Any]) -> None:
+    on_policy = np.zeros_like(block["reward"])
+    for lam in (1.0, 0.7):
+        _, ret = oracle.vtrace(on_policy, **block, gamma=0.9, lam=lam)
+        np.testing.assert_allclose(ret, oracle.lambda_returns(**block, gamma=0.9, lam=lam), rtol=1e-11, atol=1e-12)
+    advantage, ret = oracle.vtrace(on_policy, **block, gamma=0.9, lam=1.0)
+    np.testing.assert_allclose(ret, oracle.monte_carlo(**block, gamma=0.9), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(advantage, ret - block["value"][:-1], rtol=1e-10, atol=1e-12)
+
+
+def test_vtrace_that_distrusts_every_step_keeps_the_values(block: dict[str, Any]) -> None:
+    advantage, ret = oracle.vtrace(np.full((12, 40), -800.0), **block)
+    assert np.array_equal(ret, block["value"][:-1])
+    assert not advantage.any()
+
+
+# Tagged envs
+
+
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+def test_an_observation_says_where_it_comes_from(observations: tagged.Observations) -> None:
+    tags = [tagged.Tag(63, 511, 255, 7), tagged.Tag(0, 0, 0, 0), tagged.Tag(4095, 65535, 65535, 16383)]
+    for tag in tags:
+        obs = tagged.encode(tag, observations)
+        assert tagged.TaggedEnv(observations=observations).observation_space.contains(obs)
+        assert tagged.decode(obs) == tag
+    space = gym.vector.utils.batch_space(tagged.TaggedEnv(observations=observations).observation_space, 3)
+    out = gym.vector.utils.create_empty_array(tagged.TaggedEnv(observations=observations).observation_space, 3)
+    batch = gym.vector.utils.concatenate(
+        tagged.TaggedEnv(observations=observations).observation_space,
+        [tagged.encode(tag, observations) for tag in tags],
+        out,
+    )
+    assert space.contains(batch)
+    assert [list(numbers) for numbers in tagged.decode(batch)] == [list(numbers) for numbers in zip(*tags, strict=True)]
+    for i, tag in enumerate(tags):
+        assert same(tagged.row(batch, i), tagged.encode(tag, observations))
+
+
+def test_a_tag_survives_tensors_and_any_leading_axes() -> None:
+    obs = [[tagged.encode(tagged.Tag(env, 3, t, 9), "dict") for env in range(2)] for t in range(5)]
+    nested = TensorDict(
+        {
+            "state": np.stack([[one["state"] for one in row] for row in obs]),
+            "camera": {"image": np.stack([[one["camera"]["image"] for one in row] for row in obs])},
+            "count": np.stack([[one["count"] for one in row] for row in obs]),
+            "phase": np.stack([[one["phase"] for one in row] for row in obs]),
+        },
+        batch_size=[5, 2],
+    )
+    tag = tagged.decode(nested)
+    assert tag.env.shape == (5, 2)
+    assert tag.step[:, 0].tolist() == [0, 1, 2, 3, 4]
+    actions = tagged.tagged_policy(nested)
+    assert isinstance(actions, torch.Tensor)
+    assert actions.dtype == torch.int64
+    assert isinstance(tagged.tagged_value(nested["state"]), torch.Tensor)
+    as_tuple = {"0": nested["state"], "1": nested["camera", "image"], "2": nested["count"]}
+    assert np.array_equal(tagged.decode(as_tuple).step, tag.step)
+
+
+@pytest.mark.parametrize("leaf", ["camera", "count", "phase"])
+def test_a_leaf_of_another_observation_is_noticed(leaf: str) -> None:
+    obs = tagged.encode(tagged.Tag(1, 2, 3, 4), "dict")
+    other = tagged.encode(tagged.Tag(1, 2, 4, 4), "dict")
+    with pytest.raises(AssertionError, match="is not that of"):
+        tagged.decode(obs | {leaf: other[leaf]})
+
+
+def test_a_leaf_that_went_through_a_float_is_noticed() -> None:
+    obs = tagged.encode(tagged.Tag(1, 2, 3, 4), "dict")
+    through_float = obs["count"].astype(np.float64).astype(np.int64)
+    with pytest.raises(AssertionError, match="count"):
+        tagged.decode(obs | {"count": through_float})
+    with pytest.raises(AssertionError, match="image became float32"):
+        tagged.decode(obs | {"camera": {"image": obs["camera"]["image"].astype(np.float32)}})
+
+
+def test_rewards_and_values_say_where_they_come_from_and_are_exact_in_float32() -> None:
+    env, episode, step = (axis.ravel() for axis in np.meshgrid([0, 1, 63], [0, 5, 511], [0, 1, 255]))
+    reward = tagged.reward_of(env, episode, step)
+    assert np.array_equal(reward.astype(np.float32).astype(np.float64), reward)
+    assert reward.min() > 0
+    assert reward.max() <= 8
+    for decoded, number in zip(tagged.decode_reward(reward.astype(np.float32)), (env, episode, step), strict=True):
+        assert np.array_equal(decoded, number)
+    assert len(np.unique(tagged.value_of(tagged.Tag(env, episode, step, 0)))) == env.size
+    with pytest.raises(AssertionError, match="no step"):
+        tagged.decode_reward(0.0)
+    with pytest.raises(AssertionError, match="no step"):
+        tagged.decode_reward(0.3)
+
+
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+@pytest.mark.parametrize("actions", ["discrete", "box"])
+def test_a_tagged_env_is_a_proper_gymnasium_env(observations: tagged.Observations, actions: tagged.Actions) -> None:
+    env = tagged.TaggedEnv(2, tagged.always(5), observations=observations, actions=actions, check_actions=False)
+    check_env(env, skip_render_check=True)
+
+
+def test_a_tagged_env_refuses_an_action_for_another_observation() -> None:
+    env = tagged.TaggedEnv(1, tagged.always(9))
+    before, _ = env.reset(seed=3)
+    obs, *_ = env.step(tagged.tagged_policy(before))
+    assert tagged.decode(obs) == tagged.Tag(1, 0, 1, 3)
+    with pytest.raises(tagged.ForeignActionError, match="wants action"):
+        env.step(tagged.tagged_policy(before))
+    assert env.num_checked == 1
+
+
+def test_a_tagged_env_refuses_a_step_after_the_end() -> None:
+    env = tagged.TaggedEnv(0, tagged.always(1, "both"))
+    obs, _ = env.reset()
+    _, _, terminated, truncated, _ = env.step(tagged.tagged_policy(obs))
+    assert terminated
+    assert truncated
+    with pytest.raises(AssertionError, match="without a reset"):
+        env.step(0)
+
+
+def test_masked_actions_are_legal_and_differ_from_unmasked_ones() -> None:
+    obs = np.stack([tagged.encode(tagged.Tag(env, 1, step, 0)) for env in range(4) for step in range(10)])
+    mask = tagged.mask_of(tagged.decode(obs))
+    action = tagged.tagged_policy(obs, mask)
+    assert mask.dtype == np.int8
+    assert (mask.sum(axis=-1) == 3).all()
+    assert (np.take_along_axis(mask, action[:, None], axis=-1) == 1).all()
+    assert (action != tagged.tagged_policy(obs)).any()
+    assert np.array_equal(action, [tagged.tagged_policy(o, m) for o, m in zip(obs, mask, strict=True)])
+
+
+def test_schedules_are_deterministic_and_say_what_they_mean() -> None:
+    assert tagged.always(4, "both")(9, 9) == (4, "both")
+    around = tagged.cycle([(1, "terminated"), (2, "truncated")], [(3, "both")])
+    assert [around(0, 0), around(0, 1), around(0, 2), around(1, 5), around(2, 1)] == [
+        (1, "terminated"),
+        (2, "truncated"),
+        (1, "terminated"),
+        (3, "both"),
+        (2, "truncated"),
+    ]
+    random = tagged.drawn(5, longest=4)
+    drawn = [random(env, episode) for env in range(10) for episode in range(10)]
+    assert drawn == [random(env, episode) for env in range(10) for episode in range(10)]
+    assert {length for length, _ in drawn} == {1, 2, 3, 4}
+    assert {kind for _, kind in drawn} == {"terminated", "truncated", "both"}
+
+
+def test_what_was_played_has_the_final_observations_and_the_kinds_of_end() -> None:
+    endings = tagged.cycle([(2, "terminated"), (1, "truncated"), (2, "both")])
+    experience = tagged.played(endings, 5, 6, seed=10)
+    episodes = experience.episodes(5)
+    assert [len(episode) for episode in episodes] == [2, 1, 2, 1]
+    assert [(e.steps[-1].terminated, e.steps[-1].truncated) for e in episodes] == [
+        (True, False),
+        (False, True),
+        (True, True),
+        (False, False),
+    ]
+    finals = [None if e.final_obs is None else tagged.decode(e.final_obs) for e in episodes]
+    assert finals == [tagged.Tag(5, 0, 2, 15), tagged.Tag(5, 1, 1, 15), tagged.Tag(5, 2, 2, 15), None]
+    newest = list(experience.transitions())[-1]
+    assert tagged.decode(newest.next_obs) == tagged.Tag(5, 3, 1, 15)
+    assert newest.extras["value"] == tagged.value_of(tagged.Tag(5, 3, 0, 15))
+
+
+# The three autoreset modes
+
+
+def read(envs: SyncVectorEnv, num_steps: int, seed: int, actions: tagged.Actions, masked: bool) -> Experience:
+    """Play ``num_steps`` vector steps and keep every real one, each mode read as its documentation says."""
+    mode = envs.metadata["autoreset_mode"]
+    experience = Experience()
+    obs, info = envs.reset(seed=seed)
+    action_mask = info.get("action_mask")
+    ended = np.zeros(envs.num_envs, bool)
+    for _ in range(num_steps):
+        action = tagged.tagged_policy(obs, action_mask if masked else None, actions=actions)
+        ignored = ended if mode is AutoresetMode.NEXT_STEP else np.zeros(envs.num_envs, bool)
+        after, reward, terminated, truncated, info = envs.step(action)
+        ended = terminated | truncated
+        for env in range(envs.num_envs):
+            if ignored[env]:
+                continue
+            hidden = mode is AutoresetMode.SAME_STEP and ended[env]
+            next_obs = info["final_obs"][env] if hidden else tagged.row(after, env)
+            experience.record(
+                env,
+                obs=tagged.row(obs, env),
+                action=np.asarray(action)[env],
+                reward=reward[env],
+                terminated=terminated[env],
+                truncated=truncated[env],
+                next_obs=next_obs,
+            )
+        action_mask = info.get("action_mask")
+        if mode is AutoresetMode.DISABLED and ended.any():
+            after, info = envs.reset(options={"reset_mask": ended})
+            if masked:
+                action_mask = np.where(ended[:, None], info["action_mask"], action_mask)
+        obs = after
+    return experience
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+def test_every_autoreset_mode_plays_what_the_schedule_says(
+    mode: AutoresetMode, observations: tagged.Observations
+) -> None:
+    endings = tagged.cycle([(1, "terminated"), (3, "truncated")], [(4, "both")], [(2, "truncated")])
+    envs = tagged.make_tagged(3, mode, endings, observations=observations)
+    seen = read(envs, 20, seed=4, actions="discrete", masked=False)
+    counts = [len(list(seen.transitions(env))) for env in range(3)]
+    assert tagged.same_experience(seen, tagged.played(endings, range(3), counts, seed=4, observations=observations))
+    if mode is AutoresetMode.NEXT_STEP:
+        # Every reset takes a vector step of its own: 2 in 6 for the first env, 1 in 5, 1 in 3.
+        assert counts == [13, 16, 14]
+    else:
+        assert counts == [20, 20, 20]
+    assert sum(envs.get_attr("num_checked")) == sum(counts)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(("actions", "masked"), [("box", False), ("discrete", True)])
+def test_every_autoreset_mode_checks_the_actions(mode: AutoresetMode, actions: tagged.Actions, masked: bool) -> None:
+    endings = tagged.drawn(0, longest=4)
+    envs = tagged.make_tagged(4, mode, endings, actions=actions, action_mask=masked)
+    seen = read(envs, 25, seed=0, actions=actions, masked=masked)
+    counts = [len(list(seen.transitions(env))) for env in range(4)]
+    truth = tagged.played(endings, range(4), counts, seed=0, actions=actions, action_mask=masked)
+    assert tagged.same_experience(seen, truth)
+    for transition in truth.transitions():
+        if masked:
+            assert transition.extras["action_mask"][transition.action] == 1
+
+
+def naive(envs: SyncVectorEnv, num_steps: int) -> list[tuple[tagged.Tag, float, tagged.Tag]]:
+    """What a loop that knows nothing of autoreset stores: (obs, reward, next_obs) of each vector step, env 0."""
+    rows = []
+    obs, _ = envs.reset(seed=0)
+    for _ in range(num_steps):
+        after, reward, *_ = envs.step(tagged.tagged_policy(obs))
+        rows.append((tagged.decode(obs[0]), float(reward[0]), tagged.decode(after[0])))
+        obs = after
+    return rows
+
+
+def test_the_tags_catch_an_ignored_step_that_was_stored_as_real() -> None:
+    rows = naive(tagged.make_tagged(1, AutoresetMode.NEXT_STEP, tagged.always(3)), 8)
+    crossing = [row for row in rows if row[0].episode != row[2].episode]
+    assert crossing == [
+        (tagged.Tag(0, 0, 3, 0), 0.0, tagged.Tag(0, 1, 0, 0)),
+        (tagged.Tag(0, 1, 3, 0), 0.0, tagged.Tag(0, 2, 0, 0)),
+    ]
+    with pytest.raises(AssertionError, match="no step"):
+        tagged.decode_reward([reward for _, reward, _ in rows])
+
+
+def test_the_tags_catch_a_next_observation_from_the_following_episode() -> None:
+    rows = naive(tagged.make_tagged(1, AutoresetMode.SAME_STEP, tagged.always(3)), 8)
+    crossing = [row for row in rows if row[0].episode != row[2].episode]
+    assert [(obs.step, after.step) for obs, _, after in crossing] == [(2, 0), (2, 0)]
+
+
+def test_experiences_that_differ_in_one_observation_are_told_apart() -> None:
+    one = tagged.played(tagged.always(3), 0, 5)
+    other = tagged.played(tagged.always(3), 0, 5)
+    assert tagged.same_experience(one, other)
+    other.episodes(0)[1].steps[0].obs = tagged.encode(tagged.Tag(0, 1, 0, 1))
+    with pytest.raises(AssertionError, match="env 0, episode 1, step 0: obs"):
+        tagged.same_experience(one, other)
+    with pytest.raises(AssertionError, match="5 steps in one, 4 in the other"):
+        tagged.same_experience(one, tagged.played(tagged.always(3), 0, 4))

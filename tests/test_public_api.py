@@ -1,0 +1,161 @@
+"""The flat face: what it offers, that all of it is documented and typed, and that importing it is cheap."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relive
+from relive import errors, returns
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FACE = [
+    "GAE",
+    "Collector",
+    "Field",
+    "GroupAdvantage",
+    "MonteCarlo",
+    "ReliveError",
+    "RolloutBuffer",
+    "Schema",
+    "TDLambda",
+    "VTrace",
+    "__version__",
+    "errors",
+    "returns",
+]
+"""In the order that ruff keeps: constants and acronyms, classes, the rest."""
+
+RETURNS = ["gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
+
+HIERARCHY: dict[str, tuple[type[Exception], ...]] = {
+    "ReliveError": (Exception,),
+    "SchemaError": (errors.ReliveError, ValueError),
+    "SpaceError": (errors.SchemaError,),
+    "FieldError": (errors.SchemaError,),
+    "ShapeError": (errors.SchemaError,),
+    "DTypeError": (errors.SchemaError,),
+    "DeviceError": (errors.SchemaError,),
+    "NotFiniteError": (errors.ReliveError, ValueError),
+    "LifecycleError": (errors.ReliveError, RuntimeError),
+    "FullError": (errors.LifecycleError,),
+    "EmptyError": (errors.LifecycleError,),
+    "UnfinishedError": (errors.LifecycleError,),
+    "EnvError": (errors.ReliveError, ValueError),
+}
+
+CLASSES = [name for name in FACE if name[0].isupper()]
+
+HEAVY = {"gymnasium", "matplotlib", "numba", "pandas", "ray", "rich", "scipy", "tensordict", "triton"}
+"""Packages that cost time to import and that `import relive` therefore leaves alone."""
+
+MOST_NEW_MODULES = 30
+"""How many modules `import relive` may add to `import torch`: its own, and a few of the standard library."""
+
+
+def test_the_flat_face_is_pinned():
+    assert relive.__all__ == FACE
+    for name in FACE:
+        assert hasattr(relive, name), name
+    assert set(FACE) <= set(dir(relive))
+
+
+def test_a_star_import_gives_the_whole_face():
+    names: dict[str, Any] = {}
+    exec("from relive import *", names)
+    assert set(FACE) <= set(names)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="NoSuchThing"):
+        _ = relive.NoSuchThing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_version_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert relive.__version__ == project["version"]
+
+
+def test_the_error_hierarchy_is_pinned_and_drawn():
+    assert sorted(errors.__all__) == sorted(HIERARCHY)
+    for name, bases in HIERARCHY.items():
+        assert getattr(errors, name).__bases__ == bases, name
+        assert name in (errors.__doc__ or ""), f"{name} is missing from the drawing in errors' docstring"
+    assert relive.ReliveError is errors.ReliveError
+
+
+def function_of(member: object) -> object:
+    """The function behind a method or a property."""
+    if isinstance(member, property):
+        return member.fget
+    return member.__func__ if isinstance(member, classmethod | staticmethod) else member
+
+
+def public_callables() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Every public function, class, method and property that a user can reach from the face."""
+    for name in RETURNS:
+        yield f"returns.{name}", getattr(returns, name)
+    for name in errors.__all__:
+        yield f"errors.{name}", getattr(errors, name)
+    for name in CLASSES:
+        cls = getattr(relive, name)
+        yield name, cls
+        for attribute, member in vars(cls).items():
+            function = function_of(member)
+            if not attribute.startswith("_") and inspect.isfunction(function):
+                yield f"{name}.{attribute}", function
+
+
+PUBLIC = dict(public_callables())
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_everything_public_has_a_docstring_of_its_own(name: str):
+    doc = PUBLIC[name].__doc__
+    assert doc, f"{name} has no docstring"
+    # A dataclass without a docstring is given its signature as one.
+    signature = name.rpartition(".")[2] + "("
+    assert not doc.startswith(signature), f"{name}'s docstring is only its signature"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if not name.startswith("errors.")])
+def test_every_public_argument_and_result_is_annotated(name: str):
+    value = PUBLIC[name]
+    if inspect.isclass(value):
+        if issubclass(value, Exception):
+            return
+        value = value.__init__
+    signature = inspect.signature(value)
+    bare = [
+        parameter.name
+        for position, parameter in enumerate(signature.parameters.values())
+        if parameter.annotation is parameter.empty
+        and not (position == 0 and parameter.name in {"self", "cls"})
+    ]
+    assert bare == [], f"{name}: not annotated: {', '.join(bare)}"
+    assert signature.return_annotation is not signature.empty, f"{name}: the result is not annotated"
+
+
+def test_importing_relive_is_cheap_and_compiles_nothing():
+    script = (
+        "import json, sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import relive\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    added: list[str] = json.loads(done.stdout)
+    assert "relive" in added
+    assert HEAVY & {module.partition(".")[0] for module in added} == set()
+    assert len(added) <= MOST_NEW_MODULES, added
