@@ -100,13 +100,13 @@ def monte_carlo(
     """Discounted returns to the end of each episode, ``[T, N]``: Gₜ = rₜ + γGₜ₊₁.
 
     Where an episode was cut, by truncation or by the end of the rollout, the rest is ``final_value`` or ``value[T]``.
-    Without ``value`` there is no critic to ask, and the rest counts as 0.
+    Without ``value`` there is no critic to ask, and the rest counts as 0, whatever ``final_value`` says.
 
     Raises:
         ShapeError, DTypeError: an argument does not fit ``reward``.
         FieldError: with ``value``, a truncated step has no final value.
     """
-    grid = _grid(reward, value, terminated, truncated, final_value, mask)
+    grid = _grid(reward, value, terminated, truncated, None if value is None else final_value, mask)
     return kernels.discounted_return(*grid, gamma)
 
 
@@ -197,12 +197,12 @@ def group_advantage(
     else:
         entry, axes = counted, (2,)
     shape = (steps, envs // group_size, group_size)
-    x, entry = ret.view(shape), entry.view(shape)
+    x, entry = ret.view(shape).double(), entry.view(shape)  # as in normalize
     count = entry.sum(axes, keepdim=True).clamp(min=1)
     mean = torch.where(entry, x, 0.0).sum(axes, keepdim=True) / count
     variance = torch.where(entry, (x - mean).square(), 0.0).sum(axes, keepdim=True) / count
     advantage = ((x - mean) / (variance.sqrt() + eps)).view(steps, envs)
-    return torch.where(counted, advantage, 0.0), ret, counted
+    return torch.where(counted, advantage, 0.0).to(ret.dtype), ret, counted
 
 
 def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
@@ -210,13 +210,14 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tenso
 
     The standard deviation is the unbiased one, and 0 for fewer than two entries, so that one row gives 0 and not NaN.
     """
+    wide = x.double()  # in float32 the mean of equal numbers is not that number, and eps would blow the rest up
     if mask is None:
-        std = x.std() if x.numel() > 1 else torch.zeros((), dtype=x.dtype, device=x.device)
-        return (x - x.mean()) / (std + eps)
+        std = wide.std() if x.numel() > 1 else 0.0
+        return ((wide - wide.mean()) / (std + eps)).to(x.dtype)
     count = mask.sum()
-    mean = torch.where(mask, x, 0.0).sum() / count.clamp(min=1)
-    centred = torch.where(mask, x - mean, 0.0)
-    return centred / ((centred.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)
+    mean = torch.where(mask, wide, 0.0).sum() / count.clamp(min=1)
+    centred = torch.where(mask, wide - mean, 0.0)
+    return (centred / ((centred.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)).to(x.dtype)
 
 
 class Estimator(Protocol):

@@ -136,6 +136,8 @@ class Columns:
 
     def below(self, path: Path) -> list[Path]:
         """The live leaves at or below a path."""
+        if path in self.own or path in self._attached:
+            return [path]
         return [leaf for leaf in self.live if leaf[: len(path)] == path]
 
     def ordered(self, path: Path) -> Tensor:
@@ -159,8 +161,9 @@ class Columns:
             shape = (self.num_steps + 1, self.num_envs, *column.shape[2:])
             target = self.tensors[path] = torch.zeros(shape, dtype=column.dtype, device=self.device)
         split = min(self.num_steps - self._start, self.count)
-        target[self._start : self._start + split] = column[:split]
-        target[: self.count - split] = column[split:]
+        target[self._start : self._start + split].copy_(column[:split])
+        if self._start:
+            target[: self.count - split].copy_(column[split:])
         if path not in self.own:
             self._attached.add(path)
 

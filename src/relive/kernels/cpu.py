@@ -1,8 +1,8 @@
 """The hot loops in numba, for contiguous float32 tensors on the CPU: reference.py's names and, to the bit, results.
 
 All arrays are flat: row t + 1 lies n further on. A loop over flat, unsigned positions is one that LLVM vectorizes
-for any T and N, which it does not for 2-D indices. Each estimator is a pass that prepares ``term`` and ``trace``, a
-sparse pass over the few truncated and masked steps, and the one recursion of :func:`_scan`.
+for any T and N, which it does not for 2-D indices. Each estimator is passes that prepare ``term`` and ``trace``, a
+sparse one over the few masked steps, and the one recursion of :func:`_scan`.
 
 Arrays go in by address: wrapping seven tensors as NumPy arrays costs 4 us a call, as much as the work on 8 envs.
 """
@@ -92,7 +92,7 @@ def discounted_return(
         0 if value is None else value.data_ptr(),
         terminated.data_ptr(),
         truncated.data_ptr(),
-        0 if final_value is None else final_value.data_ptr(),
+        0 if final_value is None or value is None else final_value.data_ptr(),
         0 if mask is None else mask.data_ptr(),
         gamma,
         ret.data_ptr(),
@@ -211,12 +211,11 @@ def _gae(
     r, v, fv = _floats(reward, size), _floats(value, size + n), _floats(final_value, size)
     te, tr, real = _bytes(terminated, size), _bytes(truncated, size), _bytes(mask, size)
     term, trace = _floats(advantage, size), _floats(ret, size)
-    _deltas(r, v, v[n:], te, tr, _f(gamma), term)
+    missing = _deltas(r, v, v[n:], te, tr, fv, _f(gamma), term)
     _traces(te, tr, _f(gamma * lam), trace)
-    missing = _truncations(te, tr, fv, real, _f(gamma), term)
     _masked(real, v[:0], term, trace)
     _scan(term, trace, v, n)
-    return missing
+    return _first_missing(te, tr, fv, real) if missing else -1
 
 
 @_jit
@@ -234,17 +233,16 @@ def _discounted_return(
 ) -> int:
     r, v, fv = _floats(reward, size), _floats(value, size + n), _floats(final_value, size)
     te, tr, real = _bytes(terminated, size), _bytes(truncated, size), _bytes(mask, size)
-    term, trace = _floats(ret, size), np.empty(size, np.float32)
-    term[:] = r
+    term, trace, nothing = _floats(ret, size), np.empty(size, np.float32), np.zeros(size, np.float32)
+    missing = _deltas(r, nothing, nothing, te, tr, fv, _f(gamma), term)
     _traces(te, tr, _f(gamma), trace)
-    missing = _truncations(te, tr, fv, real, _f(gamma), term)
     _masked(real, v, term, trace)
     if v.size:  # the last row goes on with the bootstrap, and then is a row like any other
         for i in range(size - n, size):
             if trace[i] != _f(0):
                 term[i] += trace[i] * v[i + n]
     _scan(term, trace, v[:0], n)
-    return missing if v.size else -1
+    return _first_missing(te, tr, fv, real) if missing and v.size else -1
 
 
 @_jit
@@ -269,9 +267,8 @@ def _vtrace(
     te, tr, real = _bytes(terminated, size), _bytes(truncated, size), _bytes(mask, size)
     rho, term, target = _floats(ratio, size), _floats(advantage, size), _floats(ret, size)
     g, last = _f(gamma), size - n
-    _deltas(r, v, v[n:], te, tr, g, term)
+    missing = _deltas(r, v, v[n:], te, tr, fv, g, term)
     _traces(te, tr, g, target)
-    missing = _truncations(te, tr, fv, real, g, term)
     for i in range(size):
         c = _f(lam) * min(rho[i], _f(c_clip))
         rho[i] = min(rho[i], _f(rho_clip))
@@ -279,20 +276,39 @@ def _vtrace(
         target[i] *= c
     _masked(real, v[:0], term, target)
     _scan(term, target, v, n)
-    _deltas(r[:last], v, target[n:], te, tr, g, term)
-    _deltas(r[last:], v[last:], v[size:], te[last:], tr[last:], g, term[last:])
-    _truncations(te, tr, fv, real, g, term)
+    _deltas(r[:last], v, target[n:], te, tr, fv, g, term)
+    _deltas(r[last:], v[last:], v[size:], te[last:], tr[last:], fv[last:], g, term[last:])
     for i in range(size):
         term[i] *= rho[i]
     _masked(real, v[:0], term, rho)
-    return missing
+    return _first_missing(te, tr, fv, real) if missing else -1
 
 
 @_jit
-def _deltas(r: Floats, v: Floats, following: Floats, te: Bytes, tr: Bytes, g: Any, term: Floats) -> None:
-    zero = _f(0)
-    for i in range(r.size):
-        term[i] = (r[i] - v[i]) + (zero if te[i] | tr[i] else g * following[i])
+def _deltas(
+    r: Floats, v: Floats, following: Floats, te: Bytes, tr: Bytes, fv: Floats, g: Any, term: Floats
+) -> bool:
+    """term = r - v + g * the value after the step; whether some truncated step may lack its final value."""
+    zero, missing = _f(0), np.uint8(0)
+    if fv.size:
+        for i in range(r.size):
+            final, going_on = fv[i], following[i]  # both are read, so that the choice needs no branch
+            term[i] = (r[i] - v[i]) + (zero if te[i] else g * (final if tr[i] else going_on))
+            missing |= tr[i] & (te[i] ^ np.uint8(1)) & np.uint8(final != final)
+    else:
+        for i in range(r.size):
+            term[i] = (r[i] - v[i]) + (zero if te[i] | tr[i] else g * following[i])
+            missing |= tr[i] & (te[i] ^ np.uint8(1))
+    return missing != 0
+
+
+@_jit
+def _first_missing(te: Bytes, tr: Bytes, fv: Floats, real: Bytes) -> int:
+    """The first real step that was truncated and lacks its final value, or -1."""
+    for i in range(tr.size):
+        if tr[i] and not te[i] and (not real.size or real[i]) and (not fv.size or np.isnan(fv[i])):
+            return i
+    return -1
 
 
 @_jit
@@ -300,22 +316,6 @@ def _traces(te: Bytes, tr: Bytes, decay: Any, trace: Floats) -> None:
     zero = _f(0)
     for i in range(trace.size):
         trace[i] = zero if te[i] | tr[i] else decay
-
-
-@_jit
-def _truncations(te: Bytes, tr: Bytes, fv: Floats, real: Bytes, g: Any, term: Floats) -> int:
-    """Adds the value of the final observation at truncations; the first place that lacks one, or -1."""
-    missing = -1
-    words = tr[: tr.size // 8 * 8].view(np.uint64)  # eight flags at a time, nearly always none set
-    for w in range(words.size + 1):
-        if w == words.size or words[w]:
-            for i in range(8 * w, min(8 * w + 8, tr.size)):
-                if tr[i] and not te[i]:
-                    if fv.size and not np.isnan(fv[i]):
-                        term[i] += g * fv[i]
-                    elif missing < 0 and (not real.size or real[i]):
-                        missing = i
-    return missing
 
 
 @_jit

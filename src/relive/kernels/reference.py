@@ -47,10 +47,11 @@ def discounted_return(
     gamma: float,
 ) -> Tensor:
     """Gₜ = rₜ + γGₜ₊₁, where G after a terminal is 0, after a truncation final_value, after the last row value[T]."""
+    term = reward
     if value is not None:
         _require_final_values(terminated, truncated, final_value, mask)
-    cut = truncated & ~terminated
-    term = reward if final_value is None else torch.where(cut, reward + gamma * final_value, reward)
+        if final_value is not None:
+            term = torch.where(truncated & ~terminated, reward + gamma * final_value, reward)
     trace = torch.where(terminated | truncated, 0.0, torch.full_like(reward, gamma))
     v = torch.zeros_like(reward) if value is None else value[:-1]
     if mask is not None:
