@@ -1,4 +1,4 @@
-"""The hot loops in plain torch: the definition that the fast twins must agree with, and the path for other devices.
+"""Returns and advantages in plain torch: the definition that the fast twins must agree with.
 
 Every function takes time-first tensors ``[T, N]`` of one device; ``value`` has a row more, the bootstrap. A step that
 was truncated and not terminated reads ``final_value``; ``mask`` False marks a step that is not real.
@@ -6,16 +6,12 @@ was truncated and not terminated reads ``final_value``; ``mask`` False marks a s
 
 from __future__ import annotations
 
-import ctypes
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import FieldError
+from ...errors import FieldError
 
-__all__ = ["copy_row", "discounted_return", "gae", "permutation", "refuse_missing", "vtrace"]
+__all__ = ["discounted_return", "gae", "refuse_missing", "vtrace"]
 
 
 def gae(
@@ -82,35 +78,6 @@ def vtrace(
     following = torch.cat([target[1:], value[-1:]])
     advantage = rho * _delta(reward, v, following, terminated, truncated, final_value, gamma)
     return (advantage if mask is None else torch.where(mask, advantage, 0.0)), target
-
-
-def permutation(n: int, seed: int, counter: int) -> Tensor:
-    """Fisher-Yates over 0..n-1 (int64) by splitmix64: a function of (seed, counter) alone, alike on every device."""
-    order = list(range(n))
-    state = _mix((_mix(seed & _MASK) + counter * _GOLDEN) & _MASK)
-    for i in range(n - 1, 0, -1):
-        state = (state + _GOLDEN) & _MASK
-        j = int((_mix(state) >> 11) * 2.0**-53 * (i + 1))
-        order[i], order[j] = order[j], order[i]
-    return torch.tensor(order, dtype=torch.int64)
-
-
-def copy_row(sources: NDArray[np.uint64], targets: NDArray[np.uint64], nbytes: NDArray[np.int64], row: int) -> None:
-    """Copy ``nbytes[i]`` bytes from address ``sources[i]`` to row ``row`` of the column at ``targets[i]``; 0: skip."""
-    for source, target, size in zip(sources.tolist(), targets.tolist(), nbytes.tolist(), strict=False):
-        if source:
-            ctypes.memmove(target + row * size, source, size)
-
-
-_MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def _mix(z: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
 
 
 def refuse_missing(position: int, reward: Tensor) -> None:

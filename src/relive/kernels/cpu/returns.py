@@ -1,4 +1,4 @@
-"""The hot loops in numba, for contiguous float32 tensors on the CPU: reference.py's names and, to the bit, results.
+"""Returns and advantages for contiguous float32 tensors: reference/returns.py's names and, to the bit, results.
 
 All arrays are flat: row t + 1 lies n further on. A loop over flat, unsigned positions is one that LLVM vectorizes
 for any T and N, which it does not for 2-D indices. Each estimator is passes that prepare ``term`` and ``trace``, a
@@ -9,38 +9,17 @@ Arrays go in by address: wrapping seven tensors as NumPy arrays costs 4 us a cal
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-from numpy.typing import NDArray
 from torch import Tensor
 
-from .reference import refuse_missing
+from ..reference.returns import refuse_missing
+from .jit import Bytes, Floats, address_t, f32, flags, floats, jit
 
-__all__ = ["copy_row", "discounted_return", "gae", "permutation", "vtrace"]
+__all__ = ["discounted_return", "gae", "vtrace"]
 
-F = TypeVar("F", bound=Callable[..., Any])
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
-Addresses = NDArray[np.uint64]
-
-
-def _jit(function: F) -> F:
-    return cast("Any", numba).njit(cache=True, error_model="numpy", nogil=True)(function)
-
-
-def _intrinsic(function: Callable[..., Any]) -> Any:
-    return cast("Any", intrinsic)(function)
-
-
-_f = np.float32
-_u = np.uintp
 _ALL_TRUE = np.uint64(0x0101010101010101)
 
 
@@ -54,7 +33,7 @@ def gae(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`relive.kernels.reference.gae`."""
+    """See :func:`relive.kernels.reference.returns.gae`."""
     advantage, ret = torch.empty_like(reward), torch.empty_like(reward)
     missing = _gae(
         reward.shape[1],
@@ -83,7 +62,7 @@ def discounted_return(
     mask: Tensor | None,
     gamma: float,
 ) -> Tensor:
-    """See :func:`relive.kernels.reference.discounted_return`."""
+    """See :func:`relive.kernels.reference.returns.discounted_return`."""
     ret = torch.empty_like(reward)
     missing = _discounted_return(
         reward.shape[1],
@@ -114,7 +93,7 @@ def vtrace(
     rho_clip: float,
     c_clip: float,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`relive.kernels.reference.vtrace`."""
+    """See :func:`relive.kernels.reference.returns.vtrace`."""
     advantage, ret = torch.empty_like(reward), torch.empty_like(reward)
     ratio = log_rho.exp()  # torch's exp is vectorized, and so both twins share it to the bit
     missing = _vtrace(
@@ -138,62 +117,7 @@ def vtrace(
     return advantage, ret
 
 
-def permutation(n: int, seed: int, counter: int) -> Tensor:
-    """See :func:`relive.kernels.reference.permutation`."""
-    order = torch.empty(n, dtype=torch.int64)
-    _permutation(np.uint64(seed), np.uint64(counter), order.numpy())
-    return order
-
-
-def copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64], row: int) -> None:
-    """See :func:`relive.kernels.reference.copy_row`."""
-    _copy_row(sources, targets, nbytes, row)
-
-
-@_intrinsic
-def _pointer(_context: Any, address: Any, like: Any) -> Any:
-    """An integer address as a pointer to elements of the dtype ``like``, for numba.carray."""
-    pointer = types.CPointer(like.dtype)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return pointer(types.uintp, like), codegen
-
-
-@_jit
-def _floats(address: int, size: int) -> Floats:
-    """The memory of a float32 tensor; address 0 is an empty array."""
-    return _carray(_pointer(_u(address), _f), size if address else 0)
-
-
-@_jit
-def _bytes(address: int, size: int) -> Bytes:
-    """The memory of a bool tensor; address 0 is an empty array."""
-    return _carray(_pointer(_u(address), np.uint8), size if address else 0)
-
-
-_carray: Any = cast("Any", numba).carray
-
-
-@_intrinsic
-def _memcpy(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointers = [builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2]]
-        cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uintp, types.intp), codegen
-
-
-@_jit
-def _copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64], row: int) -> None:
-    for i in range(sources.size):
-        if sources[i]:
-            _memcpy(_u(targets[i] + np.uint64(row * nbytes[i])), _u(sources[i]), nbytes[i])
-
-
-@_jit
+@jit
 def _gae(
     n: int,
     size: int,
@@ -208,17 +132,17 @@ def _gae(
     advantage: int,
     ret: int,
 ) -> int:
-    r, v, fv = _floats(reward, size), _floats(value, size + n), _floats(final_value, size)
-    te, tr, real = _bytes(terminated, size), _bytes(truncated, size), _bytes(mask, size)
-    term, trace = _floats(advantage, size), _floats(ret, size)
-    missing = _deltas(r, v, v[n:], te, tr, fv, _f(gamma), term)
-    _traces(te, tr, _f(gamma * lam), trace)
+    r, v, fv = floats(reward, size), floats(value, size + n), floats(final_value, size)
+    te, tr, real = flags(terminated, size), flags(truncated, size), flags(mask, size)
+    term, trace = floats(advantage, size), floats(ret, size)
+    missing = _deltas(r, v, v[n:], te, tr, fv, f32(gamma), term)
+    _traces(te, tr, f32(gamma * lam), trace)
     _masked(real, v[:0], term, trace)
     _scan(term, trace, v, n)
     return _first_missing(te, tr, fv, real) if missing else -1
 
 
-@_jit
+@jit
 def _discounted_return(
     n: int,
     size: int,
@@ -231,21 +155,21 @@ def _discounted_return(
     gamma: float,
     ret: int,
 ) -> int:
-    r, v, fv = _floats(reward, size), _floats(value, size + n), _floats(final_value, size)
-    te, tr, real = _bytes(terminated, size), _bytes(truncated, size), _bytes(mask, size)
-    term, trace, nothing = _floats(ret, size), np.empty(size, np.float32), np.zeros(size, np.float32)
-    missing = _deltas(r, nothing, nothing, te, tr, fv, _f(gamma), term)
-    _traces(te, tr, _f(gamma), trace)
+    r, v, fv = floats(reward, size), floats(value, size + n), floats(final_value, size)
+    te, tr, real = flags(terminated, size), flags(truncated, size), flags(mask, size)
+    term, trace, nothing = floats(ret, size), np.empty(size, np.float32), np.zeros(size, np.float32)
+    missing = _deltas(r, nothing, nothing, te, tr, fv, f32(gamma), term)
+    _traces(te, tr, f32(gamma), trace)
     _masked(real, v, term, trace)
     if v.size:  # the last row goes on with the bootstrap, and then is a row like any other
         for i in range(size - n, size):
-            if trace[i] != _f(0):
+            if trace[i] != f32(0):
                 term[i] += trace[i] * v[i + n]
     _scan(term, trace, v[:0], n)
     return _first_missing(te, tr, fv, real) if missing and v.size else -1
 
 
-@_jit
+@jit
 def _vtrace(
     n: int,
     size: int,
@@ -263,15 +187,15 @@ def _vtrace(
     advantage: int,
     ret: int,
 ) -> int:
-    r, v, fv = _floats(reward, size), _floats(value, size + n), _floats(final_value, size)
-    te, tr, real = _bytes(terminated, size), _bytes(truncated, size), _bytes(mask, size)
-    rho, term, target = _floats(ratio, size), _floats(advantage, size), _floats(ret, size)
-    g, last = _f(gamma), size - n
+    r, v, fv = floats(reward, size), floats(value, size + n), floats(final_value, size)
+    te, tr, real = flags(terminated, size), flags(truncated, size), flags(mask, size)
+    rho, term, target = floats(ratio, size), floats(advantage, size), floats(ret, size)
+    g, last = f32(gamma), size - n
     missing = _deltas(r, v, v[n:], te, tr, fv, g, term)
     _traces(te, tr, g, target)
     for i in range(size):
-        c = _f(lam) * min(rho[i], _f(c_clip))
-        rho[i] = min(rho[i], _f(rho_clip))
+        c = f32(lam) * min(rho[i], f32(c_clip))
+        rho[i] = min(rho[i], f32(rho_clip))
         term[i] *= rho[i]
         target[i] *= c
     _masked(real, v[:0], term, target)
@@ -284,12 +208,10 @@ def _vtrace(
     return _first_missing(te, tr, fv, real) if missing else -1
 
 
-@_jit
-def _deltas(
-    r: Floats, v: Floats, following: Floats, te: Bytes, tr: Bytes, fv: Floats, g: Any, term: Floats
-) -> bool:
+@jit
+def _deltas(r: Floats, v: Floats, following: Floats, te: Bytes, tr: Bytes, fv: Floats, g: Any, term: Floats) -> bool:
     """term = r - v + g * the value after the step; whether some truncated step may lack its final value."""
-    zero, missing = _f(0), np.uint8(0)
+    zero, missing = f32(0), np.uint8(0)
     if fv.size:
         for i in range(r.size):
             final, going_on = fv[i], following[i]  # both are read, so that the choice needs no branch
@@ -302,7 +224,7 @@ def _deltas(
     return missing != 0
 
 
-@_jit
+@jit
 def _first_missing(te: Bytes, tr: Bytes, fv: Floats, real: Bytes) -> int:
     """The first real step that was truncated and lacks its final value, or -1."""
     for i in range(tr.size):
@@ -311,14 +233,14 @@ def _first_missing(te: Bytes, tr: Bytes, fv: Floats, real: Bytes) -> int:
     return -1
 
 
-@_jit
+@jit
 def _traces(te: Bytes, tr: Bytes, decay: Any, trace: Floats) -> None:
-    zero = _f(0)
+    zero = f32(0)
     for i in range(trace.size):
         trace[i] = zero if te[i] | tr[i] else decay
 
 
-@_jit
+@jit
 def _masked(real: Bytes, fill: Floats, term: Floats, trace: Floats) -> None:
     """A step that is not real stands for its own value (or 0), and no trace passes through it."""
     words = real[: real.size // 8 * 8].view(np.uint64)
@@ -326,45 +248,25 @@ def _masked(real: Bytes, fill: Floats, term: Floats, trace: Floats) -> None:
         if w == words.size or words[w] != _ALL_TRUE:
             for i in range(8 * w, min(8 * w + 8, real.size)):
                 if not real[i]:
-                    term[i] = fill[i] if fill.size else _f(0)
-                    trace[i] = _f(0)
+                    term[i] = fill[i] if fill.size else f32(0)
+                    trace[i] = f32(0)
 
 
-@_jit
+@jit
 def _scan(term: Floats, trace: Floats, v: Floats, n: int) -> None:
     """From the last row upwards: term[i] += trace[i] * term[i + n]; with v, trace[i] = term[i] + v[i]."""
-    zero, step, start = _f(0), _u(n), _u(term.size)
+    zero, step, start = f32(0), address_t(n), address_t(term.size)
     if v.size:
         for k in range(step):
-            i = start - step + _u(k)
+            i = start - step + address_t(k)
             trace[i] = term[i] + v[i]
     start -= step
-    while start > _u(0):
+    while start > address_t(0):
         start -= step
         for k in range(step):
-            i = start + _u(k)
+            i = start + address_t(k)
             c = trace[i]
             x = term[i] + (zero if c == zero else c * term[i + step])
             term[i] = x
             if v.size:
                 trace[i] = x + v[i]
-
-
-@_jit
-def _mix(z: Any) -> Any:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-@_jit
-def _permutation(seed: Any, counter: Any, order: NDArray[np.int64]) -> None:
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    for i in range(order.size):
-        order[i] = i
-    state = _mix(_mix(seed) + counter * golden)
-    for i in range(order.size - 1, 0, -1):
-        state += golden
-        j = np.int64(np.float64(_mix(state) >> np.uint64(11)) * 2.0**-53 * np.float64(i + 1))
-        order[i], order[j] = order[j], order[i]

@@ -1,0 +1,77 @@
+"""What all numba kernels share: how they are compiled, memory by address, and the counter-based generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+from numpy.typing import NDArray
+
+__all__ = ["Addresses", "Bytes", "Floats", "address_t", "f32", "flags", "floats", "intrinsic", "jit", "memcpy", "mix"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Addresses = NDArray[np.uint64]
+
+f32 = np.float32
+address_t = np.uintp
+_carray: Any = cast("Any", numba).carray
+
+
+def jit(function: F) -> F:
+    """Compile on first call, with a cache on disk."""
+    return cast("Any", numba).njit(cache=True, error_model="numpy", nogil=True)(function)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's intrinsic, which its stubs do not type."""
+    return cast("Any", numba_intrinsic)(function)
+
+
+@intrinsic
+def pointer(_context: Any, address: Any, like: Any) -> Any:
+    """An integer address as a pointer to elements of the dtype ``like``, for numba.carray."""
+    pointer = types.CPointer(like.dtype)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return pointer(types.uintp, like), codegen
+
+
+@jit
+def floats(address: int, size: int) -> Floats:
+    """The memory of a float32 tensor; address 0 is an empty array."""
+    return _carray(pointer(address_t(address), f32), size if address else 0)
+
+
+@jit
+def flags(address: int, size: int) -> Bytes:
+    """The memory of a bool tensor; address 0 is an empty array."""
+    return _carray(pointer(address_t(address), np.uint8), size if address else 0)
+
+
+@intrinsic
+def memcpy(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Copy bytes from one address to another."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointers = [builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2]]
+        cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.intp), codegen
+
+
+@jit
+def mix(z: Any) -> Any:
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

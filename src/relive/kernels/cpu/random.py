@@ -1,0 +1,33 @@
+"""Random draws that are functions of (seed, counter)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .jit import jit, mix
+
+__all__ = ["permutation"]
+
+
+def permutation(n: int, seed: int, counter: int) -> Tensor:
+    """See :func:`relive.kernels.reference.random.permutation`."""
+    order = torch.empty(n, dtype=torch.int64)
+    _permutation(np.uint64(seed), np.uint64(counter), order.numpy())
+    return order
+
+
+@jit
+def _permutation(seed: Any, counter: Any, order: NDArray[np.int64]) -> None:
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    for i in range(order.size):
+        order[i] = i
+    state = mix(mix(seed) + counter * golden)
+    for i in range(order.size - 1, 0, -1):
+        state += golden
+        j = np.int64(np.float64(mix(state) >> np.uint64(11)) * 2.0**-53 * np.float64(i + 1))
+        order[i], order[j] = order[j], order[i]
