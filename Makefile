@@ -16,12 +16,12 @@ BENCH_PY := $(BENCH_VENV)/bin/python
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help setup demo test test-all lint format bench clean outdated
+.PHONY: help setup demo test test-all test-peers lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: experience storage for reinforcement learning in PyTorch"
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
-		| awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+		| awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of the tests
 	@echo "$(VENV) is ready"
@@ -35,13 +35,16 @@ test: lint ## style, types and every quick test
 test-all: lint ## the same with the slow tests and many more random examples
 	@$(PY) -m pytest -n 2 --hypothesis-profile thorough
 
+test-peers: $(BENCH_VENV)/installed ## the known mistakes of the installed peers, beside what we do there
+	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
+
 lint: setup ## ruff (rules and format) and pyright (strict in src)
 	@$(PY) -m ruff check
 	@$(PY) -m ruff format --check
-	@$(PY) -m pyright
+	@$(PY) -m pyright --pythonpath $(PY)
 
 format: setup ## let ruff mend style and format
-	@$(PY) -m ruff check --fix
+	@$(PY) -m ruff check --fix --exit-zero
 	@$(PY) -m ruff format
 
 bench: $(BENCH_VENV)/installed ## measure beside the installed peers; rewrites the README's tables
@@ -76,6 +79,6 @@ LOOSE_PEERS := benchmarks/requirements-nodeps.txt
 $(BENCH_VENV)/installed: pyproject.toml $(PEERS) $(LOOSE_PEERS) $(call outdated,$(BENCH_VENV))
 	$(call prepare,$(BENCH_VENV))
 	@$(BENCH_PY) -m pip install --requirement $(PEERS)
-	@$(BENCH_PY) -m pip install --no-warn-conflicts --editable ".[examples]"
+	@$(BENCH_PY) -m pip install --no-warn-conflicts --editable ".[test]"
 	@$(BENCH_PY) -m pip install --no-deps --requirement $(LOOSE_PEERS)
 	@touch $@

@@ -20,6 +20,7 @@ LAYERS = {
     "progress": 1,
     "storage": 2,
     "returns": 2,
+    "rows": 2,
     "sumtree": 2,
     "limits": 2,
     "ring": 3,
@@ -84,9 +85,7 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             origin = absolute(node.module or "", node.level)
             found += [(node.lineno, f"{origin}.{alias.name}") for alias in node.names]
-        elif isinstance(node, ast.Call) and re.search(
-            r"\b(import_module|__import__)$", ast.unparse(node.func)
-        ):
+        elif isinstance(node, ast.Call) and re.search(r"\b(import_module|__import__)$", ast.unparse(node.func)):
             name = node.args[0] if node.args else None
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 bare = name.value.lstrip(".")

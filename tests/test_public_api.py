@@ -51,6 +51,8 @@ HIERARCHY: dict[str, tuple[type[Exception], ...]] = {
     "EmptyError": (errors.LifecycleError,),
     "UnfinishedError": (errors.LifecycleError,),
     "EnvError": (errors.ReliveError, ValueError),
+    "FileFormatError": (errors.ReliveError, ValueError),
+    "NoSaveError": (errors.FileFormatError, FileNotFoundError),
 }
 
 CLASSES = [name for name in FACE if name[0].isupper()]
@@ -138,8 +140,7 @@ def test_every_public_argument_and_result_is_annotated(name: str):
     bare = [
         parameter.name
         for position, parameter in enumerate(signature.parameters.values())
-        if parameter.annotation is parameter.empty
-        and not (position == 0 and parameter.name in {"self", "cls"})
+        if parameter.annotation is parameter.empty and not (position == 0 and parameter.name in {"self", "cls"})
     ]
     assert bare == [], f"{name}: not annotated: {', '.join(bare)}"
     assert signature.return_annotation is not signature.empty, f"{name}: the result is not annotated"
@@ -152,9 +153,7 @@ def test_importing_relive_is_cheap_and_compiles_nothing():
         "import relive\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     added: list[str] = json.loads(done.stdout)
     assert "relive" in added
     assert HEAVY & {module.partition(".")[0] for module in added} == set()

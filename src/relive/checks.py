@@ -13,7 +13,7 @@ from torch import Tensor
 from .errors import DeviceError, DTypeError, FieldError, ShapeError
 from .schema import Path, Schema, as_tensor, descend, dotted, unknown_field
 
-__all__ = ["StepChecker", "check_castable", "numpy_view"]
+__all__ = ["StepChecker", "check_castable", "numpy_dtype", "numpy_view"]
 
 Array = NDArray[Any]
 
@@ -25,7 +25,7 @@ class StepChecker:
     the result holds NumPy arrays and contiguous tensors, elsewhere tensors on the device; nothing is copied.
     """
 
-    __slots__ = ("_device", "_host", "_names", "_num_envs", "_plan", "_schema")
+    __slots__ = ("_branches", "_device", "_host", "_names", "_num_envs", "_plan", "_schema")
 
     def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
         self._schema = schema
@@ -33,6 +33,7 @@ class StepChecker:
         self._device = device
         self._host = device.type == "cpu"
         self._names = frozenset(schema.names)
+        self._branches = schema.branches
         self._plan = [
             (path[0], path[1:], (num_envs, *field.shape), field.dtype, _NUMPY_DTYPES.get(field.dtype, _NO_DTYPE), path)
             for path, field in schema.leaves.items()
@@ -58,13 +59,25 @@ class StepChecker:
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
                 if host and value.is_cpu:
-                    values.append(value if value.is_contiguous() else numpy_view(value.detach()))
+                    plain = value.is_contiguous() and not dtype.is_complex  # which may be conjugated lazily
+                    values.append(value if plain else numpy_view(value.detach()))
                     continue
                 if value.device == self._device:
                     values.append(value.detach())
                     continue
             values.append(self._coerce(value, shape, dtype, path))
+        if self._branches:
+            self._refuse_extra(step)
         return values
+
+    def _refuse_extra(self, step: Mapping[str, Any]) -> None:
+        """All leaves are there, so a nested value has more members than its field if it has another number."""
+        for path, names in self._branches:
+            given: Any = descend(step[path[0]], path[1:])
+            keys = list(given.keys()) if hasattr(given, "keys") else [str(i) for i in range(len(given))]
+            if len(keys) != len(names):
+                extra = next(key for key in keys if key not in names)
+                raise FieldError(unknown_field((*path, str(extra)), [dotted((*path, n)) for n in names], "the schema"))
 
     def _name_mismatch(self, step: Mapping[str, Any]) -> str:
         known = self._schema.names
@@ -121,13 +134,19 @@ _NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
 }  # fmt: skip
 
 
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _NO_DTYPE = np.dtype([("bits", np.int8)])  # equal to no array's dtype
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The NumPy dtype that holds the same bits."""
+    return _NUMPY_DTYPES.get(dtype) or _NUMPY_DTYPES[_BIT_DTYPES[dtype.itemsize]]
 
 
 def numpy_view(tensor: Tensor) -> Array:
     """A CPU tensor's memory as NumPy, bit for bit, without a copy."""
     if tensor.dtype in _NUMPY_DTYPES:
-        return tensor.numpy()
+        return tensor.resolve_conj().resolve_neg().numpy()
     return tensor.view(_BIT_DTYPES[tensor.dtype.itemsize]).numpy()
 
 
@@ -143,7 +162,9 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
         if dtype.is_floating_point or dtype.is_complex or not tensor.numel() or tensor.dtype is torch.bool:
             return
         limits = torch.iinfo(dtype)
-        low, high = int(tensor.min()), int(tensor.max())
+        # torch has no minimum of its wider unsigned dtypes
+        values: Any = tensor.cpu().numpy() if tensor.dtype in _UNSIGNED else tensor
+        low, high = int(values.min()), int(values.max())
         if limits.min <= low and high <= limits.max:
             return
         raise DTypeError(
@@ -158,7 +179,7 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
 def _inner(value: Any, path: Path) -> Any:
     try:
         return descend(value, path[1:])
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise FieldError(
             f"field '{dotted(path)}': missing from the {type(value).__name__} given ({error!r})"
         ) from error

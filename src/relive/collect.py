@@ -17,12 +17,13 @@ from . import vectors
 from .errors import EnvError, FieldError, FullError, ShapeError
 from .progress import progress_bar
 from .random_policy import RandomPolicy
+from .replay import ReplayBuffer
 from .rollout import RolloutBuffer
 from .schema import Path, descend, dotted
 from .storage import as_host, as_tensordict
 from .vectors import (
     Bools,
-    address,
+    copied,
     final_observations,
     first_leaf,
     info_field,
@@ -37,6 +38,7 @@ from .vectors import (
 __all__ = ["CollectStats", "Collector"]
 
 Policy = Callable[..., Any]
+Leaves = dict[Path, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,14 @@ class Collector:
             fields of ``from_info`` come as keywords. Hidden states are ``[layers, N, size]`` as torch.nn.LSTM takes
             them if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``: the state before
             the step comes in, the state after it goes out. They are zero where an episode starts.
-        buffer: a :class:`relive.RolloutBuffer`.
+        buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`.
         value_fn: ``value_fn(obs, **inputs)`` returns ``[B]``, for any B: it values the bootstrap row and the final
             observations of truncated episodes, in one call at the end of a collection. Default:
             ``policy(...)["value"]``.
         seed: of the first reset of the envs.
         final_obs: what to do with an env that does not hand out its final observations: "require" them, or "mask" the
-            truncated steps (they are then left out of every minibatch, and the steps before them bootstrap from there).
+            truncated steps (they are then left out of every batch; in a rollout the steps before them bootstrap from
+            there).
         from_info: fields of the schema that are read from the ``info`` that came with the observation.
         autoreset_mode: overrides ``envs.metadata["autoreset_mode"]``.
 
@@ -92,7 +95,7 @@ class Collector:
         self,
         envs: Any,
         policy: Policy,
-        buffer: RolloutBuffer,
+        buffer: RolloutBuffer | ReplayBuffer,
         *,
         value_fn: Policy | None = None,
         seed: int | None = None,
@@ -115,12 +118,15 @@ class Collector:
         schema = buffer.schema
         self._names = schema.names
         self._wanted_info, self._from_info = from_info, tuple(name for name in from_info if name in schema)
-        self._has_hidden, self._has_value = "hidden" in schema, "value" in schema
+        self._has_hidden = "hidden" in schema
+        self._has_value = "value" in schema and isinstance(buffer, RolloutBuffer)
         self._obs_paths = [path for path in schema.leaves if path[0] == "obs"]
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.total_steps = self.total_episodes = 0
-        self._obs: dict[Path, Tensor] | None = None
+        self._obs: Leaves | None = None
+        self._made = 0  # vector steps added to the buffer
+        self._finals: list[_Finals] = []
 
     # -- the public face ----------------------------------------------------------------------------------------
 
@@ -128,12 +134,14 @@ class Collector:
         """Start new episodes in all envs; called by the first :meth:`collect` with the collector's own seed."""
         obs, info = self.envs.reset(seed=seed, options=options)
         n = self.envs.num_envs
+        if isinstance(self.buffer, ReplayBuffer):
+            self.buffer.interrupt()
+        else:
+            self._cut_off(self.buffer)
         self._torch_env = isinstance(first_leaf(obs), Tensor)  # it then takes tensors, too
-        self._reuses_memory, self._address = False, address(obs)
-        # copied, since an env that reuses its memory is only recognised at its second observation
-        self._obs = {path: x.clone() for path, x in self._obs_leaves(obs).items()}
+        self._obs = self._obs_leaves(obs)
         self._info = self._info_fields(info, ~np.zeros(n, np.bool_))
-        self._hidden: dict[Path, Tensor] = {
+        self._hidden: Leaves = {
             path: torch.zeros((n, *leaf.shape), dtype=leaf.dtype, device=self.buffer.device)
             for path, leaf in self.buffer.schema.leaves.items()
             if path[0] == "hidden"
@@ -143,12 +151,13 @@ class Collector:
         self._episode_length = np.zeros(n, np.int64)
 
     def collect(self, num_steps: int | None = None, *, progress: bool | None = None) -> CollectStats:
-        """Play, by default until the buffer is full; a full buffer is cleared first.
+        """Play.
 
-        Afterwards the bootstrap row and the values of true final observations are set, and ``finish`` can be called.
+        A rollout that is full is cleared first; afterwards its bootstrap row and the values of true final observations
+        are set, and ``finish`` can be called. A replay just goes on.
 
         Args:
-            num_steps: vector steps to make.
+            num_steps: vector steps to make; default: until the rollout is full, or 1 for a replay.
             progress: show a progress bar (needs Rich); None shows one on a terminal once it takes seconds.
 
         Raises:
@@ -159,28 +168,28 @@ class Collector:
         if self._obs is None:
             self.reset(seed=self.seed)
         buffer = self.buffer
-        if buffer.is_full and not buffer.wrap:
-            buffer.clear()
-        room = buffer.num_steps if buffer.wrap and buffer.is_full else buffer.num_steps - buffer.steps
-        count = room if num_steps is None else num_steps
-        if count < 1 or (count > room and not buffer.wrap):
-            raise FullError(f"collect({count}): the buffer has room for {room} more steps; collect 1 to {room}")
-        began = time.perf_counter()
-        stats = CollectStats(0, 0.0)
-        finals: list[_Finals] = []
-        real = 0
+        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
+        began, before = time.perf_counter(), self.total_steps
+        self._ended: list[tuple[float, int]] = []
         with torch.no_grad(), progress_bar(count, progress) as tick:
-            for t in range(count):
-                real += self._step(t, finals, stats)
-                tick()
-            self._bootstrap(count, finals)
-        self.total_steps += real
-        self.total_episodes += stats.num_episodes
-        return CollectStats(real, time.perf_counter() - began, stats.episode_returns, stats.episode_lengths)
+            try:
+                for _ in range(count):
+                    self._step()
+                    tick()
+                if isinstance(buffer, RolloutBuffer):
+                    self._bootstrap(buffer)
+            except BaseException:
+                self._obs = None  # the envs may be a step ahead of what is stored
+                if isinstance(buffer, RolloutBuffer):
+                    buffer.clear()
+                raise
+        seconds = time.perf_counter() - began
+        returns, lengths = [r for r, _ in self._ended], [n for _, n in self._ended]
+        return CollectStats(self.total_steps - before, seconds, returns, lengths)
 
     def warm(
         self,
-        buffer: RolloutBuffer,
+        buffer: RolloutBuffer | ReplayBuffer,
         num_steps: int,
         *,
         policy: Policy | None = None,
@@ -214,18 +223,18 @@ class Collector:
             acting: Policy = RandomPolicy(fresh.single_action_space, schema, fresh.num_envs, buffer.device, seed)
         else:
             acting = policy
-        collector = Collector(
-            fresh,
-            acting,
-            buffer,
-            # the given policy's own value, where it is not the one that acts here
-            value_fn=self.value_fn if policy is None and self._has_value else None,
-            seed=seed,
-            final_obs=self._final_obs,
-            from_info=self._wanted_info,
-            autoreset_mode=self._mode if envs is None else None,
-        )
         try:
+            collector = Collector(
+                fresh,
+                acting,
+                buffer,
+                # the given policy's own value, where it is not the one that acts here
+                value_fn=self.value_fn if policy is None and self._has_value else None,
+                seed=seed,
+                final_obs=self._final_obs,
+                from_info=self._wanted_info,
+                autoreset_mode=self._mode if envs is None else None,
+            )
             return collector.collect(num_steps)
         finally:
             if made:
@@ -233,90 +242,113 @@ class Collector:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def _step(self, t: int, finals: list[_Finals], stats: CollectStats) -> int:
+    def _step(self) -> None:
         assert self._obs is not None
         fields = _fields(self.policy(self._as_input(self._obs), **self._inputs(self._hidden, self._info)))
         if "action" not in fields:
             raise FieldError(f"the policy's answer has no 'action'; it has {', '.join(map(repr, fields))}")
         obs, reward, terminated, truncated, info = self.envs.step(self._env_action(fields["action"]))
         terminated, truncated = as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_)
-        done = terminated | truncated
+        done, real = terminated | truncated, ~self._ignored
         after = self._hidden_leaves(fields.get("hidden"))
-        usable = self._note_finals(t, finals, truncated & ~terminated, obs, info, after)
 
         step = {name: self._to_device(fields[name]) for name in self._names if name in fields}
         step |= {"obs": self._as_input(self._obs), "reward": self._to_device(reward), **self._info}
         step |= {"terminated": terminated, "truncated": truncated}
         if self._has_hidden:
             step["hidden"] = self.buffer.schema.rebuild("hidden", self._hidden.__getitem__)
-        real = ~self._ignored
-        if not (real & usable).all():
-            step["mask"] = real & usable
-        self.buffer.add(step)
+        if isinstance(self.buffer, RolloutBuffer):
+            self._add_to_rollout(self.buffer, step, real, obs, info, after)
+        else:
+            self._add_to_replay(self.buffer, step, real, obs, info)
 
-        self._count_episodes(as_host(reward), done, real, stats)
-        starts = self._go_on(obs, info, done)
-        self._hidden = _zeroed(after, starts)
-        return int(real.sum())
+        self._count_episodes(as_host(reward), done, real)
+        self._hidden = _zeroed(after, self._go_on(obs, info, done))
+
+    def _add_to_rollout(
+        self, buffer: RolloutBuffer, step: dict[str, Any], real: Bools, obs: Any, info: dict[str, Any], after: Leaves
+    ) -> None:
+        cut, finals = step["truncated"] & ~step["terminated"], None
+        if self._has_value and cut.any():
+            given, details, present = self._final_observations(cut, obs, info)
+            real &= ~cut | present
+            envs = np.flatnonzero(cut & present)
+            if len(envs):
+                where = torch.as_tensor(envs, device=buffer.device)
+                rows = {path: pick(given, path[1:], envs).to(buffer.device) for path in self._obs_paths}
+                states = {path: x[where] for path, x in after.items()}
+                finals = _Finals(self._made, where, rows, states, self._final_info(details, envs))
+        if not real.all():
+            step["mask"] = real
+        buffer.add(step)
+        self._made += 1
+        if finals is not None:
+            self._finals.append(finals)
+
+    def _add_to_replay(
+        self, buffer: ReplayBuffer, step: dict[str, Any], real: Bools, obs: Any, info: dict[str, Any]
+    ) -> None:
+        assert self._obs is not None
+        done, lost = step["terminated"] | step["truncated"], np.zeros_like(real)
+        if done.any():
+            cut = step["truncated"] & ~step["terminated"]
+            given, _, present = self._final_observations(cut, obs, info)
+            lost = cut & ~present  # after a terminal nothing is bootstrapped, and what is hidden there is not missed
+            final, envs = dict(self._obs), np.flatnonzero(done & present)
+            if len(envs):
+                where = torch.as_tensor(envs, device=buffer.device)
+                for path, x in self._obs.items():
+                    final[path] = x.index_copy(0, where, pick(given, path[1:], envs).to(x))
+            step["next_obs"] = self._as_input(final)
+            step["truncated"] = step["truncated"] & ~lost
+        if not real.all():
+            step["mask"] = real
+        buffer.add(step)
+        if lost.any():
+            buffer.interrupt(np.flatnonzero(lost))
 
     def _go_on(self, obs: Any, info: dict[str, Any], done: Bools) -> Bools:
         """Take over the next observation; which envs are at the start of an episode now."""
         starts = done
         if self._mode == "NextStep":
             starts, self._ignored = self._ignored, done
-        if self._address is not None:
-            self._reuses_memory, self._address = address(obs) == self._address, None
         # where an episode has just ended nothing may be known any more, and no action follows
         self._info = self._info_fields(info, np.ones_like(done) if self._mode == "SameStep" else ~done)
         if self._mode == "Disabled" and done.any():
             obs, info = self.envs.reset(options={"reset_mask": done})
             reset, rows = self._info_fields(info, done), self._rows(done)
             self._info = {name: torch.where(_as(rows, x), reset[name], x) for name, x in self._info.items()}
-        leaves = self._obs_leaves(obs)
-        self._obs = {path: x.clone() for path, x in leaves.items()} if self._reuses_memory else leaves
+        self._obs = self._obs_leaves(obs)
         return starts
 
-    def _count_episodes(self, reward: NDArray[Any], done: Bools, real: Bools, stats: CollectStats) -> None:
-        self._episode_return += reward * real
-        self._episode_length += real
+    def _count_episodes(self, reward: NDArray[Any], done: Bools, real: Bools) -> None:
+        self.total_steps += int((~self._ignored).sum())
+        self._episode_return += reward * ~self._ignored
+        self._episode_length += ~self._ignored
         for n in np.flatnonzero(done):
-            stats.episode_returns.append(float(self._episode_return[n]))
-            stats.episode_lengths.append(int(self._episode_length[n]))
+            ended = float(self._episode_return[n]), int(self._episode_length[n])
+            self._ended.append(ended)
+            self.returns.append(ended[0])
+            self.lengths.append(ended[1])
+            self.total_episodes += 1
             self._episode_return[n] = self._episode_length[n] = 0
-        if done.any():
-            ended = int(done.sum())
-            self.returns.extend(stats.episode_returns[-ended:])
-            self.lengths.extend(stats.episode_lengths[-ended:])
 
     # -- final observations -------------------------------------------------------------------------------------
 
-    def _note_finals(
-        self, t: int, finals: list[_Finals], cut: Bools, obs: Any, info: dict[str, Any], after: dict[Path, Tensor]
-    ) -> Bools:
-        """Keep what the truncated episodes ended on, to be valued later; False where that is hidden."""
-        usable = np.ones_like(cut)
-        # with NEXT_STEP the final observation is the next row's, which the policy values anyway
-        if not self._has_value or self._mode == "NextStep" or not cut.any():
-            return usable
-        known, given, details = cut, obs, info
-        if self._mode == "SameStep":
-            given, present = final_observations(info, self.envs.num_envs)
-            known, usable = cut & present, ~cut | present
-            final_info = info.get("final_info")
-            details = cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {})
-        if not usable.all() and self._final_obs == "require":
+    def _final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any], Bools]:
+        """What episodes ended on, with the info that came with it, and which envs tell; those ``cut`` have to."""
+        if self._mode != "SameStep":
+            return obs, info, np.ones_like(cut)
+        given, present = final_observations(info, self.envs.num_envs)
+        final_info = info.get("final_info")
+        hidden = cut & ~present
+        if hidden.any() and self._final_obs == "require":
             raise EnvError(
-                f"env {int(np.flatnonzero(~usable)[0])} was truncated and its final observation is hidden: neither "
+                f"env {int(np.flatnonzero(hidden)[0])} was truncated and its final observation is hidden: neither "
                 "info['final_obs'] nor info['final_observation'] has it, and the next observation belongs to "
                 "another episode. Use an env that hands it out, or Collector(..., final_obs='mask')"
             )
-        if known.any():
-            envs, device = np.flatnonzero(known), self.buffer.device
-            where = torch.as_tensor(envs, device=device)
-            chosen = {path: pick(given, path[1:], envs).to(device) for path in self._obs_paths}
-            states = {path: x[where] for path, x in after.items()}
-            finals.append(_Finals(t, where, chosen, states, self._final_info(details, envs)))
-        return usable
+        return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
 
     def _final_info(self, details: dict[str, Any], envs: NDArray[np.intp]) -> dict[str, Tensor]:
         """The info fields that came with final observations, where the env tells them."""
@@ -327,35 +359,39 @@ class Collector:
             found[name] = pick(given, (), envs).to(like) if known else nothing_known(name, like, len(envs))
         return found
 
-    def _bootstrap(self, count: int, finals: list[_Finals]) -> None:
+    def _bootstrap(self, buffer: RolloutBuffer) -> None:
         """Value the observation that each env is at, and those that truncated episodes ended on, in one call."""
         assert self._obs is not None
-        buffer = self.buffer
         if not self._has_value:
             buffer.set_last(obs=self._as_input(self._obs))
             return
+        finals = self._finals
         obs = {path: torch.cat([x, *(f.obs[path] for f in finals)]) for path, x in self._obs.items()}
         hidden = {path: torch.cat([x, *(f.hidden[path] for f in finals)]) for path, x in self._hidden.items()}
         info = {name: torch.cat([x, *(f.info[name] for f in finals)]) for name, x in self._info.items()}
         value = self.value_fn(self._as_input(obs), **self._inputs(hidden, info))
         n = buffer.num_envs
         buffer.set_last(obs=self._as_input(self._obs), value=value[:n])
-        first = buffer.steps - count  # negative where a wrapping buffer has dropped the first of these steps
-        if self._mode == "NextStep":
-            self._finals_from_next_row(max(first, 0))
-        elif finals:
-            steps = torch.cat([torch.full_like(f.envs, first + f.t) for f in finals])
+        if finals:
+            # counted from the newest step, so that it does not matter what has left the buffer meanwhile
+            steps = torch.cat([torch.full_like(f.envs, buffer.steps - (self._made - f.made)) for f in finals])
             envs = torch.cat([f.envs for f in finals])
             kept = steps >= 0
             buffer.set_final_value(steps[kept], envs[kept], value[n:][kept])
+        self._finals = []
 
-    def _finals_from_next_row(self, first: int) -> None:
-        buffer = self.buffer
-        cut = buffer["truncated"] & ~buffer["terminated"]
-        steps, envs = cut[first:].nonzero(as_tuple=True)
-        if len(steps):
-            value = torch.cat([buffer["value"], buffer.last["value"].unsqueeze(0)])
-            buffer.set_final_value(steps + first, envs, value[steps + first + 1, envs])
+    def _cut_off(self, buffer: RolloutBuffer) -> None:
+        """Episodes that a reset ends are truncated at the newest step, whose next observation has been valued."""
+        self._finals = []
+        if not buffer.steps or (buffer.is_full and not buffer.wrap):
+            return
+        truncated = buffer["truncated"].clone()
+        going_on = buffer["mask"][-1] & ~(buffer["terminated"][-1] | truncated[-1])
+        truncated[-1] |= going_on
+        buffer["truncated"] = truncated
+        envs = going_on.nonzero().squeeze(1)
+        if self._has_value and len(envs):
+            buffer.set_final_value(torch.full_like(envs, buffer.steps - 1), envs, buffer.last["value"][envs])
 
     # -- conversions --------------------------------------------------------------------------------------------
 
@@ -364,30 +400,38 @@ class Collector:
             return value.to(self.buffer.device)
         return value
 
-    def _obs_leaves(self, obs: Any) -> dict[Path, Tensor]:
+    def _obs_leaves(self, obs: Any) -> Leaves:
+        """A copy, since many envs write their next observation where this one lies."""
         device = self.buffer.device
-        return {path: torch.as_tensor(descend(obs, path[1:]), device=device) for path in self._obs_paths}
+        return {path: copied(descend(obs, path[1:])).to(device) for path in self._obs_paths}
 
-    def _as_input(self, obs: dict[Path, Tensor]) -> Any:
+    def _as_input(self, obs: Leaves) -> Any:
         if len(obs) == 1 and ("obs",) in obs:
             return obs["obs",]
         some = next(iter(obs.values()))
         return as_tensordict({path[1:]: x for path, x in obs.items()}, (len(some),))
 
-    def _inputs(self, hidden: dict[Path, Tensor], info: dict[str, Tensor]) -> dict[str, Any]:
+    def _inputs(self, hidden: Leaves, info: dict[str, Tensor]) -> dict[str, Any]:
         inputs: dict[str, Any] = dict(info)
         if self._has_hidden:
             inputs["hidden"] = self.buffer.schema.rebuild("hidden", lambda path: swap_layers(hidden[path]))
         return inputs
 
-    def _hidden_leaves(self, hidden: Any) -> dict[Path, Tensor]:
+    def _hidden_leaves(self, hidden: Any) -> Leaves:
         if not self._has_hidden:
             return {}
         if hidden is None:
             raise FieldError(
                 "the schema has 'hidden', but the policy's answer does not: return the state after the step"
             )
-        leaves = {path: swap_layers(descend(hidden, path[1:])) for path in self._hidden}
+        leaves: Leaves = {}
+        for path in self._hidden:
+            try:  # copied, since many policies write their next state where this one lies
+                leaves[path] = swap_layers(descend(hidden, path[1:])).clone()
+            except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+                raise FieldError(
+                    f"field '{dotted(path)}': missing from the hidden state the policy returned"
+                ) from error
         for path, state in leaves.items():
             if state.shape != self._hidden[path].shape:
                 expected = tuple(swap_layers(self._hidden[path]).shape)
@@ -432,11 +476,22 @@ class Collector:
 class _Finals:
     """What the episodes truncated at one step ended on: rows ``[K, ...]``."""
 
-    t: int
+    made: int
     envs: Tensor
-    obs: dict[Path, Tensor]
-    hidden: dict[Path, Tensor]
+    obs: Leaves
+    hidden: Leaves
     info: dict[str, Tensor]
+
+
+def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
+    """How many vector steps to make; a full buffer is cleared first."""
+    if buffer.is_full and not buffer.wrap:
+        buffer.clear()
+    room = buffer.num_steps - buffer.steps if not buffer.is_full else buffer.num_steps
+    count = room if wanted is None else wanted
+    if count < 1 or (count > room and not buffer.wrap):
+        raise FullError(f"collect({count}): the buffer has room for {room} more steps; collect 1 to {room}")
+    return count
 
 
 def _value_of(policy: Policy) -> Policy:
@@ -459,7 +514,7 @@ def _as(rows: Tensor, like: Tensor) -> Tensor:
     return rows.view(-1, *[1] * (like.dim() - 1))
 
 
-def _zeroed(states: dict[Path, Tensor], where: Bools) -> dict[Path, Tensor]:
+def _zeroed(states: Leaves, where: Bools) -> Leaves:
     if not states or not where.any():
         return states
     return {path: torch.where(_as(torch.as_tensor(where, device=x.device), x), 0, x) for path, x in states.items()}

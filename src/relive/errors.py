@@ -14,7 +14,9 @@
     │   ├── FullError                  no room left
     │   ├── EmptyError                 nothing stored yet
     │   └── UnfinishedError            a rollout used before it is complete
-    └── EnvError (ValueError)          an environment that cannot be learned from rightly
+    ├── EnvError (ValueError)          an environment that cannot be learned from rightly
+    └── FileFormatError (ValueError)   files that are foreign, incomplete or damaged
+        └── NoSaveError                no save there, also a FileNotFoundError
 
 Each message says the rule, what came, and what to do. Nothing is written to a buffer before its input was checked.
 """
@@ -25,8 +27,10 @@ __all__ = [
     "EmptyError",
     "EnvError",
     "FieldError",
+    "FileFormatError",
     "FullError",
     "LifecycleError",
+    "NoSaveError",
     "NotFiniteError",
     "ReliveError",
     "SchemaError",
@@ -86,3 +90,11 @@ class UnfinishedError(LifecycleError):
 
 class EnvError(ReliveError, ValueError):
     """An environment cannot be learned from rightly as it is."""
+
+
+class FileFormatError(ReliveError, ValueError):
+    """Files are foreign, of another version, incomplete or damaged, or could not be written as asked."""
+
+
+class NoSaveError(FileFormatError, FileNotFoundError):
+    """There is no save at a path, or none was ever completed there."""

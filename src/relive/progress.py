@@ -31,7 +31,7 @@ def progress_bar(total: int, wanted: bool | None) -> Generator[Callable[[], None
         yield lambda: None
         return
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True)
+    bar = Progress(*columns, console=console, transient=console.is_terminal)
     task = bar.add_task("collecting", total=total)
     began = time.perf_counter()
 

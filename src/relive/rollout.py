@@ -25,8 +25,9 @@ from .errors import (
     UnfinishedError,
 )
 from .returns import Estimator, normalize
-from .schema import Field, Path, Schema, dotted, unknown_field
-from .storage import Columns, PackedRows, as_host, as_tensordict
+from .rows import PackedRows
+from .schema import Field, Path, Schema, as_tensor, dotted, unknown_field
+from .storage import Columns, as_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -78,6 +79,8 @@ class RolloutBuffer:
         self.schema, self.num_steps, self.num_envs = schema, num_steps, num_envs
         self.device = torch.empty(0, device=device).device
         self.wrap, self.debug = wrap, debug
+        if seed is not None and not (isinstance(cast("object", seed), int) and 0 <= seed < 2**64):
+            raise SchemaError(f"seed is an int of 0 to 2**64 - 1, or None to draw one, got {seed!r}")
         self.seed = secrets.randbits(63) if seed is None else seed
         self._check = StepChecker(schema, num_envs, self.device)
         self._paths = tuple(schema.leaves)
@@ -89,8 +92,9 @@ class RolloutBuffer:
         self._columns = Columns(schema.leaves | apart, num_steps, num_envs, self.device, wrap)
         self._apart = apart
         self._reserved = self._draws = 0
-        self._has_last = self._has_mask = self._has_final = False
+        self._has_last = False
         self._write_apart(slice(None), {})
+        self._apart_used = False
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -115,9 +119,10 @@ class RolloutBuffer:
         checked = self._check(values)
         row = self._columns.next_row
         if self.debug and "reward" in values:
-            self._refuse_nonfinite(torch.as_tensor(as_host(values["reward"])), self.steps)
+            reward = values["reward"]
+            self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
         self._columns.write(row, checked)
-        if apart or self._has_mask or self._has_final:
+        if apart or self._apart_used:
             self._write_apart(row, apart)
         self._advance(1)
 
@@ -125,7 +130,8 @@ class RolloutBuffer:
         """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
 
         ``mask`` and, with a value in the schema, ``final_value`` are among them, preset to True and NaN. Call
-        :meth:`commit` when the rows are written; until then they are not part of the rollout.
+        :meth:`commit` when the rows are written; until then they are not part of the rollout. A buffer that wraps
+        gives up as many of its oldest steps as it needs, at once.
 
         Raises:
             FullError: fewer rows are left in one piece.
@@ -136,6 +142,7 @@ class RolloutBuffer:
         if not 1 <= count <= left:
             raise FullError(f"reserve({count}): {left} rows are left in one piece; reserve 1 to {left}")
         rows = slice(row, row + count)
+        self._columns.release(self.steps + count - self.num_steps)
         self._write_apart(rows, {})
         self._reserved = count
         return self._views(self._columns.own, rows, (count, self.num_envs))
@@ -153,14 +160,14 @@ class RolloutBuffer:
         """
         count = self._reserved if steps is None else steps
         if not 1 <= count <= self._reserved:
-            raise LifecycleError(f"commit({count}): {self._reserved} rows are reserved; call reserve({count}) first")
+            raise LifecycleError(
+                f"commit({'' if steps is None else steps}): reserved are {self._reserved} rows; reserve rows and fill "
+                "them before they are committed"
+            )
         rows = slice(self._columns.next_row, self._columns.next_row + count)
         tensors = self._columns.tensors
         if self.debug and ("reward",) in tensors:
-            self._refuse_nonfinite(tensors["reward",][rows], self.steps)
-        self._has_mask |= not bool(tensors["mask",][rows].all())
-        if ("final_value",) in self._apart:
-            self._has_final |= not bool(tensors["final_value",][rows].isnan().all())
+            self._refuse_nonfinite(tensors["reward",][rows], count)
         self._advance(count)
         self._has_last = last
 
@@ -170,6 +177,9 @@ class RolloutBuffer:
         Raises:
             FieldError, ShapeError, DTypeError, DeviceError: a field does not fit. Nothing is written.
         """
+        for name in KEPT_APART:
+            if name in fields:
+                raise FieldError(f"field '{name}': it belongs to a step, and the bootstrap row is none")
         checked = [self._checked(name, value) for name, value in fields.items()]
         for leaves in checked:
             for path, value in leaves.items():
@@ -186,9 +196,13 @@ class RolloutBuffer:
         if ("final_value",) not in self._apart:
             raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
         target = self._columns.tensors["final_value",]
-        rows, columns = torch.as_tensor(steps).long(), torch.as_tensor(envs).long()
+        rows, columns = torch.as_tensor(steps), torch.as_tensor(envs)
+        for name, index in (("steps", rows), ("envs", columns)):
+            check_castable(index if index.numel() else index.long(), torch.int64, name)
+        rows, columns = rows.long(), columns.long()
         given = torch.as_tensor(values).detach()
-        if not (rows.shape == columns.shape == given.shape[:1]) or given.shape[1:] != target.shape[2:]:
+        vectors = rows.dim() == 1 and rows.shape == columns.shape == given.shape[:1]
+        if not vectors or given.shape[1:] != target.shape[2:]:
             raise ShapeError(
                 f"set_final_value: expected three vectors of one length, got {tuple(rows.shape)}, "
                 f"{tuple(columns.shape)}, {tuple(given.shape)}"
@@ -199,15 +213,14 @@ class RolloutBuffer:
         check_castable(given, target.dtype, "final_value")
         rows = self._columns.place(rows).to(self.device)
         target[rows, columns.to(self.device)] = given.to(device=self.device, dtype=target.dtype)
-        self._has_final |= len(rows) > 0
 
     def clear(self) -> None:
         """Forget the rollout; the memory stays. Advantages and other attached columns are gone with it."""
-        if self._has_mask or self._has_final:
-            self._write_apart(slice(None), {})
         self._columns.forget()
+        self._write_apart(slice(None), {})  # always: masks may also have been written through a view
+        self._apart_used = False
         self._reserved = 0
-        self._has_last = self._has_mask = self._has_final = False
+        self._has_last = False
 
     # -- finishing ----------------------------------------------------------------------------------------------
 
@@ -231,10 +244,15 @@ class RolloutBuffer:
             )
         if last_value is not None:
             self.set_last(value=last_value)
+        for name in estimator.reads:
+            if name not in KEPT_APART:
+                self._leaves((name,))
         if "value" in estimator.reads:
             self._require_bootstrap()
-        for name, column in estimator(**{name: self._for_estimator(name) for name in estimator.reads}).items():
-            self[name] = column
+        columns = estimator(**{name: self._for_estimator(name) for name in estimator.reads})
+        fitted = {_path(name): self._fitted(_path(name), column) for name, column in columns.items()}
+        for path, column in fitted.items():
+            self._columns.attach(path, column)
         return self
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -251,7 +269,7 @@ class RolloutBuffer:
 
     def __len__(self) -> int:
         """The number of real transitions, which is also what an epoch of minibatches serves."""
-        return int(self["mask"].sum()) if self._has_mask else self.steps * self.num_envs
+        return int(self["mask"].sum()) if self._has_mask() else self.steps * self.num_envs
 
     def __contains__(self, name: Name) -> bool:
         return bool(self._columns.below(_path(name)))
@@ -282,6 +300,10 @@ class RolloutBuffer:
             FieldError: the name is that of a nested field.
         """
         path = _path(name)
+        self._columns.attach(path, self._fitted(path, column))
+
+    def _fitted(self, path: Path, column: Any) -> Tensor:
+        """A column as it is stored, or an error."""
         given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
         if given.device != self.device:
             raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {given.device}")
@@ -291,15 +313,19 @@ class RolloutBuffer:
             expected = (self.steps, self.num_envs, *target.shape[2:])
             check_castable(given, target.dtype, dotted(path))
             given = given.to(target.dtype)
+        elif any(path[:i] in self._columns.live for i in range(1, len(path))):
+            raise FieldError(f"column '{dotted(path)}': a column of that name without members is there already")
         elif path not in self._columns.live and path in self:
             raise FieldError(f"column '{dotted(path)}' is nested; set its members, such as {self._leaves(path)[0]}")
         if tuple(given.shape) != expected:
             raise ShapeError(
                 f"column '{dotted(path)}': expected {expected} (steps, envs, ...), got {tuple(given.shape)}"
             )
-        self._columns.attach(path, given)
-        self._has_mask |= path == ("mask",)
-        self._has_final |= path == ("final_value",)
+        return given
+
+    def _has_mask(self) -> bool:
+        """Whether any step is not real."""
+        return not bool(self._columns.ordered(("mask",)).all())
 
     @property
     def block(self) -> TensorDict:
@@ -393,6 +419,7 @@ class RolloutBuffer:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _advance(self, rows: int) -> None:
+        self._apart_used |= self.wrap and self.is_full
         self._columns.advance(rows)
         self._reserved = 0
         self._has_last = False
@@ -402,8 +429,7 @@ class RolloutBuffer:
         for (name,) in self._apart:
             default = True if name == "mask" else float("nan")
             self._columns.put((name,), rows, given.get(name, default))
-        self._has_mask |= "mask" in given
-        self._has_final |= "final_value" in given
+        self._apart_used = True  # rows to come may hold something else than the defaults
 
     def _checked(self, name: str, value: Any) -> dict[Path, Any]:
         """The leaves ``[N, ...]`` of one field that is written on its own."""
@@ -429,7 +455,9 @@ class RolloutBuffer:
         return as_tensordict({path: self._columns.tensors[path][rows] for path in paths}, shape)
 
     def _for_estimator(self, name: str) -> Any:
-        if (name == "mask" and not self._has_mask) or (name == "final_value" and not self._has_final):
+        if name == "mask" and not self._has_mask():
+            return None
+        if name == "final_value" and (name not in self or bool(self[name].isnan().all())):
             return None
         return self._columns.with_last(("value",)) if name == "value" and name in self else self[name]
 
@@ -441,7 +469,7 @@ class RolloutBuffer:
         if self._has_last:
             return
         going_on = ~(self["terminated"][-1] | self["truncated"][-1])
-        if self._has_mask:
+        if self._has_mask():
             going_on &= self["mask"][-1]
         if bool(going_on.any()):
             env = int(going_on.nonzero()[0])
@@ -450,24 +478,28 @@ class RolloutBuffer:
                 "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
             )
 
-    def _refuse_nonfinite(self, reward: Tensor, first_step: int) -> None:
+    def _refuse_nonfinite(self, reward: Tensor, steps: int) -> None:
+        """Look at the rewards of the next ``steps`` steps, checked already."""
         finite = reward.isfinite()
         if not bool(finite.all()):
-            place = [int(i) for i in (~finite).nonzero()[0]]
-            step = first_step + (place[-2] if reward.dim() > 1 else 0)
+            position = int((~finite).flatten().nonzero()[0])
+            step, env = divmod(position * steps * self.num_envs // reward.numel(), self.num_envs)
             raise NotFiniteError(
-                f"field 'reward': step {step} of env {place[-1]} is {float(reward[tuple(place)])}; mend the env"
+                f"field 'reward': step {self.steps + step} of env {env} is "
+                f"{float(reward.flatten()[position])}; mend the env"
             )
 
     def _wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
         names = tuple(name for name in self.keys() if name not in KEPT_APART) if fields is None else fields
+        if not names or isinstance(names, str):
+            raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
         return [leaf for name in names for leaf in self._leaves((name,))]
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
         return {path: self._columns.ordered(path).flatten(0, 1) for path in self._wanted(fields)}
 
     def _real_rows(self) -> Tensor | None:
-        return self["mask"].flatten().nonzero().squeeze(1) if self._has_mask else None
+        return self["mask"].flatten().nonzero().squeeze(1) if self._has_mask() else None
 
     def _permutation(self) -> Tensor:
         """The next permutation of the flat rows that are real."""
@@ -479,7 +511,8 @@ class RolloutBuffer:
     def _batches(
         self, wanted: list[Path], bounds: list[int], epochs: int, normalize_advantage: bool
     ) -> Iterator[TensorDict]:
-        rows = PackedRows({path: self._columns.ordered(path) for path in wanted})
+        # packing costs as much as one pass of gathering each field by itself
+        rows = PackedRows({path: self._columns.ordered(path) for path in wanted}, pack=epochs > 1)
         for _ in range(epochs):
             order = self._permutation()
             for low, high in pairwise(bounds):

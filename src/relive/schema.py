@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -35,7 +36,7 @@ class Field:
 
     def __post_init__(self) -> None:
         shape = cast("object", self.shape)
-        if not isinstance(shape, Sequence) or any(type(n) is not int or n < 0 for n in cast("Any", shape)):
+        if not isinstance(shape, tuple | list) or any(type(n) is not int or n < 0 for n in cast("Any", shape)):
             raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shape!r}")
         if not isinstance(cast("object", self.dtype), torch.dtype):
             raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {self.dtype!r}")
@@ -44,14 +45,14 @@ class Field:
     @property
     def nbytes(self) -> int:
         """Bytes of one environment's value."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __repr__(self) -> str:
         return f"Field({self.shape}, {self.dtype})"
 
 
 Node: TypeAlias = "Field | dict[str, Node] | tuple[Node, ...]"
-Spec: TypeAlias = "Field | tuple[int, ...] | Mapping[str, Spec] | tuple[Spec, ...] | list[Spec]"
+Spec: TypeAlias = "Field | tuple[int, ...] | Mapping[str, Spec] | tuple[Spec, ...] | list[Spec] | Node"
 
 
 class Schema:
@@ -136,6 +137,12 @@ class Schema:
         return dict(self._leaves)
 
     @property
+    def branches(self) -> list[tuple[Path, tuple[str, ...]]]:
+        """Path and member names of everything nested."""
+        paths = dict.fromkeys(path[:i] for path in self._leaves for i in range(1, len(path)))
+        return [(path, tuple(name for name, _ in _members(cast("Any", self[path])))) for path in paths]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The top-level names, in the order of declaration."""
         return tuple(self._tree)
@@ -153,7 +160,7 @@ class Schema:
         return isinstance(other, Schema) and self._tree == other._tree
 
     def __hash__(self) -> int:
-        return hash(tuple(self._leaves.items()))
+        return hash(frozenset(self._leaves.items()))  # like ==, whatever the order
 
     def __repr__(self) -> str:
         return f"Schema({self._tree!r})"
@@ -177,10 +184,10 @@ class Schema:
         try:
             data = json.loads(text)
             version = data["format"]
-            if version != FORMAT:
+            if type(version) is not int or version != FORMAT:
                 raise SchemaError(f"schema format {version!r} is not one this version reads ({FORMAT}); update relive")
             return cls(cast("dict[str, Spec]", _from_json({"fields": data["fields"]})))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, SchemaError):
                 raise
             raise SchemaError(f"this text is not a schema as Schema.to_json writes it: {error!r}") from error
@@ -199,7 +206,7 @@ def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
     """The message for a name that is not there, with the closest one that is."""
     text = dotted(name)
     close = difflib.get_close_matches(text, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"unknown field {text!r} in {where}{hint} It has: {', '.join(known)}"
 
 
@@ -228,6 +235,10 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
         array = np.asarray(value)
         if array.dtype == object:
             raise TypeError("an object array")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.flags.writeable:
+            array = array.copy()  # torch warns of a tensor that must not be written to
         return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except (TypeError, ValueError) as error:
         raise ShapeError(
@@ -292,15 +303,20 @@ def _to_json(node: Node) -> dict[str, Any]:
 def _from_json(data: Any) -> Any:
     if "fields" in data:
         return {name: _from_json(member) for name, member in data["fields"].items()}
+    members = data["items"] if "items" in data else data["shape"]
+    if not isinstance(members, list) or ("items" in data and not members):
+        raise TypeError(f"expected a list, got {members!r}")
     if "items" in data:
-        return tuple(_from_json(member) for member in data["items"])
-    dtype = getattr(torch, data["dtype"])
-    return Field(tuple(data["shape"]), dtype)
+        return tuple(_from_json(member) for member in cast("list[Any]", members))
+    return Field(tuple(cast("list[Any]", members)), getattr(torch, data["dtype"]))
 
 
 def _from_space(space: Any, where: str) -> Node:
     from gymnasium import spaces
 
+    nested = isinstance(space, spaces.Dict | spaces.Tuple)
+    if nested and not len(cast("Any", space).spaces):
+        raise SpaceError(f"{where}: {type(cast('Any', space)).__name__} has no members; leave it out in a wrapper")
     if isinstance(space, spaces.Dict):
         named = cast("dict[str, Any]", space.spaces)
         return {name: _from_space(member, f"{where}[{name!r}]") for name, member in named.items()}

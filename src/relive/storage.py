@@ -1,4 +1,4 @@
-"""Where steps lie: columns ``[rows, N, ...]`` for rollouts, and packed rows for reading them at random."""
+"""Where the steps of a rollout lie: columns ``[T + 1, N, ...]``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from .schema import Field, Path, nest
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["Columns", "PackedRows", "RowLayout", "as_tensordict"]
-
-LARGE_FIELD = 1024
-"""Bytes of a row's field from which packing it with the others gains nothing: it is a block of its own."""
+__all__ = ["Columns", "as_host", "as_tensordict"]
 
 
 @cache
@@ -70,7 +67,7 @@ class Columns:
     @property
     def last_row(self) -> int:
         """Where the bootstrap row is."""
-        return self.num_steps if self.is_full else self.count
+        return self.num_steps if self._start or self.is_full else self.count
 
     @property
     def next_row(self) -> int:
@@ -79,22 +76,25 @@ class Columns:
         Raises:
             FullError: there is no room and the columns do not wrap.
         """
-        if self.count < self.num_steps:
-            return self.count
-        if not self.wrap:
+        if self.is_full and not self.wrap:
             raise FullError(
                 f"the rollout already has its {self.num_steps} steps; call finish() and clear(), or create the "
                 "buffer with wrap=True to keep the newest"
             )
-        return self._start
+        return (self._start + self.count) % self.num_steps
 
     def advance(self, rows: int) -> None:
         """The next ``rows`` are written; what was attached to the steps before them no longer fits."""
-        if self.is_full:
-            self._start = (self._start + rows) % self.num_steps
-        else:
-            self.count += rows
+        self.release(self.count + rows - self.num_steps)
+        self.count += rows
         self._attached.clear()
+
+    def release(self, rows: int) -> None:
+        """Give up the oldest rows, if ``rows`` is positive."""
+        if rows > 0:
+            self._start = (self._start + rows) % self.num_steps
+            self.count -= rows
+            self._attached.clear()
 
     def forget(self) -> None:
         """No row is written any more; the memory stays."""
@@ -121,7 +121,7 @@ class Columns:
     def put(self, path: Path, rows: int | slice, value: Any) -> None:
         """Assign to rows of one column, by their place in storage."""
         if self._hosts is not None:
-            self._hosts[path][rows] = numpy_view(value) if isinstance(value, Tensor) else value
+            self._hosts[path][rows] = numpy_view(value.detach()) if isinstance(value, Tensor) else value
         else:
             self.tensors[path][rows] = value
 
@@ -142,10 +142,10 @@ class Columns:
 
     def ordered(self, path: Path) -> Tensor:
         """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
-        tensor = self.tensors[path]
-        if not self._start:
-            return tensor[: self.count]
-        return torch.cat([tensor[self._start : self.num_steps], tensor[: self._start]])
+        tensor, end = self.tensors[path], self._start + self.count
+        if end <= self.num_steps:
+            return tensor[self._start : end]
+        return torch.cat([tensor[self._start : self.num_steps], tensor[: end - self.num_steps]])
 
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
@@ -162,67 +162,10 @@ class Columns:
             target = self.tensors[path] = torch.zeros(shape, dtype=column.dtype, device=self.device)
         split = min(self.num_steps - self._start, self.count)
         target[self._start : self._start + split].copy_(column[:split])
-        if self._start:
+        if split < self.count:
             target[: self.count - split].copy_(column[split:])
         if path not in self.own:
             self._attached.add(path)
-
-
-class RowLayout:
-    """Where each field lies inside a row of bytes: wide dtypes first, so that every field is aligned."""
-
-    def __init__(self, leaves: Mapping[Path, Field]) -> None:
-        ordered = sorted(leaves.items(), key=lambda leaf: -leaf[1].dtype.itemsize)
-        self._places: list[tuple[Path, torch.dtype, int, int, tuple[int, ...]]] = []
-        offset = 0
-        for path, field in ordered:
-            item = field.dtype.itemsize
-            self._places.append((path, field.dtype, offset // item, field.nbytes // item, field.shape))
-            offset += field.nbytes
-        self.nbytes = -(-offset // 16) * 16  # the widest dtype has 16 bytes
-
-    def views(self, rows: Tensor) -> dict[Path, Tensor]:
-        """The fields of ``rows`` (uint8, ``[R, nbytes]``) as typed views ``[R, ...]`` into the same memory."""
-        typed: dict[torch.dtype, Tensor] = {}
-        fields: dict[Path, Tensor] = {}
-        for path, dtype, start, length, shape in self._places:
-            base = typed.get(dtype)
-            if base is None:
-                base = typed[dtype] = rows.view(dtype)
-            if not shape:
-                fields[path] = base.select(1, start)
-            else:
-                view = base.narrow(1, start, length)
-                fields[path] = view if len(shape) == 1 else view.unflatten(1, shape)
-        return fields
-
-
-class PackedRows:
-    """A snapshot of columns whose small fields lie row by row, so that a random row is one run of bytes.
-
-    Args:
-        columns: path -> contiguous ``[T, N, ...]``; row ``t * N + n`` is step ``t`` of env ``n``. A field of more
-            than LARGE_FIELD bytes is read where it lies.
-    """
-
-    def __init__(self, columns: Mapping[Path, Tensor]) -> None:
-        flat = {path: column.flatten(0, 1) for path, column in columns.items()}
-        fields = {path: Field(tuple(column.shape[1:]), column.dtype) for path, column in flat.items()}
-        small = {path: field for path, field in fields.items() if field.nbytes <= LARGE_FIELD}
-        self._order = tuple(columns)
-        self._blocks = {path: column for path, column in flat.items() if path not in small}
-        self._layout = RowLayout(small)
-        some = next(iter(flat.values()))
-        self._rows = torch.empty((len(some), self._layout.nbytes), dtype=torch.uint8, device=some.device)
-        for path, view in self._layout.views(self._rows).items():
-            view.copy_(flat[path])
-
-    def gather(self, index: Tensor) -> dict[Path, Tensor]:
-        """The rows ``index`` (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
-        batch = self._layout.views(self._rows.index_select(0, index))
-        for path, block in self._blocks.items():
-            batch[path] = block.index_select(0, index)
-        return {path: batch[path] for path in self._order}
 
 
 def as_host(value: Any) -> np.ndarray[Any, Any]:

@@ -16,8 +16,8 @@ from .storage import as_host
 
 __all__ = [
     "Bools",
-    "address",
     "autoreset_mode",
+    "copied",
     "final_observations",
     "first_leaf",
     "info_field",
@@ -53,12 +53,18 @@ def made_again(envs: Any, mode: str) -> Any:
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
         fresh = SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
-        if not any(a is b for a, b in zip(fresh.envs, getattr(envs, "envs", ()), strict=False)):
+        if not any(a.unwrapped is b.unwrapped for a, b in zip(fresh.envs, getattr(envs, "envs", ()), strict=False)):
             return fresh
-    elif not hasattr(envs, "num_envs") and getattr(envs, "spec", None) is not None:
+    elif getattr(envs, "spec", None) is not None:
         import gymnasium
 
-        return gymnasium.make(envs.spec)
+        try:
+            if not hasattr(envs, "num_envs"):
+                return gymnasium.make(envs.spec)
+            if envs.unwrapped is envs:
+                return gymnasium.make_vec(envs.spec)
+        except (ValueError, gymnasium.error.Error):  # a wrapper that does not tell how it was made
+            return None
     return None
 
 
@@ -108,9 +114,14 @@ def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:
     """Rows of one leaf, whether they come as an object array by env or as a batch."""
     if isinstance(given, list) or (isinstance(given, np.ndarray) and given.dtype == object):
         by_env = cast("Any", given)
-        return torch.stack([torch.as_tensor(descend(by_env[n], inner)) for n in envs])
-    leaf = torch.as_tensor(descend(given, inner))
+        return torch.stack([copied(descend(by_env[n], inner)) for n in envs])
+    leaf = copied(descend(given, inner))
     return leaf[torch.as_tensor(envs, device=leaf.device)]
+
+
+def copied(x: Any) -> Tensor:
+    """A tensor of its own memory: many envs write their next observation where this one lies."""
+    return x.clone() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
 
 
 def nothing_known(name: str, like: Tensor, count: int) -> Tensor:
@@ -125,14 +136,6 @@ def first_leaf(tree: Any) -> Any:
         branches = cast("Any", tree.values() if isinstance(tree, Mapping) else tree)
         tree = next(iter(branches))
     return tree
-
-
-def address(obs: Any) -> int | None:
-    """Where an observation's memory begins."""
-    leaf = first_leaf(obs)
-    if isinstance(leaf, Tensor):
-        return leaf.data_ptr()
-    return leaf.__array_interface__["data"][0] if isinstance(leaf, np.ndarray) else None
 
 
 def swap_layers(state: Tensor) -> Tensor:

@@ -13,18 +13,19 @@ from torch import Tensor
 
 from . import reference
 
-__all__ = ["copy_row", "discounted_return", "gae", "permutation", "vtrace"]
+__all__ = ["copy_row", "discounted_return", "fast", "gae", "permutation", "vtrace"]
 
 
 @cache
-def _cpu() -> Any:
+def fast() -> Any:
+    """The numba twins; the first call imports numba."""
     from . import cpu
 
     return cpu
 
 
 def _twin(reward: Tensor) -> Any:
-    return _cpu() if reward.dtype is torch.float32 and reward.is_cpu else reference
+    return fast() if reward.dtype is torch.float32 and reward.is_cpu else reference
 
 
 def gae(reward: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
@@ -44,9 +45,9 @@ def vtrace(log_rho: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 def permutation(n: int, seed: int, counter: int) -> Tensor:
     """See :func:`relive.kernels.reference.permutation`; always made on the CPU, so alike for every device."""
-    return _cpu().permutation(n, seed, counter)
+    return fast().permutation(n, seed, counter)
 
 
 def copy_row(sources: Any, targets: Any, nbytes: Any, row: int) -> None:
     """See :func:`relive.kernels.reference.copy_row`."""
-    _cpu().copy_row(sources, targets, nbytes, row)
+    fast().copy_row(sources, targets, nbytes, row)

@@ -12,7 +12,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
-__all__ = ["Addresses", "Bytes", "Floats", "address_t", "f32", "flags", "floats", "intrinsic", "jit", "memcpy", "mix"]
+__all__ = [
+    "Addresses",
+    "Bytes",
+    "Floats",
+    "address_t",
+    "f32",
+    "flags",
+    "floats",
+    "intrinsic",
+    "jit",
+    "memcpy",
+    "mix",
+    "prefetch",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Floats = NDArray[np.float32]
@@ -22,6 +35,7 @@ Addresses = NDArray[np.uint64]
 f32 = np.float32
 address_t = np.uintp
 _carray: Any = cast("Any", numba).carray
+_ir: Any = cast("Any", cgutils).ir
 
 
 def jit(function: F) -> F:
@@ -67,6 +81,22 @@ def memcpy(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.intp), codegen
+
+
+@intrinsic
+def prefetch(_context: Any, array: Any, place: Any) -> Any:
+    """Start to load the cache line of an element, which need not exist."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        number = cgutils.int32_t
+        kind = _ir.FunctionType(_ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        prefetch = cast("Any", cgutils).get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(prefetch, [address, number(0), number(3), number(1)])  # to read, into all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, place), codegen
 
 
 @jit

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .jit import jit, mix
 
-__all__ = ["permutation"]
+__all__ = ["permutation", "uniforms"]
 
 
 def permutation(n: int, seed: int, counter: int) -> Tensor:
@@ -19,6 +19,15 @@ def permutation(n: int, seed: int, counter: int) -> Tensor:
     order = torch.empty(n, dtype=torch.int64)
     _permutation(np.uint64(seed), np.uint64(counter), order.numpy())
     return order
+
+
+@jit
+def uniforms(stream: Any, out: NDArray[np.float64]) -> None:
+    """Numbers 1, 2, ... of a stream, each as :func:`relive.kernels.reference.random.uniform`."""
+    state = stream
+    for i in range(out.size):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        out[i] = np.float64(mix(state) >> np.uint64(11)) * 2.0**-53
 
 
 @jit

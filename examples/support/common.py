@@ -1,0 +1,250 @@
+"""What the examples share and no algorithm needs: the command line, the display, the plot, and two small envs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from torch import Tensor
+
+WINDOW = 100
+"""Episodes that a mean return is taken over."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How good is good in an env, in mean returns, and how much experience it may take."""
+
+    random: float
+    """Of random play."""
+    target: float
+    """What counts as learned."""
+    steps: int
+    """Transitions over all envs."""
+    short: tuple[int, float]
+    """Steps and target of a short run, which ends as soon as that is reached and fails if it is not."""
+    stop: float = math.inf
+    """Where a run ends early; above the target, so that it is not luck that ends it."""
+
+
+def command_line(doc: str | None, env: str, *more: str) -> argparse.ArgumentParser:
+    """The options that all examples have in common; ``doc`` is the example's docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    also = "; with --short, several in turn" if more else ""
+    parser.add_argument("--env", choices=(env, *more), help=f"what to learn (default {env}{also})")
+    parser.add_argument("--seed", type=int, default=0, help="of the envs, the networks and the minibatches (default 0)")
+    parser.add_argument("--steps", type=int, help="transitions to learn from, over all envs, at most")
+    parser.add_argument("--num-envs", type=int, help="envs that are played side by side")
+    parser.add_argument("--plot", type=Path, help="where the learning curve goes (default runs/NAME-ENV.png)")
+    parser.add_argument("--short", action="store_true", help="a run of seconds that fails if it has not learned")
+    parser.add_argument("--device", default="cpu", help="of the networks and the rollout (default cpu)")
+    return parser
+
+
+class Run:
+    """A training run: shows how it goes, knows when it is over, and says at its end what came of it.
+
+    On a terminal the display is live; elsewhere a line is printed every tenth of the way. Leaving the ``with`` block
+    sums up, draws the learning curve, and exits with 1 if a short run missed its target.
+    """
+
+    def __init__(self, name: str, env: str, goal: Goal, args: argparse.Namespace) -> None:
+        self.name, self.env, self.goal, self.short = name, env, goal, args.short
+        steps, self.target = goal.short if args.short else (goal.steps, goal.target)
+        self.steps, self.stop = args.steps or steps, self.target if args.short else goal.stop
+        self.plot = args.plot or (None if args.short else Path(f"runs/{name.lower()}-{env}.png"))
+        self.done, self.losses = 0, dict[str, float]()
+        self.episodes: list[tuple[int, float]] = []  # (transitions so far, return) of every episode that ended
+        self.began, self.told = time.perf_counter(), 0
+        self.console = Console(highlight=False)
+        self.live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=5)
+
+    def __enter__(self) -> Run:
+        if self.console.is_terminal:
+            self.live.start()
+        else:
+            print(f"{self.name} on {self.env}: {self.steps:,} steps at most", flush=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.live.stop()
+        interrupted = kind is KeyboardInterrupt  # Ctrl-C ends a run early; what came of it is still worth telling
+        if kind is None or interrupted:
+            self._sum_up()
+        return interrupted
+
+    @property
+    def left(self) -> float:
+        """The fraction of the run that is left, 1 to 0: what learning rates are multiplied with."""
+        return max(0.0, 1 - self.done / self.steps)
+
+    @property
+    def mean(self) -> float:
+        """The mean return of the last hundred episodes."""
+        return float(np.mean([value for _, value in self.episodes[-WINDOW:]])) if self.episodes else math.nan
+
+    @property
+    def over(self) -> bool:
+        """Whether the experience is used up, or the last hundred episodes were good enough to stop."""
+        return self.done >= self.steps or (len(self.episodes) >= WINDOW and self.mean >= self.stop)
+
+    def update(self, steps: int, returns: list[float], **losses: Tensor) -> None:
+        """Take note of one round: transitions so far, the returns of the episodes that ended in it, the losses."""
+        self.done = steps
+        self.episodes += [(steps, value) for value in returns]
+        self.losses = {name: float(value.detach()) for name, value in losses.items()}
+        tenth = 10 * steps // self.steps
+        if not self.console.is_terminal and tenth > self.told:
+            self.told = tenth
+            print("  " + "  ".join(f"{name} {value}" for name, value in self._figures()), flush=True)
+
+    def _sum_up(self) -> None:
+        reached = self.mean >= self.target
+        last, seconds = min(WINDOW, len(self.episodes)), self._seconds()
+        print(
+            f"{self.name} on {self.env}: mean return {self.mean:.4g} over the last {last} episodes after "
+            f"{self.done:,} steps in {seconds:.0f} s\n"
+            f"  target {self.target:g}: {'reached' if reached else 'missed'}; random play: {self.goal.random:g}"
+        )
+        if self.plot is not None and self.episodes:
+            self._draw(self.plot, seconds)
+            print(f"  learning curve: {self.plot}")
+        if self.short and not reached:
+            raise SystemExit(1)
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def _figures(self) -> list[tuple[str, str]]:
+        return [
+            ("steps", f"{self.done:,}"),
+            ("steps/s", f"{self.done / self._seconds():,.0f}"),
+            ("episodes", f"{len(self.episodes):,}"),
+            ("mean return", f"{self.mean:.4g}"),
+            *((name.replace("_", " "), f"{value:.3g}") for name, value in self.losses.items()),
+        ]
+
+    def _panel(self) -> Panel:
+        table = Table.grid(padding=(0, 2), expand=True)
+        figures = self._figures()
+        for _ in figures:
+            table.add_column(justify="right", ratio=1)
+        table.add_row(*(f"[dim]{name}" for name, _ in figures))
+        table.add_row(*(f"[bold]{value}" for _, value in figures))
+        bar = ProgressBar(total=self.steps, completed=min(self.done, self.steps))
+        title = f"[bold]{self.name}[/] on [bold]{self.env}[/], target {self.target:g}"
+        spent = f"[dim]{self._seconds():.0f} s"
+        return Panel(Group(table, bar), title=title, title_align="left", subtitle=spent, subtitle_align="right")
+
+    def _draw(self, path: Path, seconds: float) -> None:
+        from matplotlib.figure import Figure  # takes a second to import, which a short run need not wait for
+
+        steps, returns = (np.array(column, dtype=np.float64) for column in zip(*self.episodes, strict=True))
+        total = np.concatenate([[0.0], returns.cumsum()])
+        first = np.maximum(np.arange(1, len(total)) - WINDOW, 0)
+        mean = (total[1:] - total[first]) / (np.arange(1, len(total)) - first)
+        rounds = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode of each round
+        figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        faint = min(0.6, max(0.06, 300 / len(steps)))  # so that thousands of dots still show where they are dense
+        axes.scatter(steps, returns, s=10, color="#5b9bd5", alpha=faint, linewidths=0, label="one episode")
+        axes.plot(
+            steps[rounds], mean[rounds], color="#1f4e79", linewidth=2, label=f"mean of the last {WINDOW} episodes"
+        )
+        for level, label, color, style in (
+            (self.target, "target", "#c0504d", "--"),
+            (self.goal.random, "random play", "#7f7f7f", ":"),
+        ):
+            axes.axhline(level, color=color, linewidth=1.2, linestyle=style, label=f"{label}: {level:g}")
+        axes.set_title(f"{self.name} on {self.env}", loc="left", fontweight="bold")
+        axes.set_title(f"mean return {self.mean:.4g} after {seconds:.0f} s", loc="right", fontsize=10, color="#595959")
+        axes.set_xlabel("experience (transitions over all envs)")
+        axes.set_ylabel("return per episode (sum of rewards)")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        axes.set_xlim(0, steps[-1] * 1.02)
+        axes.grid(color="#e5e5e5", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="best", fontsize=9, markerscale=2).legend_handles[0].set_alpha(0.6)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+
+
+class LilyPads(gym.Env[np.ndarray, np.int64]):
+    """A frog crosses a pond in jumps of -4 to 4; of these eight, only three land on a pad, others each time.
+
+    Which three, ``info["action_mask"]`` says and the observation does not. Any other jump drowns the frog: reward -1,
+    and the episode ends. The far bank gives 1, every other jump costs 0.02; at dusk, after 40 jumps, it is cut off.
+    """
+
+    WIDTH, DUSK, JUMPS = 20, 40, (-4, -3, -2, -1, 1, 2, 3, 4)
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(len(self.JUMPS))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.place = self.jumps = 0
+        return self._look()
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+        drowned = not self.pads[action]
+        self.place, self.jumps = max(0, self.place + self.JUMPS[action]), self.jumps + 1
+        across = self.place >= self.WIDTH and not drowned
+        reward = -1.0 if drowned else 1.0 if across else -0.02
+        obs, info = self._look()
+        return obs, reward, drowned or across, self.jumps >= self.DUSK, info
+
+    def _look(self) -> tuple[np.ndarray, dict[str, Any]]:
+        self.pads = np.zeros(len(self.JUMPS), np.bool_)
+        self.pads[self.np_random.choice(len(self.JUMPS), 3, replace=False)] = True
+        return np.array([self.place / self.WIDTH], np.float32), {"action_mask": self.pads}
+
+
+class Courtyard(gym.Env[dict[str, Any], np.int64]):
+    """Walk to a goal among four pillars: the picture shows where you are, ``goal`` where to go; both are needed.
+
+    Observations are nested: ``{"picture": uint8 [5, 5], "goal": {"row": int, "column": int}}``. The goal gives 1,
+    every other step costs 0.05, and after 30 steps the walk is cut off.
+    """
+
+    SIZE, LIMIT, MOVES = 5, 30, ((-1, 0), (1, 0), (0, -1), (0, 1))
+    PILLARS = ((1, 1), (1, 3), (3, 1), (3, 3))
+
+    def __init__(self) -> None:
+        cell = gym.spaces.Discrete(self.SIZE)
+        picture = gym.spaces.Box(0, 255, (self.SIZE, self.SIZE), np.uint8)
+        self.observation_space = gym.spaces.Dict(picture=picture, goal=gym.spaces.Dict(row=cell, column=cell))
+        self.action_space = gym.spaces.Discrete(len(self.MOVES))
+        self.free = [(r, c) for r in range(self.SIZE) for c in range(self.SIZE) if (r, c) not in self.PILLARS]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        here, goal = self.np_random.choice(len(self.free), 2, replace=False)
+        self.here, self.goal, self.walked = self.free[here], self.free[goal], 0
+        return self._look(), {}
+
+    def step(self, action: np.int64) -> tuple[dict, float, bool, bool, dict]:
+        down, right = self.MOVES[action]
+        there = (self.here[0] + down, self.here[1] + right)
+        self.here, self.walked = there if there in self.free else self.here, self.walked + 1
+        arrived = self.here == self.goal
+        return self._look(), 1.0 if arrived else -0.05, arrived, self.walked >= self.LIMIT, {}
+
+    def _look(self) -> dict[str, Any]:
+        picture = np.zeros((self.SIZE, self.SIZE), np.uint8)
+        picture[tuple(zip(*self.PILLARS, strict=True))] = 128
+        picture[self.here] = 255
+        return {"picture": picture, "goal": {"row": self.goal[0], "column": self.goal[1]}}

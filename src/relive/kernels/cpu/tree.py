@@ -1,0 +1,160 @@
+"""The sum tree: reference/tree.py's names and, to the bit, results.
+
+Batches go through the tree level by level, all walkers before the next level, so that their cache misses overlap; the
+next level's block is prefetched. What a walker does in a block has no branches, since each would be mispredicted half
+the time, and places are unsigned, since numba tests signed ones for being negative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reference.tree import FANOUT, heaviest, tree_build, tree_offsets
+from .jit import jit, prefetch
+
+__all__ = ["tree_build", "tree_find", "tree_get", "tree_offsets", "tree_prefix", "tree_set"]
+
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Offsets = NDArray[np.uint64]
+
+_i64: Any = np.int64
+_u64: Any = np.uint64
+_WIDTH: Any = np.uint64(FANOUT)
+_ZERO: Any = np.uint64(0)
+_heaviest = jit(heaviest)
+
+
+@jit
+def tree_set(nodes: Doubles, offsets: Offsets, minima: Doubles, size: int, positions: Ints, values: Doubles) -> int:
+    """See :func:`relive.kernels.reference.tree.tree_set`."""
+    limit, each = _heaviest(size), _i64(values.size > 1)
+    for i in range(positions.size):
+        if not (0 <= positions[i] < size and 0.0 <= values[i * each] <= limit):
+            return i
+    walkers = np.empty(positions.size, np.uint64)
+    count = _ZERO
+    for i in range(_u64(positions.size)):
+        place, weight = _u64(positions[i]), values[i * _u64(each)] + 0.0  # -0.0 becomes 0.0
+        changed = nodes[place] != weight
+        nodes[place] = weight
+        walkers[count] = place
+        count += _u64(changed)
+    # A walker whose node keeps its value ends there, and so all but the first of those that meet in one node.
+    for level in range(offsets.size - 1):
+        below, above, staying = offsets[level], offsets[level + 1], _ZERO
+        for i in range(count):
+            node = walkers[i] // _WIDTH
+            first, total = below + node * _WIDTH, 0.0
+            for k in range(_WIDTH):
+                total += nodes[first + k]
+            changed = nodes[above + node] != total
+            nodes[above + node] = total
+            if minima.size:
+                changed |= _note_minimum(nodes, minima, offsets[1], first, above + node)
+            walkers[staying] = node
+            staying += _u64(changed)
+        count = staying
+    return -1
+
+
+@jit
+def _note_minimum(nodes: Doubles, minima: Doubles, inner: Any, first: Any, place: Any) -> bool:
+    """Find a node's minimum from those of its children, which are leaves or have minima; whether it is a new one."""
+    low = np.inf
+    for k in range(first, first + _WIDTH):
+        weight = nodes[k] if first < inner else minima[k - inner]
+        if 0.0 < weight < low:
+            low = weight
+    changed = minima[place - inner] != low
+    minima[place - inner] = low
+    return changed
+
+
+@jit
+def tree_get(nodes: Doubles, size: int, positions: Ints, out: Doubles) -> int:
+    """See :func:`relive.kernels.reference.tree.tree_get`."""
+    for i in range(positions.size):
+        if not 0 <= positions[i] < size:
+            return i
+        out[i] = nodes[_u64(positions[i])]
+    return -1
+
+
+@jit
+def tree_find(nodes: Doubles, offsets: Offsets, masses: Doubles, out: Ints) -> int:
+    """See :func:`relive.kernels.reference.tree.tree_find`."""
+    total = nodes[offsets[offsets.size - 1]]
+    for i in range(masses.size):
+        if not 0.0 <= masses[i] < total:
+            return i
+    starts = np.zeros(masses.size)
+    out[:] = 0
+    for level in range(offsets.size - 2, -1, -1):
+        here, next_level = offsets[level], offsets[max(level - 1, 0)]
+        for i in range(_u64(masses.size)):
+            mass, edge = masses[i], starts[i]
+            start, child = edge, _ZERO
+            first = here + _u64(out[i]) * _WIDTH
+            for k in range(_WIDTH):
+                edge += nodes[first + k]
+                passed = edge <= mass
+                start = edge if passed else start
+                child += _u64(passed)
+            if child == _WIDTH:
+                start, child = _last_child(nodes, first, starts[i])
+            node = _u64(out[i]) * _WIDTH + child
+            starts[i], out[i] = start, _i64(node)
+            prefetch(nodes, next_level + node * _WIDTH)
+    return -1
+
+
+@jit
+def _last_child(nodes: Doubles, first: Any, start: Any) -> tuple[Any, Any]:
+    """The start and the number of a block's last positive child, for a mass that rounding left beyond all of them."""
+    last = _last_positive(nodes, first)
+    for k in range(_u64(max(last, 0))):
+        start += nodes[first + k]
+    return start, _u64(max(last, 0))
+
+
+@jit
+def _last_positive(nodes: Doubles, first: Any) -> int:
+    last = -1
+    for k in range(_WIDTH):
+        if nodes[first + k] > 0.0:
+            last = _i64(k)
+    return last
+
+
+@jit
+def tree_prefix(nodes: Doubles, offsets: Offsets, size: int, positions: Ints, out: Doubles) -> int:
+    """See :func:`relive.kernels.reference.tree.tree_prefix`."""
+    total = nodes[offsets[offsets.size - 1]]
+    for i in range(positions.size):
+        if not 0 <= positions[i] <= size:
+            return i
+        start, end = 0.0, total
+        leaf = _u64(min(positions[i], size - 1))
+        for level in range(offsets.size - 2, -1, -1):
+            place = leaf // _WIDTH ** _u64(level)
+            child = _i64(place % _WIDTH)
+            first = offsets[level] + place // _WIDTH * _WIDTH
+            start, end = _interval(nodes, first, start, end, child)
+        out[i] = start if positions[i] < size else total
+    return -1
+
+
+@jit
+def _interval(nodes: Doubles, first: Any, start: Any, end: Any, child: int) -> tuple[Any, Any]:
+    """The part of a parent's interval that belongs to one of its children."""
+    last, edge = _last_positive(nodes, first), start
+    for k in range(_u64(child)):
+        edge += nodes[first + k]
+    if child > last:
+        return (end if child else start), end
+    start = min(edge, end)
+    return start, (end if child == last else min(edge + nodes[first + _u64(child)], end))

@@ -1,0 +1,292 @@
+"""Rings of steps in plain Python: what an add does, which anchors are drawn, what an n-step window holds.
+
+Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at place e * rows + id % rows. ``state`` is
+``[N, 3]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one).
+``counters`` is [anchors completed ever, anchors that can be drawn now, episodes ended]. ``stamp`` of a complete
+transition, an anchor, is its number in the order of completion; of a row that is none, -1 - (anchors completed when it
+was written), so that stamps order all rows of an env.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .random import MASK, uniform
+
+__all__ = [
+    "add_rows",
+    "anchors",
+    "append",
+    "draw",
+    "gather_rows",
+    "ids_of",
+    "live",
+    "plan",
+    "scatter_rows",
+    "stack_places",
+]
+
+Ints = NDArray[np.int64]
+PATIENCE = 100
+
+
+def _anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any) -> list[tuple[int, int]]:
+    """(env, id) of every row that can be drawn: complete, and with its history still there."""
+    found: list[tuple[int, int]] = []
+    for e in range(len(state)):
+        oldest = max(int(state[e, 1]), int(state[e, 0]) - rows)
+        for number in range(oldest, int(state[e, 0])):
+            place = e * rows + number % rows
+            if stamp[place] >= 0 and number - min(int(step[place]), history) >= oldest:
+                found.append((e, number))
+    return found
+
+
+def append(
+    envs: Ints,
+    ended: Any,
+    rows: int,
+    history: int,
+    state: Ints,
+    counters: Ints,
+    step: Any,
+    stamp: Any,
+    places: Ints,
+    finals: Ints,
+    event_places: Ints,
+    event_opens: Any,
+) -> int:
+    """Issue an id for a new row of each env in turn, and one for the final observation where the episode ended.
+
+    A row completes the transition before it, if that belongs to the same episode; a final observation (``ended`` 1)
+    completes its own, and a row that stands alone (``ended`` 2) itself. ``places`` tells where the rows go,
+    ``finals`` where the final observations go, or -1. The rows that can be drawn from now on (1) or no more (0) are
+    listed in order in ``event_places`` and ``event_opens``, unless that has size 0; the number of these events is
+    returned.
+    """
+    events = 0
+
+    def changed(before: set[int]) -> None:
+        nonlocal events
+        after = {e * rows + n % rows for e, n in _anchors(rows, history, state, step, stamp)}
+        counters[1] = len(after)
+        closed, opened = sorted(before - after), sorted(after - before)
+        for place, opens in [(p, 0) for p in closed] + [(p, 1) for p in opened]:
+            if len(event_places):
+                event_places[events], event_opens[events] = place, opens
+                events += 1
+
+    def write(e: int, index: int) -> int:
+        number = int(state[e, 0])
+        place = e * rows + number % rows
+        before = {q * rows + n % rows for q, n in _anchors(rows, history, state, step, stamp)}
+        state[e, 0] = number + 1
+        step[place], stamp[place] = index, -1 - counters[0]
+        changed(before)
+        return place
+
+    def complete(e: int, number: int) -> None:
+        place = e * rows + number % rows
+        if number >= max(int(state[e, 1]), int(state[e, 0]) - rows):
+            before = {q * rows + n % rows for q, n in _anchors(rows, history, state, step, stamp)}
+            stamp[place] = counters[0]
+            counters[0] += 1
+            changed(before)
+
+    for i, e in enumerate(envs.tolist()):
+        index = int(state[e, 2])
+        places[i], finals[i] = write(e, index), -1
+        if index > 0:
+            complete(e, int(state[e, 0]) - 2)
+        state[e, 2] = index + 1
+        if ended[i] == 2:
+            complete(e, int(state[e, 0]) - 1)
+            state[e, 2] = 0
+        elif ended[i]:
+            final = write(e, index + 1)
+            complete(e, int(state[e, 0]) - 2)
+            stamp[final] = -1 - counters[0]
+            state[e, 2] = 0
+            counters[2] += 1
+            finals[i] = final
+    return events
+
+
+def draw(
+    key: int,
+    rows: int,
+    history: int,
+    newest: int,
+    state: Ints,
+    counters: Ints,
+    step: Any,
+    stamp: Any,
+    memory: Any,
+    places: Ints,
+) -> bool:
+    """Places of anchors drawn uniformly, with replacement, from the ``newest`` completed ones (0: from all).
+
+    Draw i, attempt a, is number 1 + i + a * B of the stream ``key``, and points at a row of the window; rows that are
+    no anchors are drawn again. False if the window has none. ``memory`` is all rows, which the fast twin fetches.
+    """
+    first, until = (np.zeros(len(state), np.int64) for _ in range(2))
+    window(rows, newest, state, counters, stamp, first, until)
+    inside = [(e, number) for e in range(len(state)) for number in range(int(first[e]), int(state[e, 0]))]
+    anchors = set(_anchors(rows, history, state, step, stamp))
+    drawable = [row for row in inside if row in anchors]
+    if not drawable:
+        return False
+    for i in range(len(places)):
+        for attempt in range(PATIENCE):
+            e, number = inside[int(uniform(key, 1 + i + len(places) * attempt) * len(inside))]
+            if (e, number) in anchors:
+                break
+        else:
+            from .random import mix
+
+            z = mix((mix(key) + i) & MASK)
+            e, number = drawable[int((z >> 11) * 2.0**-53 * len(drawable))]
+        places[i] = e * rows + number % rows
+    return True
+
+
+def window(rows: int, newest: int, state: Ints, counters: Ints, stamp: Any, first: Ints, until: Ints) -> int:
+    """The rows from the ``newest`` completed transitions on (0: all rows): the first number in each env; how many rows.
+
+    ``until`` is the running sum of their number over the envs.
+    """
+    total, threshold = 0, int(counters[0]) - newest
+    for e in range(len(state)):
+        number, head = max(int(state[e, 1]), int(state[e, 0]) - rows), int(state[e, 0])
+        while newest and number < head:
+            s = int(stamp[e * rows + number % rows])
+            if (s if s >= 0 else -1 - s) >= threshold:
+                break
+            number += 1
+        first[e] = number
+        total += head - number
+        until[e] = total
+    return total
+
+
+def ids_of(places: Ints, rows: int, state: Ints, index: Ints) -> None:
+    """The public index, id * N + env, of the rows at live places."""
+    for i, place in enumerate(places.tolist()):
+        e = place // rows
+        head = int(state[e, 0])
+        (number,) = [n for n in range(head - rows, head) if n % rows == place % rows]
+        index[i] = number * len(state) + e
+
+
+def live(index: Ints, rows: int, history: int, state: Ints, step: Any, stamp: Any, places: Ints) -> int:
+    """Places of the given indices, -1 for those that can no longer be drawn; the first that was never issued, or -1."""
+    anchors = set(_anchors(rows, history, state, step, stamp))
+    for i, given in enumerate(index.tolist()):
+        number, e = divmod(given, len(state))
+        if given < 0 or number >= state[e, 0]:
+            return i
+        places[i] = e * rows + number % rows if (e, number) in anchors else -1
+    return -1
+
+
+def plan(
+    places: Ints,
+    rows: int,
+    steps: int,
+    gamma: float,
+    reward: Any,
+    terminated: Any,
+    truncated: Any,
+    stamp: Any,
+    last: Ints,
+    total: Any,
+    discount: Any,
+    used: Any,
+    terminal: Any,
+    cut: Any,
+) -> None:
+    """The n-step windows that start at anchors: rₜ + γrₜ₊₁ + ..., up to ``steps`` rewards.
+
+    A window stops at a done, or where the next row is not complete (the newest step). ``last`` is the place of the row
+    whose observation it bootstraps from, ``used`` the number of rewards k, ``discount`` γᵏ, or 0 after a terminal;
+    ``terminal`` and ``cut`` are the done bits of the window's last transition.
+    """
+    for i, place in enumerate(places.tolist()):
+        begin = place // rows * rows
+        here, value, factor, k = place, 0.0, 1.0, 0
+        while True:
+            value += factor * float(reward[here])
+            factor *= gamma
+            k += 1
+            total[i], terminal[i], cut[i] = value, terminated[here], truncated[here]
+            here = begin + (here - begin + 1) % rows
+            if terminal[i] or cut[i] or k == steps or stamp[here] < 0:
+                break
+        last[i], used[i], discount[i] = here, k, 0.0 if terminal[i] else factor
+
+
+def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) -> None:
+    """The first ``nbytes`` bytes of rows of ``source`` (uint8 ``[R, W]``) to successive rows of ``out``, at ``start``.
+
+    A negative place gives zeros.
+    """
+    for i, place in enumerate(places.tolist()):
+        out[i, start : start + nbytes] = source[place, :nbytes] if place >= 0 else 0
+
+
+def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
+    """The first ``nbytes`` bytes of successive rows of ``source`` to rows of ``target``; a negative place to none."""
+    for i, place in enumerate(places.tolist()):
+        if place >= 0:
+            target[place, :nbytes] = source[i, :nbytes]
+
+
+def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> None:
+    """Places ``[B, depth]`` of the frames that end at ``places``, oldest first, within their episode.
+
+    Frames from before the episode are its first one if ``repeat``, else -1.
+    """
+    for i, place in enumerate(places.tolist()):
+        begin = place // rows * rows
+        for j in range(depth):
+            back = depth - 1 - j
+            reach = min(back, int(step[place]))
+            out[i, j] = begin + (place - begin - reach) % rows if reach == back or repeat else -1
+
+
+def anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any, out: Ints) -> int:
+    """The places of all rows that can be drawn, env by env in the order of time; how many there are."""
+    found = [e * rows + number % rows for e, number in _anchors(rows, history, state, step, stamp)]
+    out[: len(found)] = found
+    return len(found)
+
+
+def add_rows(
+    envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, history: int,
+    state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints, finals: Ints,
+    event_places: Ints, event_opens: Any,
+) -> int:  # fmt: skip
+    """Append one staged row per env, and store it: :func:`append` and :func:`scatter_rows` in one call.
+
+    ``staged`` (uint8 ``[K, W]``) holds the rows; the flags at bytes ``flags[0]`` and ``flags[1]`` of each say
+    whether it terminated or truncated. ``final`` holds the rows of the final observations, of which the first
+    ``sizes[1]`` bytes are stored where an episode ended; of the rows themselves the first ``sizes[0]``. ``mode`` is
+    0 where no final observation is given, 1 where they are, 2 where rows stand alone.
+
+    Returns the number of events; or, if an episode ended and its final observation is not given, -1 - i for the first
+    such row i, and nothing is changed.
+    """
+    ended = np.full(envs.size, mode, np.uint8)
+    if mode != 2:
+        for i in range(envs.size):
+            ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
+            if ended[i] and mode == 0:
+                return -1 - i
+    events = append(envs, ended, rows, history, state, counters, step, stamp, places, finals, event_places, event_opens)
+    scatter_rows(staged, places, target, sizes[0])
+    if mode == 1:
+        scatter_rows(final, finals, target, sizes[1])
+    return events

@@ -1,0 +1,134 @@
+"""The sum tree, spelt out: where its nodes lie, how they are summed, and which leaf a mass falls on.
+
+All nodes lie in one array (float64), the leaves first, then level by level up to the root. Level l starts at
+``offsets[l]``; node j of a level is the sum of nodes 8j .. 8j + 7 of the level below, added from left to right, to 0.
+Levels are padded with zeros to whole blocks of 8. ``minima``, empty until somebody asks for it, holds the smallest
+positive leaf under each node above the leaves, or infinity, in the same places counted from ``offsets[1]``.
+
+A node stands for an interval of mass and its children cut it up, in order: the root's is [0, total), a child's starts
+where the one before it ends, at (start + first child + second child + ...), except that the last positive child ends
+where its parent does. So the intervals of the leaves cover [0, total) without gap or overlap whatever rounding does,
+and only a leaf of positive weight has one that is not empty.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FANOUT", "heaviest", "tree_build", "tree_find", "tree_get", "tree_offsets", "tree_prefix", "tree_set"]
+
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Offsets = NDArray[np.uint64]
+
+FANOUT = 8
+"""Children per node: one cache line of float64."""
+
+_LARGEST = sys.float_info.max
+
+
+def heaviest(size: int) -> float:
+    """The largest weight that ``size`` leaves can all have without an infinite sum anywhere."""
+    return _LARGEST / (2.0 * size)
+
+
+def tree_offsets(size: int) -> Offsets:
+    """Where each level of a tree of ``size`` leaves starts, ``[levels + 1]``; the last is the place of the root."""
+    starts, nodes = [0], size
+    while nodes > 1 or len(starts) == 1:
+        nodes = -(-nodes // FANOUT)
+        starts.append(starts[-1] + nodes * FANOUT)
+    return np.array(starts, np.uint64)
+
+
+def tree_build(nodes: Doubles, offsets: Offsets, minima: Doubles) -> None:
+    """Sum every node anew from the leaves; the minima too, if there are any."""
+    starts = [int(start) for start in offsets]
+    for level, (below, above) in enumerate(pairwise(starts)):
+        blocks = nodes[below:above].reshape(-1, FANOUT)
+        sums = np.zeros(len(blocks))
+        for k in range(FANOUT):
+            sums += blocks[:, k]
+        nodes[above : above + len(sums)] = sums
+        if minima.size:
+            lows = np.where(blocks > 0, blocks, np.inf)
+            if level:
+                lows = minima[below - starts[1] : above - starts[1]].reshape(-1, FANOUT)
+            minima[above - starts[1] : above - starts[1] + len(sums)] = lows.min(1)
+
+
+def tree_set(nodes: Doubles, offsets: Offsets, minima: Doubles, size: int, positions: Ints, values: Doubles) -> int:
+    """Give leaves their weights, in order, so that the last of several for one leaf stays, and sum all parents anew.
+
+    ``values`` has one entry per position, or one for all. Returns -1, or the index in ``positions`` of the first entry
+    that is no leaf or has a weight that is not in [0, heaviest(size)]; then nothing is written.
+    """
+    weights = np.broadcast_to(values, positions.shape).tolist()
+    for i, (position, weight) in enumerate(zip(positions.tolist(), weights, strict=True)):
+        if not (0 <= position < size and 0.0 <= weight <= heaviest(size)):
+            return i
+    for position, weight in zip(positions.tolist(), weights, strict=True):
+        nodes[position] = weight + 0.0  # -0.0 becomes 0.0
+    tree_build(nodes, offsets, minima)
+    return -1
+
+
+def tree_get(nodes: Doubles, size: int, positions: Ints, out: Doubles) -> int:
+    """The weights of leaves; returns -1, or the index of the first position that is none."""
+    for i, position in enumerate(positions.tolist()):
+        if not 0 <= position < size:
+            return i
+        out[i] = nodes[position]
+    return -1
+
+
+def tree_find(nodes: Doubles, offsets: Offsets, masses: Doubles, out: Ints) -> int:
+    """The leaf whose interval holds each mass; returns -1, or the index of the first mass that is not in [0, total)."""
+    total = float(nodes[int(offsets[-1])])
+    for i, mass in enumerate(masses.tolist()):
+        if not 0.0 <= mass < total:
+            return i
+        node, start = 0, 0.0
+        for level in range(len(offsets) - 2, -1, -1):
+            first = int(offsets[level]) + node * FANOUT
+            weights = nodes[first : first + FANOUT].tolist()
+            child, last = 0, max(k for k in range(FANOUT) if weights[k] > 0)
+            while child < last and start + weights[child] <= mass:
+                start += weights[child]
+                child += 1
+            node = node * FANOUT + child
+        out[i] = node
+    return -1
+
+
+def tree_prefix(nodes: Doubles, offsets: Offsets, size: int, positions: Ints, out: Doubles) -> int:
+    """Where the intervals of leaves start; ``size`` gives the total.
+
+    Returns -1, or the index of the first position that is not in 0..size.
+    """
+    total = float(nodes[int(offsets[-1])])
+    for i, position in enumerate(positions.tolist()):
+        if not 0 <= position <= size:
+            return i
+        start, end = 0.0, total
+        leaf = min(position, size - 1)
+        for level in range(len(offsets) - 2, -1, -1):
+            node, child = divmod(leaf // FANOUT**level, FANOUT)
+            first = int(offsets[level]) + node * FANOUT
+            start, end = _interval(nodes[first : first + FANOUT].tolist(), start, end, child)
+        out[i] = start if position < size else total
+    return -1
+
+
+def _interval(weights: list[float], start: float, end: float, child: int) -> tuple[float, float]:
+    """The part of a parent's interval that belongs to one of its children."""
+    cuts, edge = [start], start
+    last = max((k for k, weight in enumerate(weights) if weight > 0), default=-1)
+    for k, weight in enumerate(weights):
+        edge += weight
+        cuts.append(min(edge, end) if k < last else end)
+    return cuts[child], cuts[child + 1]

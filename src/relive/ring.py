@@ -1,0 +1,222 @@
+"""Ring: which steps there are, where they lie, and which of them can be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import kernels
+from .errors import FieldError, ReliveError, SchemaError
+from .rows import ReplayRows
+
+__all__ = ["InvariantError", "Ring"]
+
+Ints = NDArray[np.int64]
+Events = tuple[Ints, Any]
+HEAD, TAIL, NEXT = 0, 1, 2
+COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
+ALONE = 2
+
+
+class InvariantError(ReliveError, AssertionError):
+    """The bookkeeping of a ring contradicts itself: a defect of relive, or memory that others wrote to."""
+
+
+class Ring:
+    """N rings of rows, one per env, in which an episode of k transitions takes k + 1 rows.
+
+    The last row of an episode is a boundary row: it holds the observation that the episode ended on, so the next
+    observation of a transition is always that of the next row. The invariants, which :meth:`check` tests:
+
+    1. A row's id is (env, number in that env). Numbers only grow and are never reused; row ``number`` of env ``e`` lies
+       at place ``e * rows + number % rows``.
+    2. A row is live while its number is among the newest ``rows`` of its env and not cleared.
+    3. The next step of the same env is number + 1.
+    4. ``step`` is a row's index within its episode: rows i and i + k share an episode iff step[i + k] = step[i] + k.
+    5. A transition is complete once its next observation is known. ``stamp`` numbers complete transitions in the order
+       of completion, starting at 0; it is negative in all other rows: the newest of an episode under way, boundary
+       rows, and rows whose episode was interrupted.
+    6. A row can be drawn iff it is live, complete, and the ``history`` rows before it, or as many as its episode has,
+       are live too.
+
+    Args:
+        num_envs: N.
+        rows: rows per env, at least 2.
+        store: where the rows lie.
+    """
+
+    def __init__(self, num_envs: int, rows: int, store: ReplayRows) -> None:
+        if num_envs < 1 or rows < 2:
+            raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
+        self.num_envs, self.rows, self.store = num_envs, rows, store
+        self.state: Ints = np.zeros((num_envs, 3), np.int64)
+        self.counters: Ints = np.zeros(3, np.int64)
+        self.step, self.stamp = store.meta("_step"), store.meta("_stamp")
+        self._history = 0
+        self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+        nothing, no_flags = self._none
+        self._scratch: tuple[Ints, Ints, Ints, Any] = nothing, nothing, nothing, no_flags
+
+    @property
+    def drawable(self) -> int:
+        """How many transitions can be drawn."""
+        return int(self.counters[DRAWABLE])
+
+    @property
+    def completed(self) -> int:
+        """How many transitions were ever completed."""
+        return int(self.counters[COMPLETED])
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes have ended."""
+        return int(self.counters[EPISODES])
+
+    @property
+    def oldest(self) -> Ints:
+        """The number of the oldest live row of each env, ``[N]``."""
+        return np.maximum(self.state[:, TAIL], self.state[:, HEAD] - self.rows)
+
+    @property
+    def heads(self) -> Ints:
+        """The number that each env's next row will have, ``[N]``."""
+        return self.state[:, HEAD]
+
+    @property
+    def history(self) -> int:
+        """How many rows before an anchor must be there; set by the view that reads them."""
+        return self._history
+
+    @history.setter
+    def history(self, rows: int) -> None:
+        self._history = rows
+        self.counters[DRAWABLE] = len(self.anchors())
+
+    def add(self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, alone: bool, events: bool) -> Events:
+        """Store one more step of each of ``envs``, in turn.
+
+        Args:
+            envs: int64 ``[K]``; no env more often than it has room.
+            steps: the checked leaves ``[K, ...]`` of the store, in its order.
+            final: the leaves of the final observations ``[K, ...]``, read where an episode ended.
+            alone: the rows stand alone: each is complete with a next_obs of its own.
+            events: whether to tell which rows can be drawn from now on or no more.
+
+        Returns:
+            the places of the events, in order, with 1 where a row can be drawn now, 0 where it no longer can.
+
+        Raises:
+            FieldError: an episode ended and ``final`` is None. Nothing is stored.
+        """
+        count, store = len(envs), self.store
+        places, finals, where, opens = self._room(count)
+        staged = store.stage("step", count, steps)
+        mode = ALONE if alone else int(final is not None)
+        ends = staged if final is None else store.stage("final", count, final)
+        found = kernels.fast().add_rows(
+            envs, mode, staged, ends, store.flags, store.sizes, store.target, self.rows, self._history, self.state,
+            self.counters, self.step, self.stamp, places, finals, where if events else self._none[0],
+            opens if events else self._none[1],
+        )  # fmt: skip
+        if found < 0:
+            raise FieldError(
+                f"field 'next_obs': the episode of env {int(envs[-1 - found])} ended and its final observation is "
+                "missing; pass next_obs (Gymnasium's final_obs where there is one), [N, ...]; it is read only where an "
+                "episode ended"
+            )
+        if store.blocks:
+            store.write_blocks("step", places, steps)
+            if final is not None:
+                store.write_blocks("final", finals, final)
+        return where[:found], opens[:found]
+
+    def _room(self, count: int) -> tuple[Ints, Ints, Ints, Any]:
+        """Where a kernel notes places, finals and events; used again by the next add."""
+        size = count * (2 * self._history + 4)
+        if len(self._scratch[0]) != count or len(self._scratch[2]) < size:
+            places, finals, where = (np.zeros(n, np.int64) for n in (count, count, size))
+            self._scratch = places, finals, where, np.zeros(size, np.uint8)
+        return self._scratch
+
+    def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
+        """Places ``[count]`` of anchors, uniformly and with replacement; None if there are none.
+
+        Args:
+            count: B.
+            key: of the stream of random numbers.
+            newest: draw from this many of the newest completed transitions; 0 means from all.
+        """
+        places = np.empty(count, np.int64)
+        found = kernels.fast().draw(
+            np.uint64(key), self.rows, self._history, newest, self.state, self.counters, self.step, self.stamp,
+            self.store.target, places,
+        )  # fmt: skip
+        return places if found else None
+
+    def window_places(self, newest: int) -> tuple[Ints, Ints]:
+        """Where the rows of the ``newest`` completed transitions lie: from the one up to the other, ``[2 N]`` each."""
+        first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
+        kernels.fast().window(self.rows, newest, self.state, self.counters, self.stamp, first, until)
+        base = np.arange(self.num_envs) * self.rows
+        begin, length = first % self.rows, self.heads - first
+        seam = np.maximum(begin + length - self.rows, 0)  # what lies before the first place of the ring
+        begins, ends = np.stack([base + begin, base], 1), np.stack([base + begin + length - seam, base + seam], 1)
+        return begins.reshape(-1), ends.reshape(-1)
+
+    def anchors(self) -> Ints:
+        """The places of all transitions that can be drawn, env by env in the order of time."""
+        out = np.empty(int((self.heads - self.oldest).sum()), np.int64)
+        found = kernels.fast().anchors(self.rows, self._history, self.state, self.step, self.stamp, out)
+        return out[:found]
+
+    def index_of(self, places: Ints, out: Any = None) -> Any:
+        """The public index ``number * N + env`` of live places."""
+        index = np.empty(len(places), np.int64) if out is None else out
+        kernels.fast().ids_of(places, self.rows, self.state, index)
+        return index
+
+    def find(self, index: Ints) -> tuple[Ints, int]:
+        """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
+        places = np.empty(len(index), np.int64)
+        bad = kernels.fast().live(index, self.rows, self._history, self.state, self.step, self.stamp, places)
+        return places, int(bad)
+
+    def interrupt(self, envs: Ints) -> None:
+        """The episodes under way in ``envs`` will not go on: their newest rows never become transitions."""
+        self.state[envs, NEXT] = 0
+
+    def clear(self) -> None:
+        """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one."""
+        self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
+        self.counters[DRAWABLE] = 0
+
+    def check(self) -> None:
+        """Test the invariants.
+
+        Raises:
+            InvariantError: naming the first that does not hold, and where.
+        """
+        stamps: list[int] = []
+        for env in range(self.num_envs):
+            numbers: Ints = np.arange(int(self.oldest[env]), int(self.heads[env]))
+            places: Ints = env * self.rows + numbers % self.rows
+            step, stamp = self.step[places], self.stamp[places]
+            goes_on = step[1:] == step[:-1] + 1
+            _require(bool(((step[1:] == 0) | goes_on).all()), f"4: step of env {env} neither starts nor goes on")
+            complete = stamp[:-1] >= 0
+            _require(bool((goes_on | ~complete).all()), f"5: a complete row of env {env} has no successor")
+            _require(not len(stamp) or stamp[-1] < 0, f"5: the newest row of env {env} is complete")
+            order = np.where(stamp >= 0, stamp, -1 - stamp)
+            _require(bool((np.diff(order) >= 0).all()), f"5: the stamps of env {env} are not in order")
+            stamps += stamp[stamp >= 0].tolist()
+        _require(len(set(stamps)) == len(stamps), "5: two transitions have one stamp")
+        _require(not stamps or max(stamps) < self.completed, "5: a stamp was never issued")
+        _require(self.drawable == len(self.anchors()), f"6: {self.drawable} counted, {len(self.anchors())} found")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise InvariantError(f"invariant {what}")

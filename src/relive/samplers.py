@@ -1,0 +1,415 @@
+"""Samplers: which transitions a batch is made of. Each draw is a function of its key; none reads a global generator."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import kernels
+from .errors import EmptyError, NotFiniteError, SchemaError, ShapeError
+from .ring import Ints, Ring
+from .sumtree import SumTree
+
+__all__ = ["Extras", "Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement", "draw_uniformly"]
+
+Doubles = NDArray[np.float64]
+Extras = dict[str, NDArray[Any]]
+"""Further fields of a batch, ``[B]``: weight, probability."""
+
+
+class Sampler(Protocol):
+    """Draws anchors of a ring."""
+
+    def attach(self, ring: Ring) -> None:
+        """Get to know the ring it draws from; called once, before anything else."""
+        ...
+
+    @property
+    def watches(self) -> bool:
+        """Whether :meth:`changed` has to be called."""
+        ...
+
+    def changed(self, places: Ints, opens: Any) -> None:
+        """Rows that can be drawn from now on (1) or no more (0), in order."""
+        ...
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]``, and further fields of the batch, for update number ``update`` of ``of``.
+
+        Raises:
+            EmptyError: there is nothing to draw.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later sampler needs to go on just like this one; copies."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on like the sampler whose :meth:`state_dict` this is."""
+        ...
+
+
+class Uniform:
+    """Every transition with the same probability, with replacement."""
+
+    watches = False
+
+    def __init__(self) -> None:
+        self._ring: Ring | None = None
+
+    def attach(self, ring: Ring) -> None:
+        """See :class:`Sampler`."""
+        self._ring = ring
+
+    def changed(self, places: Ints, opens: Any) -> None:
+        """Nothing to keep."""
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]``."""
+        return draw_uniformly(self._ring, count, key), {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: draws are functions of their keys."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""
+
+    def __repr__(self) -> str:
+        return "Uniform()"
+
+
+def draw_uniformly(ring: Ring | None, count: int, key: int, newest: int = 0) -> Ints:
+    """Places of anchors, with replacement, from the newest completed ones (0: from all)."""
+    places = ring.draw(count, key, newest) if ring is not None else None
+    if places is None:
+        raise _nothing()
+    return places
+
+
+class WithoutReplacement:
+    """Epochs: every transition once, in random order, before any comes again.
+
+    An epoch serves what could be drawn when it began; what has left the buffer meanwhile is passed over, what has come
+    waits for the next. A batch that an epoch cannot fill goes on with the next one.
+    """
+
+    watches = False
+
+    def __init__(self) -> None:
+        self._ring: Ring | None = None
+        self._order: Ints = np.empty(0, np.int64)
+        self._next = 0
+
+    def attach(self, ring: Ring) -> None:
+        """See :class:`Sampler`."""
+        self._ring = ring
+
+    def changed(self, places: Ints, opens: Any) -> None:
+        """Nothing to keep: what is drawn is looked up."""
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]``, all different unless an epoch ends among them.
+
+        Raises:
+            EmptyError: there is nothing to draw.
+            ShapeError: there are fewer than ``count`` transitions.
+        """
+        ring = self._ring
+        if ring is None or not ring.drawable:
+            raise _nothing()
+        if count > ring.drawable:
+            raise ShapeError(f"sample({count}): there are {ring.drawable} transitions to draw without replacement")
+        found: list[Ints] = []
+        missing = count
+        for epoch in range(count + 2):
+            if self._next >= len(self._order):
+                index = ring.index_of(ring.anchors())
+                self._order = index[kernels.permutation(len(index), key, epoch).numpy()]
+                self._next = 0
+            chosen = self._order[self._next : self._next + missing]
+            self._next += len(chosen)
+            places, _ = ring.find(np.ascontiguousarray(chosen))
+            found.append(places[places >= 0])
+            missing -= len(found[-1])
+            if not missing:
+                break
+        return np.concatenate(found), {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rest of the epoch."""
+        return {"order": self._order[self._next :].copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that epoch."""
+        self._order, self._next = np.array(state["order"], np.int64), 0
+
+    def __repr__(self) -> str:
+        return "WithoutReplacement()"
+
+
+class Prioritized:
+    """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
+
+    A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest of
+    the batch, or of the buffer. Pass the TD errors of its ``index`` to ``update_priorities``.
+
+    Args:
+        alpha: how much priorities matter; 0 is uniform.
+        beta: how much the weights correct for it; 1 is fully. A triple (first, last, draws) goes linearly from one to
+            the other.
+        eps: what a transition without error is worth.
+        stratified: one draw from each of B equal parts of the total, rather than B independent ones.
+        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest that any transition has.
+        default_error: the TD error of new transitions; None is the largest seen so far, 1 at first.
+        eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
+
+    Raises:
+        SchemaError: a parameter out of range.
+    """
+
+    watches = True
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float | tuple[float, float, int] = 0.4,
+        *,
+        eps: float = 1e-6,
+        stratified: bool = True,
+        normalize: Literal["batch", "buffer"] = "batch",
+        default_error: float | None = None,
+        eta: float = 0.9,
+    ) -> None:
+        if alpha < 0 or eps <= 0 or not 0 <= eta <= 1 or (default_error or 0) < 0:
+            given = f"alpha={alpha}, eps={eps}, eta={eta}, default_error={default_error}"
+            raise SchemaError(f"Prioritized: alpha >= 0, eps > 0, 0 <= eta <= 1, default_error >= 0; got {given}")
+        if normalize not in ("batch", "buffer"):
+            raise SchemaError(f"Prioritized: normalize is 'batch' or 'buffer', got {normalize!r}")
+        self.beta, self.stratified, self.normalize, self.eta = beta, stratified, normalize, eta
+        self.default_error = default_error
+        self._alpha, self._eps = alpha, eps
+        self._largest, self._draws = 1.0, 0
+        self._ring: Ring | None = None
+
+    @property
+    def alpha(self) -> float:
+        """How much priorities matter; a change takes effect at once on everything stored."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._alpha = alpha
+        if self._ring is not None:
+            self.attach(self._ring)
+
+    def attach(self, ring: Ring) -> None:
+        """Give every transition that can be drawn its priority, and no other row one."""
+        if self._ring is not ring:
+            self._ring = ring
+            self._errors = np.full(ring.num_envs * ring.rows, self._new_error(), np.float32)
+        self._tree = SumTree(ring.num_envs * ring.rows)
+        places = ring.anchors()
+        self._tree.set(places, self._weights(self._errors[places]))
+
+    def changed(self, places: Ints, opens: Any) -> None:
+        """New transitions get the default error; what can no longer be drawn gets no weight."""
+        error = self._new_error()
+        self._errors[places] = error
+        self._tree.set(places, opens * self._weights(error))
+
+    def update(self, places: Ints, errors: Doubles) -> None:
+        """The transitions at ``places`` have these TD errors, not negative."""
+        self._errors[places] = errors
+        self._tree.set(places, self._weights(self._errors[places]))
+        self._largest = max(self._largest, float(errors.max(initial=0.0)))
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
+        if self._ring is None or not self._ring.drawable:
+            raise _nothing()
+        total = self._tree.total
+        masses = np.minimum(self.fractions(count, key) * total, np.nextafter(total, 0))
+        return self.weighted(self._tree.find(masses), total, self._ring.drawable)
+
+    def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
+        """The same from the ``newest`` completed transitions alone."""
+        ring = self._ring
+        if ring is None or not ring.drawable:
+            raise _nothing()
+        begins, ends = ring.window_places(newest)
+        below = self._tree.prefix(begins)
+        upper = self._tree.prefix(ends)
+        until = np.cumsum(upper - below)
+        if not until[-1] > 0:
+            raise _nothing()
+        masses = np.minimum(self.fractions(count, key) * until[-1], np.nextafter(until[-1], 0))
+        part: Any = np.searchsorted(until, masses, side="right")
+        inside = below[part] + (masses - (until - (upper - below))[part])
+        masses = np.clip(inside, below[part], np.nextafter(upper[part], 0))
+        return self.weighted(self._tree.find(masses), float(until[-1]), min(newest, ring.drawable))
+
+    def fractions(self, count: int, key: int) -> Doubles:
+        """Random numbers in [0, 1), stratified if that is wanted."""
+        u = np.empty(count, np.float64)
+        kernels.fast().uniforms(np.uint64(key), u)
+        return (np.arange(count) + u) / count if self.stratified else u
+
+    def weighted(self, places: Ints, total: float, among: int) -> tuple[Ints, Extras]:
+        """Places with the probability and the importance weight of each."""
+        self._draws += 1
+        beta = self._beta_now()
+        probability = self._tree.get(places) / total
+        weight = (among * probability) ** -beta
+        largest = weight.max() if self.normalize == "batch" else self._largest_weight(total, among, beta)
+        return places, {"weight": (weight / largest).astype(np.float32), "probability": probability}
+
+    def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
+        """|TD errors| ``[B]``; those of sequences ``[B, L]`` as eta · max + (1 - eta) · mean over the real steps."""
+        absolute = np.abs(errors)
+        if absolute.ndim == 1:
+            return absolute
+        real = np.ones(absolute.shape, np.bool_) if mask is None else mask
+        absolute = np.where(real, absolute, 0.0)
+        mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
+        return self.eta * absolute.max(1) + (1 - self.eta) * mean
+
+    def priorities(self) -> Doubles:
+        """The weight p of every transition that can be drawn."""
+        return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The errors of all rows, the largest seen, and how far a schedule of beta has come."""
+        return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with those errors.
+
+        Raises:
+            ShapeError: they are of another number of rows.
+            NotFiniteError: an error is NaN, infinite or negative.
+        """
+        errors = np.array(state["errors"], np.float32)
+        if errors.shape != self._errors.shape:
+            raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {errors.shape}")
+        if not (np.isfinite(errors).all() and (errors >= 0).all()):
+            raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
+        self._errors, self._largest, self._draws = errors, float(state["largest"]), int(state["draws"])
+        self.attach(cast("Ring", self._ring))
+
+    def _new_error(self) -> float:
+        return self._largest if self.default_error is None else self.default_error
+
+    def _weights(self, errors: Any) -> Any:
+        return (np.asarray(errors, np.float64) + self._eps) ** self._alpha
+
+    def _beta_now(self) -> float:
+        if not isinstance(self.beta, tuple):
+            return self.beta
+        first, last, draws = self.beta
+        return first + (last - first) * min(self._draws / max(draws, 1), 1.0)
+
+    def _largest_weight(self, total: float, among: int, beta: float) -> float:
+        return (among * self._tree.minimum_positive() / total) ** -beta
+
+    def __repr__(self) -> str:
+        return (
+            f"Prioritized({self._alpha}, {self.beta}, eps={self._eps}, stratified={self.stratified}, "
+            f"normalize={self.normalize!r}, default_error={self.default_error}, eta={self.eta})"
+        )
+
+
+class Recent:
+    """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
+
+    cₖ = max(N · eta^(1000 k / K), c_min), counted in the order of completion over all envs, where N is the number of
+    transitions stored. ``replay.batches(K, B)`` is a round of K updates; ``replay.sample(B)`` one of 1.
+
+    Args:
+        eta: how sharply the window shrinks; 1 is no emphasis. 0.996 in the paper.
+        c_min: the least number of transitions in the window.
+        inner: how to draw from the window: :class:`Uniform` (default) or :class:`Prioritized`.
+        adapt: let eta follow the progress of learning: pass each episode's return to :meth:`observe`.
+    """
+
+    def __init__(
+        self,
+        eta: float = 0.996,
+        c_min: int = 5000,
+        *,
+        inner: Uniform | Prioritized | None = None,
+        adapt: bool = False,
+    ) -> None:
+        if not (0 < eta <= 1 and c_min >= 1):
+            raise SchemaError(f"Recent: 0 < eta <= 1 and c_min >= 1, got {eta} and {c_min}")
+        self.sharpest, self.c_min, self.adapt = eta, c_min, adapt
+        self.eta = eta
+        self.inner: Uniform | Prioritized = inner or Uniform()
+        self._ring: Ring | None = None
+        self._returns: deque[float] = deque(maxlen=20)
+        self._steepest = 0.0
+
+    @property
+    def watches(self) -> bool:
+        """As the inner sampler."""
+        return self.inner.watches
+
+    def attach(self, ring: Ring) -> None:
+        """See :class:`Sampler`."""
+        self._ring = ring
+        self.inner.attach(ring)
+
+    def changed(self, places: Ints, opens: Any) -> None:
+        """As the inner sampler."""
+        self.inner.changed(places, opens)
+
+    def window(self, update: int, of: int) -> int:
+        """cₖ, of the transitions stored now."""
+        stored = self._ring.drawable if self._ring is not None else 0
+        return int(max(stored * self.eta ** (1000 * update / of), self.c_min))
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]`` from the window, and what the inner sampler adds."""
+        newest, ring = self.window(update, of), self._ring
+        if ring is None or newest >= ring.drawable:
+            return self.inner.draw(count, key, update, of)
+        if isinstance(self.inner, Prioritized):
+            return self.inner.draw_recent(count, key, newest)
+        return draw_uniformly(ring, count, key, newest), {}
+
+    def observe(self, episode_return: float) -> None:
+        """With ``adapt``: an episode ended. eta is sharpest while returns of the last 20 rise, and 1 while they fall.
+
+        The mean slope of the last 20 returns, as a fraction of the steepest so far (which decays by 0.9999 each time),
+        goes from -1 to 1; eta goes from 1 to its sharpest with it.
+        """
+        self._returns.append(float(episode_return))
+        if self.adapt and len(self._returns) == 20:
+            slope = float(np.gradient(np.array(self._returns)).mean())
+            self._steepest = max(self._steepest * 0.9999, abs(slope))
+            fraction = slope / self._steepest if self._steepest else 0.0
+            self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """eta, the returns it follows, and the inner sampler's state."""
+        returns = np.array(self._returns, np.float64)
+        inner = {f"inner.{name}": value for name, value in self.inner.state_dict().items()}
+        return {"eta": self.eta, "steepest": self._steepest, "returns": returns, **inner}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.eta, self._steepest = float(state["eta"]), float(state["steepest"])
+        self._returns = deque(np.asarray(state["returns"], np.float64).tolist(), maxlen=20)
+        marked = {name: value for name, value in state.items() if name.startswith("inner.")}
+        self.inner.load_state_dict({name.removeprefix("inner."): value for name, value in marked.items()})
+
+    def __repr__(self) -> str:
+        return f"Recent({self.sharpest}, {self.c_min}, inner={self.inner!r}, adapt={self.adapt})"
+
+
+def _nothing() -> EmptyError:
+    return EmptyError("there is no complete transition to draw; add steps until a next observation is known")

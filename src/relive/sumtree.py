@@ -1,0 +1,199 @@
+"""SumTree: weights of which any one can be changed, and drawn in proportion, in O(log n). It knows no RL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import kernels
+from .errors import DTypeError, EmptyError, FieldError, NotFiniteError, ShapeError
+
+__all__ = ["SumTree"]
+
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_INT64 = np.dtype(np.int64)
+
+
+class SumTree:
+    """``size`` weights (float64), all 0 at first, and the sums over them that make drawing one of them quick.
+
+    Leaf i owns the masses from ``prefix(i)`` up to ``prefix(i + 1)``, which is its weight to within rounding. All sums
+    are functions of the weights, whatever the order in which these came, so nothing drifts. Only one thread may write.
+    How it is laid out and summed is told in :mod:`relive.kernels.reference.tree`.
+
+    Args:
+        size: number of leaves, at least 1.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ShapeError(f"a sum tree needs at least 1 leaf, got size {size}")
+        self._size = int(size)
+        self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
+        self._nodes = _aligned(int(self._offsets[-1]) + 1)
+        self._minima: Doubles = np.empty(0)  # not kept before somebody asks for the smallest weight
+
+    def __repr__(self) -> str:
+        return f"SumTree({self._size})"
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return self._nodes.item(-1)
+
+    def get(self, positions: ArrayLike) -> Doubles:
+        """The weights ``[B]`` (float64) of the leaves at ``positions`` (integers, ``[B]``).
+
+        Raises:
+            ShapeError: a position is not in 0..size - 1; names the first.
+        """
+        index = _integers(positions)
+        out = np.empty(index.size)
+        bad = kernels.fast().tree_get(self._nodes, self._size, index, out)
+        if bad >= 0:
+            raise _no_position(index, bad, self._size - 1)
+        return out
+
+    def set(self, positions: ArrayLike, values: ArrayLike) -> None:
+        """Give the leaves at ``positions`` (integers, ``[B]``) the weights ``values`` (``[B]``, or one number for all).
+
+        Of several weights for one leaf the last stays. An error names the first bad entry, and nothing is written.
+
+        Raises:
+            ShapeError: a position is not in 0..size - 1, or there are not as many values as positions.
+            NotFiniteError: a value is NaN, infinite, negative, or so large that sums of such could become infinite.
+        """
+        index = _integers(positions)
+        weights = np.ascontiguousarray(values, np.float64)  # of one entry for a number
+        if weights.shape != index.shape and not isinstance(values, float) and np.ndim(values):
+            raise ShapeError(f"values: expected shape {index.shape}, one per position, got {weights.shape}")
+        bad = kernels.fast().tree_set(self._nodes, self._offsets, self._minima, self._size, index, weights)
+        if bad >= 0:
+            if not 0 <= index[bad] < self._size:
+                raise _no_position(index, bad, self._size - 1)
+            given, most = weights[bad % weights.size], kernels.reference.heaviest(self._size)
+            raise NotFiniteError(f"values: entry {bad}, for position {index[bad]}, is {given}; pass 0 to {most:.1e}")
+
+    def find(self, masses: ArrayLike) -> Ints:
+        """The leaves ``[B]`` (int64) that own ``masses`` (``[B]``): each the first i with ``prefix(i + 1) > mass``.
+
+        A leaf of weight 0 is never among them.
+
+        Raises:
+            EmptyError: all weights are 0.
+            NotFiniteError: a mass is not in [0, total); names the first.
+        """
+        wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
+        out = np.empty(wanted.size, np.int64)
+        bad = kernels.fast().tree_find(self._nodes, self._offsets, wanted, out)
+        if bad >= 0:
+            self._refuse_empty()
+            given, total = wanted[bad], self.total
+            raise NotFiniteError(f"masses: entry {bad} is {given}, not in [0, {total}); pass u * total with u < 1")
+        return out
+
+    def prefix(self, positions: ArrayLike) -> Doubles:
+        """The sums ``[B]`` (float64) of the weights before ``positions`` (integers in 0..size, ``[B]``).
+
+        They agree with :meth:`find` to the last bit: ``find(mass) >= i`` if and only if ``mass >= prefix(i)``. So a
+        mass in [prefix(a), prefix(b)) falls on one of the leaves a..b - 1.
+
+        Raises:
+            ShapeError: a position is not in 0..size; names the first.
+        """
+        index = _integers(positions)
+        out = np.empty(index.size)
+        bad = kernels.fast().tree_prefix(self._nodes, self._offsets, self._size, index, out)
+        if bad >= 0:
+            raise _no_position(index, bad, self._size)
+        return out
+
+    def minimum_positive(self) -> float:
+        """The smallest weight that is not 0. The first call takes O(size), and minima are kept from then on.
+
+        Raises:
+            EmptyError: all weights are 0.
+        """
+        self._refuse_empty()
+        if not self._minima.size:
+            self._minima = np.full(self._nodes.size - int(self._offsets[1]), np.inf)
+            kernels.fast().tree_build(self._nodes, self._offsets, self._minima)
+        return self._minima.item(-1)
+
+    def clear(self) -> None:
+        """All weights are 0 again."""
+        self._nodes.fill(0.0)
+        self._minima.fill(np.inf)
+
+    def state_dict(self) -> dict[str, Doubles]:
+        """A copy of the weights; the sums follow from them."""
+        return {"leaves": self._nodes[: self._size].copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the weights of a tree of the same size; on an error nothing has changed.
+
+        Raises:
+            FieldError, ShapeError, NotFiniteError: they are missing, not as many, or one of them is no weight.
+        """
+        if "leaves" not in state:
+            raise FieldError(f"a sum tree's state has the entry 'leaves', got {list(state)}; pass its state_dict()")
+        leaves = np.asarray(state["leaves"])
+        if leaves.shape != (self._size,):
+            raise ShapeError(f"leaves: expected shape ({self._size},), got {leaves.shape}; create a tree of that size")
+        self.set(np.arange(self._size), leaves)
+
+    def check(self) -> None:
+        """Test the invariants.
+
+        Raises:
+            AssertionError: a leaf is no weight, or a node above does not follow from its children; names the first.
+        """
+        leaves, nodes, minima = self._nodes[: self._size], self._nodes.copy(), np.full_like(self._minima, np.inf)
+        _require("a weight is finite and not negative", np.isfinite(leaves) & (leaves >= 0), leaves)
+        nodes[self._size : int(self._offsets[1])] = 0.0
+        kernels.fast().tree_build(nodes, self._offsets, minima)
+        _require("a node is the sum of its children, from left to right", nodes == self._nodes, self._nodes)
+        _require("a minimum is the smallest positive one below it", minima == self._minima, self._minima)
+
+    def _refuse_empty(self) -> None:
+        if not self.total > 0:
+            raise EmptyError("all weights of the sum tree are 0; set some before you ask for one of them")
+
+
+def _require(rule: str, holds: NDArray[np.bool_], values: Doubles) -> None:
+    if not holds.all():
+        place = int(holds.argmin())
+        raise AssertionError(f"{rule}: place {place} holds {values[place]}")
+
+
+def _integers(positions: ArrayLike) -> Ints:
+    index = np.ascontiguousarray(positions)
+    if index.dtype is not _INT64:
+        if index.dtype.kind not in "iu" and index.size:
+            raise DTypeError(f"positions: expected integers, got {index.dtype}; pass int64")
+        index = index.astype(np.int64)
+    return _flat(index, "positions")
+
+
+def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
+    if array.ndim != 1:
+        raise ShapeError(f"{name}: expected one axis, got shape {array.shape}; flatten them")
+    return array
+
+
+def _no_position(index: Ints, bad: int, last: int) -> ShapeError:
+    return ShapeError(f"positions: entry {bad} is {index[bad]}, not in 0..{last}; pass places of this tree's leaves")
+
+
+def _aligned(count: int) -> Doubles:
+    """Zeros that start on a cache line of 64 bytes, as then do all blocks of 8."""
+    memory = np.zeros(count + 8)
+    start = -memory.ctypes.data % 64 // 8
+    return memory[start : start + count]

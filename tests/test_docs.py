@@ -1,0 +1,252 @@
+"""What the documents promise: their code runs, their links lead somewhere, and the files speak of nowhere else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+LANGUAGES = {"python", "console", "bash", "make", "toml", "json", "text", ""}
+"""How a block may be labelled: only `python` runs, so any other spelling of it would go unnoticed."""
+
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^`\n]*)$")
+NO_RUN = re.compile(r"<!-- *no-run(?P<reason>.*?)-->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its label, the line its code starts on (from 1), its code, and what stands right before."""
+
+    language: str
+    line: int
+    code: str
+    before: str
+
+    @property
+    def no_run(self) -> str | None:
+        """The reason not to run it; None where it runs."""
+        found = NO_RUN.fullmatch(self.before)
+        return found["reason"].lstrip(": ").rstrip() if found else None
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a document, in order."""
+    found: list[Block] = []
+    opened: tuple[re.Match[str], int] | None = None
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        fence = FENCE.match(line)
+        if fence and opened is None:
+            opened = fence, number
+        elif fence and opened and not fence["language"].strip():
+            start, first = opened
+            code = [line[len(start["indent"]) :] for line in lines[first + 1 : number]]
+            before = next((line.strip() for line in reversed(lines[:first]) if line.strip()), "")
+            found.append(Block(start["language"].strip(), first + 2, "\n".join(code) + "\n", before))
+            opened = None
+    assert opened is None, f"line {opened[1] + 1 if opened else 0}: a block is never closed"
+    return found
+
+
+def program(text: str, name: str) -> str:
+    """All the code of a document that runs, each line where it stands there, so that a traceback points at it."""
+    lines = [""] * len(text.splitlines())
+    for block in blocks(text):
+        if block.language != "python":
+            continue
+        compile(block.code, f"{name}:{block.line}", "exec")
+        if block.no_run is None:
+            code = block.code.splitlines()
+            lines[block.line - 1 : block.line - 1 + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+def short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_every_python_block_runs(document: Path, tmp_path: Path):
+    code = program(document.read_text(encoding="utf-8"), short(document))
+    if not code.strip():
+        return
+    script = tmp_path / f"{document.stem}.md.py"
+    script.write_text(code, encoding="utf-8")
+    command = [sys.executable, script.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, f"{short(document)} (the traceback's line numbers are its own):\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_every_block_has_a_known_label_and_every_no_run_a_reason(document: Path):
+    for block in blocks(document.read_text(encoding="utf-8")):
+        where = f"{short(document)}:{block.line}"
+        assert block.language in LANGUAGES, f"{where}: label {block.language!r} is not one of {sorted(LANGUAGES)}"
+        assert block.no_run != "", f"{where}: say why it does not run: <!-- no-run: reason -->"
+        assert block.no_run is None or block.language == "python", f"{where}: only python runs anyway"
+
+
+def make_targets_named(text: str) -> set[str]:
+    """The targets of each `make x` in a code span, and in each console or bash block."""
+    code = [block.code for block in blocks(text) if block.language in {"console", "bash"}]
+    commands = [line for part in code for line in re.split(r"\n|&&|;", part)] + re.findall(r"`([^`\n]+)`", text)
+    named: set[str] = set()
+    for command in commands:
+        found = re.match(r"[$\s]*make((?: +[A-Za-z][\w.=/-]*)+)", command)
+        if found:
+            named |= {word for word in found[1].split() if "=" not in word}
+    return named
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_every_make_target_exists(document: Path):
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert make_targets_named(document.read_text(encoding="utf-8")) - targets == set()
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as code hosts make them."""
+    slugs: list[str] = []
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.+?) *#*$", without_blocks(text), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        found.add(f"{slug}-{slugs.count(slug)}" if slug in slugs else slug)
+        slugs.append(slug)
+    return found
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^( *)```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def links(text: str) -> list[str]:
+    """Where the inline links, pictures and link definitions of a document lead; those to the web are left out."""
+    prose = re.sub(r"`[^`\n]*`", "", without_blocks(text))
+    found = re.findall(r"\]\(<?([^)\s>]+)>?(?: +\"[^\"]*\")?\)", prose)
+    found += re.findall(r"^\[[^\]]+\]: *<?(\S+?)>?$", prose, re.MULTILINE)
+    found += re.findall(r"<(?:img|a)\b[^>]*?(?:src|href)=\"([^\"]+)\"", prose)
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def broken(link: str, document: Path) -> str | None:
+    """Why a link leads nowhere; None where it does lead somewhere."""
+    path, _, anchor = link.partition("#")
+    target = (document.parent / path).resolve() if path else document
+    if not target.is_relative_to(ROOT) or not target.exists():
+        return f"{link}: there is no such file"
+    if anchor and target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8")):
+        return f"{link}: there is no such heading"
+    return None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_every_link_leads_somewhere(document: Path):
+    found = [broken(link, document) for link in links(document.read_text(encoding="utf-8"))]
+    assert [complaint for complaint in found if complaint] == []
+
+
+# Written in pieces, so that this file does not itself contain what it looks for.
+HOSTS = [r"pypi\.o" + "rg", "python" + "hosted", "download.py" + "torch", "registry.npm" + "js", "anaconda" + r"\.org"]
+FOLDERS = "|".join(("home", "root", "tmp", "work", "farm", "Users"))
+ELSEWHERE = [
+    (re.compile("|".join(HOSTS)), "names a package registry; let pip find it"),
+    (re.compile(rf"(?<![\w.~$}}/-])/(?:{FOLDERS})/"), "names a folder of one machine"),
+]
+
+
+def text_files() -> dict[str, str]:
+    """Every text file that is in the repository, or would be if everything were added."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, so there is no telling its files from others")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    texts: dict[str, str] = {}
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            data = (ROOT / name).read_bytes()
+            if b"\0" not in data:
+                texts[name] = data.decode("utf-8")
+    return texts
+
+
+def mentions(texts: dict[str, str]) -> list[str]:
+    return [
+        f"{name}:{number}: {complaint}: {line.strip()[:80]}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        for pattern, complaint in ELSEWHERE
+        if pattern.search(line)
+    ]
+
+
+def test_no_file_names_a_registry_or_a_folder_of_one_machine():
+    assert mentions(text_files()) == []
+
+
+SAMPLE = """# Title of `it`
+
+Run `make test` and then [see below](#title-of-it), or [that](missing.md).
+
+```python
+x = 1
+```
+
+- in a list:
+
+  ```python
+  print(x)
+  ```
+
+<!-- no-run: needs a cluster -->
+
+```python
+raise SystemExit(3)
+```
+
+```console
+$ cd there && make bench
+```
+"""
+
+
+def test_the_reader_finds_blocks_links_targets_and_reasons():
+    first, second, third, last = blocks(SAMPLE)
+    assert (first.language, first.line, first.code, first.no_run) == ("python", 6, "x = 1\n", None)
+    assert (second.line, second.code) == (12, "print(x)\n")
+    assert (third.no_run, last.language) == ("needs a cluster", "console")
+    assert program(SAMPLE, "sample").rstrip().splitlines() == [*[""] * 5, "x = 1", *[""] * 5, "print(x)"]
+    assert make_targets_named(SAMPLE) == {"test", "bench"}
+    assert anchors(SAMPLE) == {"title-of-it"}
+    assert anchors("# A\n\n## [B & b](x.md)\n\n# A\n") == {"a", "b--b", "a-1"}
+    assert links(SAMPLE) == ["#title-of-it", "missing.md"]
+    assert broken("missing.md", ROOT / "README.md")
+    assert broken("pyproject.toml", ROOT / "README.md") is None
+
+
+def test_a_no_run_without_a_reason_and_code_that_does_not_parse_are_caught():
+    assert blocks("<!-- no-run -->\n```python\nx\n```\n")[0].no_run == ""
+    with pytest.raises(SyntaxError):
+        program("<!-- no-run: why -->\n```python\nx =\n```\n", "sample")
+
+
+@pytest.mark.parametrize(
+    "line", ["see /" + "tmp/x.png", "`/" + "home/me`", "pip install -i https://py" + "pi.org/simple x"]
+)
+def test_a_line_that_speaks_of_elsewhere_is_caught(line: str):
+    assert mentions({"a.md": line})
+
+
+@pytest.mark.parametrize("line", ["src/tmp/x", "the /work, the /home", "${TMPDIR}/tmp/x", "a/work/b"])
+def test_a_line_that_does_not_is_let_pass(line: str):
+    assert mentions({"a.md": line}) == []

@@ -1,0 +1,449 @@
+"""The sum tree against a naive twin, its kernels against each other, and the traps that other trees fall into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, ShapeError
+from relive.kernels import cpu, reference
+from relive.sumtree import SumTree
+
+WEIGHTS = st.one_of(
+    st.sampled_from([0.0, -0.0, 5e-324, 1e-310, 0.1, 1.0, 3.0, 2.0**53, 1e300]),
+    st.floats(0, 1e300),
+    st.floats(0, 10),
+)
+SIZES = st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 100, 511, 512, 513]))
+
+
+def tree_of(weights: Any) -> SumTree:
+    tree = SumTree(len(weights))
+    tree.set(np.arange(len(weights)), weights)
+    return tree
+
+
+def bits(array: np.ndarray) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def edges(tree: SumTree) -> np.ndarray:
+    """Masses where a leaf's interval starts, and those just below."""
+    starts = tree.prefix(np.arange(len(tree) + 1))
+    masses = np.concatenate([starts, np.nextafter(starts, 0), [0.0]])
+    return masses[masses < tree.total]
+
+
+# Against the naive twin
+
+
+@pytest.mark.parametrize("size", range(1, 21))
+def test_tiny_trees_find_what_a_running_sum_finds_at_every_mass(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for pattern in range(min(2**size, 200)):
+        used = (pattern >> np.arange(size) & 1) if size < 8 else rng.integers(0, 2, size)
+        weights = used * rng.integers(1, 5, size).astype(float)
+        tree, sums = tree_of(weights), np.concatenate([[0.0], np.cumsum(weights)])
+        tree.check()
+        assert tree.total == sums[-1]
+        assert tree.prefix(np.arange(size + 1)).tolist() == sums.tolist()
+        assert tree.get(np.arange(size)).tolist() == weights.tolist()
+        masses = np.arange(0, sums[-1], 0.5)
+        assert tree.find(masses).tolist() == (np.searchsorted(sums, masses, side="right") - 1).tolist()
+
+
+@pytest.mark.parametrize("size", range(1, 21))
+def test_each_leaf_of_a_tiny_tree_can_be_the_only_one(size: int) -> None:
+    tree = SumTree(size)
+    for leaf in range(size):
+        tree.set([leaf], 0.3)
+        tree.check()
+        assert tree.find([0.0, 0.15, np.nextafter(0.3, 0)]).tolist() == [leaf] * 3
+        assert tree.minimum_positive() == tree.total == 0.3
+        tree.set([leaf], 0.0)
+        assert tree.total == 0.0
+
+
+@given(st.lists(WEIGHTS, min_size=1, max_size=150), st.lists(st.floats(0, 1, exclude_max=True), max_size=20))
+def test_prefix_and_find_agree_to_the_last_bit_and_never_on_a_leaf_of_weight_zero(
+    weights: list[float], parts: list[float]
+) -> None:
+    tree, size = tree_of(weights), len(weights)
+    starts = tree.prefix(np.arange(size + 1))
+    assert starts[0] == 0
+    assert starts[-1] == tree.total == pytest.approx(math.fsum(weights))
+    assert (np.diff(starts) >= 0).all()
+    masses = np.concatenate([edges(tree), np.array(parts) * tree.total]) if tree.total else np.zeros(0)
+    masses = masses[masses < tree.total]
+    found = tree.find(masses)
+    assert (tree.get(found) > 0).all()
+    assert (starts[found] <= masses).all()
+    assert (masses < starts[found + 1]).all()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=300))
+def test_intervals_are_as_long_as_weights_to_within_rounding(weights: list[float]) -> None:
+    tree = tree_of(weights)
+    lengths = np.diff(tree.prefix(np.arange(len(weights) + 1)))
+    assert np.abs(lengths - weights).max() <= 64 * np.spacing(tree.total)
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=200), st.data())
+def test_a_mass_between_two_prefixes_falls_between_their_positions(weights: list[float], data: st.DataObject) -> None:
+    tree = tree_of(weights)
+    first = data.draw(st.integers(0, len(weights) - 1))
+    after = data.draw(st.integers(first + 1, len(weights)))
+    low, high = tree.prefix([first, after])
+    masses = low + np.array([0.0, 0.3, 0.999, 1 - 2**-53]) * (high - low)
+    found = tree.find(np.minimum(masses, np.nextafter(high, 0)))
+    assert ((found >= first) & (found < after)).all()
+
+
+class AgainstTheTwin(RuleBasedStateMachine):
+    """Random calls; after each, the tree's own check and everything a plain list of weights can tell."""
+
+    @initialize(size=SIZES, track=st.booleans())
+    def create(self, size: int, track: bool) -> None:
+        self.tree, self.twin = SumTree(size), np.zeros(size)
+        if track:  # from the start, so that no rule depends on the call that begins to keep minima
+            self.minimum(first=1.0)
+
+    @rule(data=st.data())
+    def set_many(self, data: st.DataObject) -> None:
+        positions = data.draw(st.lists(st.integers(0, len(self.twin) - 1), max_size=40))
+        values = data.draw(st.lists(WEIGHTS, min_size=len(positions), max_size=len(positions)))
+        self.tree.set(positions, values)
+        for position, value in zip(positions, values, strict=True):
+            self.twin[position] = value
+
+    @rule(data=st.data(), value=WEIGHTS)
+    def set_alike(self, data: st.DataObject, value: float) -> None:
+        start = data.draw(st.integers(0, len(self.twin)))
+        run = np.arange(start, min(start + 30, len(self.twin)))
+        self.tree.set(run, value)
+        self.twin[run] = value
+
+    @rule(data=st.data(), bad=st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 1.7e308]))
+    def refuse(self, data: st.DataObject, bad: float) -> None:
+        count = data.draw(st.integers(1, 10))
+        values = np.ones(count)
+        values[data.draw(st.integers(0, count - 1))] = bad
+        with pytest.raises(NotFiniteError):
+            self.tree.set(np.arange(count) % len(self.twin), values)
+
+    @rule()
+    def clear(self) -> None:
+        self.tree.clear()
+        self.twin[:] = 0
+
+    @rule()
+    def save_and_load(self) -> None:
+        other = SumTree(len(self.twin))
+        other.load_state_dict(self.tree.state_dict())
+        assert bits(other._nodes) == bits(self.tree._nodes)
+        self.tree = other
+
+    @rule(first=st.just(0.0))
+    def minimum(self, first: float) -> None:
+        if first:
+            self.tree.set([0], first)
+            self.twin[0] = first
+        if self.twin.any():
+            assert self.tree.minimum_positive() == self.twin[self.twin > 0].min()
+        else:
+            with pytest.raises(EmptyError):
+                self.tree.minimum_positive()
+
+    @invariant()
+    def agrees(self) -> None:
+        self.tree.check()
+        assert bits(self.tree.get(np.arange(len(self.twin)))) == bits(np.abs(self.twin))
+        assert self.tree.total == pytest.approx(math.fsum(self.twin))
+        masses = edges(self.tree)
+        assert (self.twin[self.tree.find(masses)] > 0).all()
+
+
+AgainstTheTwin.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+test_a_random_walk_keeps_every_invariant = AgainstTheTwin.TestCase
+
+
+# The kernels against each other
+
+
+@given(SIZES, st.booleans(), st.integers(0, 2**32))
+def test_the_twins_agree_bit_for_bit(size: int, track: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    offsets = cpu.tree_offsets(size)
+    trees = [np.zeros(int(offsets[-1]) + 1) for _ in range(2)]
+    minima = [np.full(len(trees[0]) - int(offsets[1]) if track else 0, np.inf) for _ in range(2)]
+    for scale in (0, 3, 300):
+        count = int(rng.integers(0, 40))
+        positions = rng.integers(0, size, count)
+        values = 10.0 ** rng.uniform(-scale, scale, count if rng.random() < 0.8 else 1) * rng.integers(0, 2)
+        masses = rng.random(30)
+        results: list[list[Any]] = []
+        for twin, nodes, lows in zip((cpu, reference), trees, minima, strict=True):
+            done = twin.tree_set(nodes, offsets, lows, size, positions, values)
+            found, starts, weights = np.full(30, -7), np.empty(size + 1), np.empty(size)
+            refused = twin.tree_find(nodes, offsets, masses * nodes[-1], found)
+            assert twin.tree_prefix(nodes, offsets, size, np.arange(size + 1), starts) == -1
+            assert twin.tree_get(nodes, size, np.arange(size), weights) == -1
+            results.append([done, refused, *map(bits, (nodes, lows, found, starts, weights))])
+        assert results[0][0] == -1
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1e-300, reference.heaviest(10) * 2])
+@pytest.mark.parametrize("twin", [cpu, reference])
+def test_both_twins_name_the_first_bad_entry_and_write_nothing(twin: Any, bad: float) -> None:
+    offsets = reference.tree_offsets(10)
+    nodes, none, out = np.zeros(int(offsets[-1]) + 1), np.empty(0), np.empty(3)
+    places = np.array([1, 2, 3])
+    assert twin.tree_set(nodes, offsets, none, 10, places, np.array([1.0, bad, bad])) == 1
+    assert twin.tree_set(nodes, offsets, none, 10, places, np.array([bad])) == 0
+    assert twin.tree_set(nodes, offsets, none, 10, np.array([9, 0, 10]), np.ones(3)) == 2
+    assert twin.tree_set(nodes, offsets, none, 10, np.array([-1, 0]), np.ones(2)) == 0
+    assert not nodes.any()
+    assert twin.tree_get(nodes, 10, np.array([0, 10]), out) == 1
+    assert twin.tree_prefix(nodes, offsets, 10, np.array([10, 11]), out) == 1
+    assert twin.tree_set(nodes, offsets, none, 10, np.array([0]), np.ones(1)) == -1
+    for mass in (-1e-300, 1.0, math.nan, math.inf):
+        assert twin.tree_find(nodes, offsets, np.array([0.5, mass]), np.empty(2, np.int64)) == 1
+
+
+def test_levels_are_whole_blocks_of_eight_on_cache_lines() -> None:
+    assert reference.tree_offsets(1).tolist() == [0, 8]
+    assert reference.tree_offsets(8).tolist() == [0, 8]
+    assert reference.tree_offsets(9).tolist() == [0, 16, 24]
+    assert reference.tree_offsets(513).tolist() == [0, 520, 592, 608, 616]
+    for size in (1, 9, 1000, 100_000):
+        assert SumTree(size)._nodes.ctypes.data % 64 == 0
+
+
+# Traps
+
+
+def test_a_row_behind_as_much_mass_as_float32_can_count_is_found_as_often_as_it_should() -> None:
+    # P1: 2^24 is where float32 stops to count in ones; here that much, and twice and 2^20 times that, lies before.
+    for before in (2.0**24, 2.0**25, 2.0**44):
+        tree = SumTree(1001)
+        tree.set(np.arange(1001), 1.0)
+        tree.set([0], before)
+        rows = np.arange(1, 1001)
+        assert tree.find(before + rows - 1).tolist() == rows.tolist()
+        assert tree.find(before + rows - 0.5).tolist() == rows.tolist()
+
+
+def test_every_one_of_the_newest_of_2_to_the_25_equal_rows_can_be_drawn() -> None:
+    size, chunk = 2**25, 2**21
+    tree = SumTree(size)
+    for start in range(0, size, chunk):
+        tree.set(np.arange(start, start + chunk), 1.0)
+    assert tree.total == size
+    newest = np.arange(size - 100_000, size)
+    for part in (0.0, 0.5, 1 - 2**-20):
+        assert np.array_equal(tree.find(newest + part), newest)
+    assert tree.prefix([size - 1, size]).tolist() == [size - 1, size]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, -5e-324, 1e308])
+def test_a_poisoned_weight_is_refused_by_position_and_nothing_is_written(bad: float) -> None:  # P2
+    tree = tree_of([1.0, 2.0, 3.0, 4.0])
+    tree.minimum_positive()
+    before = bits(tree._nodes) + bits(tree._minima)
+    with pytest.raises(NotFiniteError, match=r"entry 2, for position 3, is .*; pass 0 to"):
+        tree.set([0, 1, 3], [9.0, 9.0, bad])
+    with pytest.raises(NotFiniteError, match=r"entry 0, for position 2, is"):
+        tree.set([2, 1], bad)
+    assert bits(tree._nodes) + bits(tree._minima) == before
+
+
+@pytest.mark.parametrize("position", [-1, 4, 7, 8, 2**40, -(2**63)])
+def test_a_position_outside_is_refused_by_name_and_nothing_is_written(position: int) -> None:  # P3
+    tree = tree_of([1.0, 2.0, 3.0, 4.0])
+    before = bits(tree._nodes)
+    calls: list[Callable[[], Any]] = [lambda: tree.set([0, position], 9.0), lambda: tree.get([0, position])]
+    for call in calls:
+        with pytest.raises(ShapeError, match=rf"entry 1 is {position}, not in 0\.\.3"):
+            call()
+    assert bits(tree._nodes) == before
+    if position != 4:
+        with pytest.raises(ShapeError, match=rf"entry 0 is {position}, not in 0\.\.4"):
+            tree.prefix([position])
+
+
+def test_saved_weights_give_the_same_draws_and_are_copies() -> None:  # P4
+    tree = tree_of(np.random.default_rng(0).random(1000))
+    state, masses = tree.state_dict(), np.random.default_rng(1).random(500) * tree.total
+    found = tree.find(masses)
+    other = SumTree(1000)
+    other.load_state_dict(state)
+    assert np.array_equal(other.find(masses), found)
+    tree.set(np.arange(1000), 0.0)
+    state["leaves"][:] = 7.0
+    assert np.array_equal(other.find(masses), found)
+
+
+def test_after_clear_nothing_can_be_drawn_until_something_is_set() -> None:  # P5
+    tree = tree_of([1.0] * 100)
+    assert tree.minimum_positive() == 1.0
+    tree.clear()
+    tree.check()
+    for call in (lambda: tree.find([0.0]), tree.minimum_positive):
+        with pytest.raises(EmptyError, match="set some before"):
+            call()
+    tree.set([70], 2.0)
+    assert set(tree.find(np.linspace(0, 1.99, 50))) == {70}
+    assert tree.minimum_positive() == 2.0
+
+
+def test_a_million_updates_leave_no_drift() -> None:
+    rng = np.random.default_rng(0)
+    tree = SumTree(5000)
+    tree.set([0], 1.0)
+    tree.minimum_positive()
+    for _ in range(2000):
+        values = 10.0 ** rng.uniform(-12, 12, 500) * (rng.random(500) < 0.9)
+        tree.set(rng.integers(0, 5000, 500), values)
+    fresh = tree_of(tree.get(np.arange(5000)))
+    fresh.minimum_positive()
+    assert bits(fresh._nodes) == bits(tree._nodes)
+    assert bits(fresh._minima) == bits(tree._minima)
+    tree.set(np.arange(5000), 0.0)
+    assert tree.total == 0.0
+
+
+# Rounding and range
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-300, 1.0, 1e300])
+def test_draws_are_the_same_at_every_scale(scale: float) -> None:
+    weights = np.array([3.0, 0.0, 1.0, 2.0, 0.0, 5.0, 1.0, 0.0, 4.0, 0.0]) * scale
+    tree, sums = tree_of(weights), np.cumsum(weights)
+    masses = np.arange(16) * scale
+    assert tree.find(masses).tolist() == np.searchsorted(sums, masses, side="right").tolist()
+    assert tree.minimum_positive() == scale
+
+
+def test_the_heaviest_weights_allowed_never_add_up_to_infinity() -> None:
+    for size in (1, 7, 8, 9, 1000):
+        tree = tree_of([reference.heaviest(size)] * size)
+        assert math.isfinite(tree.total)
+        assert tree.find(np.array([0.0, 0.5, 1 - 2**-53]) * tree.total)[-1] == size - 1
+
+
+def test_a_mass_that_rounding_leaves_beyond_every_child_falls_on_the_last_positive_one() -> None:
+    # Behind 2^53 no addition of 1 or less is seen, though the sum of eight of them is: the walk passes all children.
+    weights = np.zeros(24)
+    weights[0], weights[8:16] = 2.0**53, [0.9, 0.9, 0.9, 0.9, 0.9, 0.0, 0.0, 0.0]
+    tree = tree_of(weights)
+    masses = np.arange(2.0**53, tree.total, 2.0)
+    assert len(masses) >= 2
+    assert tree.find(masses).tolist() == [12] * len(masses)
+    assert tree.prefix([8, 12, 13, 16, 24]).tolist() == [2.0**53, 2.0**53, *[tree.total] * 3]
+
+
+# Distribution. The statistic is a chi-square over the leaves, as a number of standard deviations. A leaf of a part p of
+# the mass whose weight is 1 % too large adds draws * p * (1 - p) / 10,000 to it, 14 standard deviations for p = 0.1
+# here. The test fails from 5 on, which chance exceeds in less than one seed of ten thousand.
+DRAWS = 12_000_000
+SHARES = np.repeat([0.1, 0.05, 0.02, 0.01, 0.0], [4, 6, 10, 10, 10])[np.random.default_rng(3).permutation(40)]
+
+
+def chi_square(tree: SumTree) -> float:
+    """How many standard deviations the draws of a tree are off ``SHARES``."""
+    rng, counts = np.random.default_rng(7), np.zeros(len(SHARES))
+    for _ in range(DRAWS // 500_000):
+        counts += np.bincount(tree.find(rng.random(500_000) * tree.total), minlength=len(SHARES))
+    used = SHARES > 0
+    assert not counts[~used].any()
+    expected, df = SHARES[used] * DRAWS, used.sum() - 1
+    return float((((counts[used] - expected) ** 2 / expected).sum() - df) / math.sqrt(2 * df))
+
+
+def test_leaves_are_drawn_in_proportion_to_their_weights() -> None:
+    assert sum(SHARES) == pytest.approx(1)
+    assert chi_square(tree_of(SHARES * 17.3)) < 5
+
+
+def test_the_test_of_proportions_sees_a_weight_that_is_one_percent_off() -> None:
+    weights = SHARES * 17.3
+    weights[SHARES.argmax()] *= 1.01
+    assert chi_square(tree_of(weights)) > 5
+
+
+# What may be passed
+
+
+def test_positions_of_any_integers_and_values_of_any_numbers_are_taken() -> None:
+    tree = SumTree(10)
+    for positions in ([3, 4], (3, 4), np.array([3, 4], np.uint8), np.array([3, 9, 4])[::2]):
+        for values in ([1, 2], np.array([1.0, 2.0], np.float32), np.array([1.0, 9.0, 2.0])[::2]):
+            tree.clear()
+            tree.set(positions, values)
+            assert tree.get(positions).tolist() == [1.0, 2.0]
+    tree.set(5, 7)
+    tree.set([], 3.0)
+    tree.set([], [])
+    assert (tree.get(5).item(), tree.total, len(tree), repr(tree)) == (7.0, 10.0, 10, "SumTree(10)")
+    assert tree.find([]).size == tree.get([]).size == tree.prefix([]).size == 0
+
+
+def test_of_several_weights_for_one_leaf_the_last_stays() -> None:
+    tree = SumTree(100)
+    tree.set([42, 7, 42, 42, 7], [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert tree.get([42, 7]).tolist() == [4.0, 5.0]
+    assert tree.total == 9.0
+    tree.set([42, 42], [6.0, 4.0])  # away and back
+    tree.check()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda t: t.set([0.5], 1.0), DTypeError, "expected integers, got float64"),
+        (lambda t: t.get([True, False]), DTypeError, "expected integers, got bool"),
+        (lambda t: t.get([[1, 2]]), ShapeError, r"positions: expected one axis, got shape \(1, 2\)"),
+        (lambda t: t.find([[0.5]]), ShapeError, r"masses: expected one axis, got shape \(1, 1\)"),
+        (lambda t: t.set([1, 2], [1.0]), ShapeError, r"values: expected shape \(2,\), one per position, got \(1,\)"),
+        (lambda t: t.set([1], [[1.0]]), ShapeError, r"values: expected shape \(1,\)"),
+        (lambda t: t.find([0.5, 10.0]), NotFiniteError, r"entry 1 is 10.0, not in \[0, 10.0\)"),
+        (lambda t: t.find([-0.5]), NotFiniteError, "entry 0 is -0.5"),
+        (lambda t: t.find([math.nan]), NotFiniteError, "entry 0 is nan"),
+        (lambda t: t.load_state_dict({"nodes": 1}), FieldError, r"'leaves', got \['nodes'\]"),
+        (lambda t: t.load_state_dict({"leaves": np.ones(5)}), ShapeError, r"expected shape \(4,\), got \(5,\)"),
+        (lambda t: t.load_state_dict({"leaves": [1.0, 1.0, -1.0, 1.0]}), NotFiniteError, "entry 2, for position 2"),
+        (lambda t: SumTree(0), ShapeError, "at least 1 leaf"),
+    ],
+)
+def test_wrong_input_is_refused_with_what_to_do(call: Any, error: type[Exception], message: str) -> None:
+    tree = tree_of([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(error, match=message):
+        call(tree)
+    assert tree.get(range(4)).tolist() == [1.0, 2.0, 3.0, 4.0]
+    tree.check()
+
+
+def test_check_names_the_broken_invariant() -> None:
+    tree = tree_of([1.0] * 100)
+    tree.minimum_positive()
+    for array, place, value, message in (
+        (tree._nodes, 5, math.nan, "finite and not negative: place 5 holds nan"),
+        (tree._nodes, 7, -1.0, "finite and not negative: place 7"),
+        (tree._nodes, 101, 1.0, "sum of its children, from left to right: place 101"),
+        (tree._nodes, 106, np.nextafter(8.0, 9), "sum of its children, from left to right: place 106"),
+        (tree._minima, 3, 0.5, "smallest positive one below it: place 3"),
+    ):
+        kept = array[place]
+        array[place] = value
+        with pytest.raises(AssertionError, match=message):
+            tree.check()
+        array[place] = kept
+    tree.check()
