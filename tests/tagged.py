@@ -356,7 +356,7 @@ def _parts(obs: Any) -> dict[str, Any]:
     if not hasattr(obs, "keys"):
         return {"state": obs}
     parts: dict[str, Any] = {}
-    for key in obs.keys():  # noqa: SIM118 (a TensorDict iterates over its rows, not its keys)
+    for key in list(obs.keys()):  # a TensorDict iterates over its rows
         name = str(key)
         parts |= _parts(obs[key]) if hasattr(obs[key], "keys") else {_PLACES.get(name, name): obs[key]}
     return parts

@@ -24,21 +24,24 @@ LAYERS = {
     "sumtree": 2,
     "limits": 2,
     "ring": 3,
+    "plan": 3,
     "vectors": 3,
     "samplers": 4,
     "views": 4,
     "random_policy": 4,
     "rollout": 5,
     "replay": 5,
+    "saving": 5,
     "loader": 6,
     "collect": 6,
+    "mixture": 6,
     "cluster": 7,
     "compat": 7,
     "cli": 8,
 }
 """The layer of each part: a module, or a package with all its modules. The flat face is above them all."""
 
-SAME_LAYER = {("schema", "errors")}
+SAME_LAYER = {("schema", "errors"), ("replay", "saving"), ("rollout", "saving")}
 """The imports within one layer that are wanted."""
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

@@ -60,8 +60,8 @@ CLASSES = [name for name in FACE if name[0].isupper()]
 HEAVY = {"gymnasium", "matplotlib", "numba", "pandas", "ray", "rich", "scipy", "tensordict", "triton"}
 """Packages that cost time to import and that `import relive` therefore leaves alone."""
 
-MOST_NEW_MODULES = 30
-"""How many modules `import relive` may add to `import torch`: its own, and a few of the standard library."""
+MOST_NEW_MODULES = 12
+"""How many modules of others, all of them small, `import relive` may add to `import torch`."""
 
 
 def test_the_flat_face_is_pinned():
@@ -156,5 +156,6 @@ def test_importing_relive_is_cheap_and_compiles_nothing():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     added: list[str] = json.loads(done.stdout)
     assert "relive" in added
-    assert HEAVY & {module.partition(".")[0] for module in added} == set()
-    assert len(added) <= MOST_NEW_MODULES, added
+    others = [module for module in added if module.partition(".")[0] != "relive"]
+    assert HEAVY & {module.partition(".")[0] for module in others} == set()
+    assert len(others) <= MOST_NEW_MODULES, others

@@ -41,6 +41,20 @@ def edges(tree: SumTree) -> np.ndarray:
     return masses[masses < tree.total]
 
 
+def check_tiling(tree: SumTree, more: Any = ()) -> None:
+    """The intervals of the leaves cover [0, total) without gap or overlap, and find tells whose a mass is."""
+    starts = tree.prefix(np.arange(len(tree) + 1))
+    assert starts[0] == 0
+    assert starts[-1] == tree.total
+    assert (np.diff(starts) >= 0).all()
+    masses = np.concatenate([edges(tree), np.asarray(more, np.float64)])
+    masses = masses[masses < tree.total]
+    found = tree.find(masses)
+    assert (tree.get(found) > 0).all()
+    assert (starts[found] <= masses).all()
+    assert (masses < starts[found + 1]).all()
+
+
 # Against the naive twin
 
 
@@ -75,17 +89,9 @@ def test_each_leaf_of_a_tiny_tree_can_be_the_only_one(size: int) -> None:
 def test_prefix_and_find_agree_to_the_last_bit_and_never_on_a_leaf_of_weight_zero(
     weights: list[float], parts: list[float]
 ) -> None:
-    tree, size = tree_of(weights), len(weights)
-    starts = tree.prefix(np.arange(size + 1))
-    assert starts[0] == 0
-    assert starts[-1] == tree.total == pytest.approx(math.fsum(weights))
-    assert (np.diff(starts) >= 0).all()
-    masses = np.concatenate([edges(tree), np.array(parts) * tree.total]) if tree.total else np.zeros(0)
-    masses = masses[masses < tree.total]
-    found = tree.find(masses)
-    assert (tree.get(found) > 0).all()
-    assert (starts[found] <= masses).all()
-    assert (masses < starts[found + 1]).all()
+    tree = tree_of(weights)
+    assert tree.total == pytest.approx(math.fsum(weights))
+    check_tiling(tree, np.array(parts) * tree.total)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=300))
@@ -166,8 +172,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
         self.tree.check()
         assert bits(self.tree.get(np.arange(len(self.twin)))) == bits(np.abs(self.twin))
         assert self.tree.total == pytest.approx(math.fsum(self.twin))
-        masses = edges(self.tree)
-        assert (self.twin[self.tree.find(masses)] > 0).all()
+        check_tiling(self.tree)
 
 
 AgainstTheTwin.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
@@ -283,10 +288,10 @@ def test_saved_weights_give_the_same_draws_and_are_copies() -> None:  # P4
     tree = tree_of(np.random.default_rng(0).random(1000))
     state, masses = tree.state_dict(), np.random.default_rng(1).random(500) * tree.total
     found = tree.find(masses)
+    tree.set(np.arange(1000), 0.0)
     other = SumTree(1000)
     other.load_state_dict(state)
     assert np.array_equal(other.find(masses), found)
-    tree.set(np.arange(1000), 0.0)
     state["leaves"][:] = 7.0
     assert np.array_equal(other.find(masses), found)
 
@@ -348,6 +353,24 @@ def test_a_mass_that_rounding_leaves_beyond_every_child_falls_on_the_last_positi
     assert len(masses) >= 2
     assert tree.find(masses).tolist() == [12] * len(masses)
     assert tree.prefix([8, 12, 13, 16, 24]).tolist() == [2.0**53, 2.0**53, *[tree.total] * 3]
+
+
+def test_children_that_rounding_pushes_beyond_their_parent_end_where_it_does() -> None:
+    # Behind 2^53 each 1.5 counts as 2, so that the children seem to reach 2^53 + 16, but their sum of 12 is exact.
+    weights = np.zeros(128)
+    weights[0], weights[64::8], weights[65::8] = 2.0**53, 0.75, 0.75
+    tree = tree_of(weights)
+    assert tree.total == 2.0**53 + 12
+    check_tiling(tree, np.arange(2.0**53, tree.total, 2.0))
+
+
+def test_a_minimum_is_kept_even_where_the_sums_do_not_feel_it() -> None:
+    tree = tree_of([1e300] + [1.0] * 99)
+    assert tree.minimum_positive() == 1.0
+    for value in (0.5, 0.25, 2.0):
+        tree.set([1], value)
+        assert tree.minimum_positive() == min(value, 1.0)
+        tree.check()
 
 
 # Distribution. The statistic is a chi-square over the leaves, as a number of standard deviations. A leaf of a part p of

@@ -6,21 +6,34 @@ Everything between an environment's ``step()`` and the learner's ``loss.backward
 from . import errors, returns
 from .collect import Collector
 from .errors import ReliveError
+from .mixture import Mixture
+from .replay import ReplayBuffer
 from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout import RolloutBuffer
+from .samplers import Prioritized, Recent, Uniform, WithoutReplacement
 from .schema import Field, Schema
+from .views import FrameStack, NStep, Transition
 
 __all__ = [
     "GAE",
     "Collector",
     "Field",
+    "FrameStack",
     "GroupAdvantage",
+    "Mixture",
     "MonteCarlo",
+    "NStep",
+    "Prioritized",
+    "Recent",
     "ReliveError",
+    "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
     "TDLambda",
+    "Transition",
+    "Uniform",
     "VTrace",
+    "WithoutReplacement",
     "__version__",
     "errors",
     "returns",

@@ -79,7 +79,7 @@ class Collector:
         buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`.
         value_fn: ``value_fn(obs, **inputs)`` returns ``[B]``, for any B: it values the bootstrap row and the final
             observations of truncated episodes, in one call at the end of a collection. Default:
-            ``policy(...)["value"]``.
+            ``policy(...)["value"]``, whose draws of actions that nobody plays then advance the policy's generator.
         seed: of the first reset of the envs.
         final_obs: what to do with an env that does not hand out its final observations: "require" them, or "mask" the
             truncated steps (they are then left out of every batch; in a rollout the steps before them bootstrap from
@@ -131,7 +131,11 @@ class Collector:
     # -- the public face ----------------------------------------------------------------------------------------
 
     def reset(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start new episodes in all envs; called by the first :meth:`collect` with the collector's own seed."""
+        """Start new episodes in all envs; called by the first :meth:`collect` with the collector's own seed.
+
+        Episodes under way are cut: a rollout holds their newest steps as truncated, a replay as incomplete. To start a
+        rollout over, clear the buffer as well.
+        """
         obs, info = self.envs.reset(seed=seed, options=options)
         n = self.envs.num_envs
         if isinstance(self.buffer, ReplayBuffer):

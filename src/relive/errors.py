@@ -14,6 +14,7 @@
     │   ├── FullError                  no room left
     │   ├── EmptyError                 nothing stored yet
     │   └── UnfinishedError            a rollout used before it is complete
+    ├── InvariantError (AssertionError) stored data contradicts itself
     ├── EnvError (ValueError)          an environment that cannot be learned from rightly
     └── FileFormatError (ValueError)   files that are foreign, incomplete or damaged
         └── NoSaveError                no save there, also a FileNotFoundError
@@ -29,6 +30,7 @@ __all__ = [
     "FieldError",
     "FileFormatError",
     "FullError",
+    "InvariantError",
     "LifecycleError",
     "NoSaveError",
     "NotFiniteError",
@@ -69,7 +71,7 @@ class DeviceError(SchemaError):
 
 
 class NotFiniteError(ReliveError, ValueError):
-    """NaN or infinity came where numbers are needed."""
+    """NaN or infinity, or a number out of range, came where others are needed."""
 
 
 class LifecycleError(ReliveError, RuntimeError):
@@ -86,6 +88,10 @@ class EmptyError(LifecycleError):
 
 class UnfinishedError(LifecycleError):
     """A rollout was used before it was complete."""
+
+
+class InvariantError(ReliveError, AssertionError):
+    """Stored data contradicts itself: a defect of relive, or memory that others wrote to."""
 
 
 class EnvError(ReliveError, ValueError):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from . import persist
 from .checks import StepChecker
-from .errors import LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .errors import FileFormatError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
-from .ring import Ints, Ring
+from .plan import StoragePlan, free_memory, storage_plan
+from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import Prioritized, Recent, Sampler, Uniform
+from .saving import contradictions, describe, entry, rebuild, restore_ring, save_ring
 from .schema import Field, Schema
 from .storage import as_host, as_tensordict
 from .views import Transition, View
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayBuffer"]
 
+KIND = "relive.ReplayBuffer"
 NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
 
 
@@ -38,6 +45,7 @@ class ReplayBuffer:
         schema: the fields of a step, ``obs``, ``reward``, ``terminated`` and ``truncated`` among them.
         capacity: rows over all envs; an episode of k transitions takes k + 1.
         num_envs: N.
+        capacity_bytes: instead of ``capacity``, the memory to use; :meth:`plan` tells what comes of it.
         sampler: default :class:`relive.Uniform`.
         view: default :func:`relive.Transition`.
         ordered: False stores transitions that come in no order, each with a ``next_obs`` of its own.
@@ -45,42 +53,55 @@ class ReplayBuffer:
             ``buffer.seed`` then tells.
 
     Raises:
-        SchemaError: a schema without these fields, or a capacity of less than 2 rows per env.
+        SchemaError: a schema without these fields, a capacity of less than 2 rows per env, or of more than the memory.
     """
 
     def __init__(
         self,
         schema: Schema,
-        capacity: int,
+        capacity: int | None = None,
         num_envs: int = 1,
         *,
+        capacity_bytes: int | None = None,
         sampler: Sampler | None = None,
         view: View | None = None,
         ordered: bool = True,
         seed: int | None = None,
     ) -> None:
-        for name, dtype in NEEDED.items():
-            if schema.leaves.get((name,)) != Field((), dtype):
-                raise SchemaError(f"a replay's schema needs '{name}' as Field((), {dtype}), got {schema!r}")
-        if "obs" not in schema or "next_obs" in schema or any(name.startswith("_") for name in schema.names):
-            raise SchemaError(
-                "a replay's schema has 'obs', no 'next_obs' (the buffer knows it), and no name that starts with '_'"
-            )
-        if num_envs < 1 or capacity < 2 * num_envs:
-            raise SchemaError(f"capacity={capacity}: every one of the {num_envs} envs needs at least 2 rows")
         self.schema, self.num_envs, self.ordered = schema, num_envs, ordered
         self.device = torch.device("cpu")
         self.seed = secrets.randbits(63) if seed is None else seed
-        self._stored = schema if ordered else schema.extend(next_obs=schema["obs"])
-        rows = capacity // num_envs
-        store = ReplayRows(self._stored.leaves, rows * num_envs)
-        self._ring = Ring(num_envs, rows, store)
+        self._stored = _stored(schema, ordered)
+        plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes)
+        free = free_memory()
+        if free is not None and plan.total_bytes > free:
+            raise SchemaError(
+                f"the replay would take {plan.total_bytes:,} bytes and {free:,} are free; lower the capacity:\n{plan}"
+            )
+        store = ReplayRows(self._stored.leaves, plan.rows)
+        self._ring = Ring(num_envs, plan.rows // num_envs, store)
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._all = np.arange(num_envs, dtype=np.int64)
         self._draws = self._sampled = self._late = 0
         self._sampler: Sampler = sampler or Uniform()
         self._sampler.attach(self._ring)
         self.view = view or Transition()
+
+    @staticmethod
+    def plan(
+        schema: Schema,
+        capacity: int | None = None,
+        num_envs: int = 1,
+        *,
+        capacity_bytes: int | None = None,
+        ordered: bool = True,
+    ) -> StoragePlan:
+        """What such a buffer will take, per field, without taking it: ``print(ReplayBuffer.plan(schema, 10**6))``.
+
+        Raises:
+            SchemaError: as the constructor's.
+        """
+        return storage_plan(_stored(schema, ordered).leaves, num_envs, capacity, capacity_bytes)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -107,15 +128,19 @@ class ReplayBuffer:
 
         Raises:
             ShapeError: the fields do not have one number of steps.
-            FieldError, ShapeError, DTypeError, DeviceError: as :meth:`add`; steps before the wrong one stay stored.
+            FieldError, ShapeError, DTypeError, DeviceError: as :meth:`add`. Nothing is written.
         """
-        first = steps["reward"] if "reward" in steps else next(iter(steps.values()))
-        for t in range(len(first)):
-            try:
-                one = {name: _at(value, t) for name, value in steps.items()}
-            except (IndexError, KeyError) as error:
-                raise ShapeError(f"extend: expected {len(first)} steps in every field, step {t} is missing") from error
-            self.add(one, envs=envs)
+        chosen = self._all if envs is None else self._envs(envs)
+        lengths = {np.shape(leaf)[:1] for leaf in _leaves(steps)}
+        if len(lengths) != 1 or () in lengths or any(np.shape(leaf)[1:2] != chosen.shape for leaf in _leaves(steps)):
+            raise ShapeError(
+                f"extend: expected (steps, {len(chosen)}) in front of every field, got "
+                f"{sorted({tuple(np.shape(leaf)[:2]) for leaf in _leaves(steps)})}"
+            )
+        (count,) = lengths.pop()
+        values = {name: _flattened(value) for name, value in steps.items()}
+        if count:
+            self._add(values, np.tile(chosen, count))
 
     def interrupt(self, envs: Any = None) -> None:
         """The episodes under way, in all envs or in ``envs``, will not go on: what comes next starts new ones.
@@ -148,6 +173,16 @@ class ReplayBuffer:
         """What draws; its parameters may be changed at any time."""
         return self._sampler
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether :meth:`update_priorities` can be called."""
+        return self._priorities is not None
+
+    @property
+    def _priorities(self) -> Prioritized | None:
+        sampler = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
+        return sampler if isinstance(sampler, Prioritized) else None
+
     def __len__(self) -> int:
         """The number of transitions that can be drawn."""
         return self._ring.drawable
@@ -177,8 +212,8 @@ class ReplayBuffer:
         """Tell a prioritizing sampler the TD errors of a batch; returns how many of them came too late.
 
         Args:
-            index: int64 ``[B]``, ``batch["index"]``. Of a transition that is named twice the last error counts; one that
-                was overwritten meanwhile is left alone, and counted.
+            index: int64 ``[B]``, ``batch["index"]``. Of a transition named twice the last error counts; one that was
+                overwritten meanwhile is left alone, and counted.
             td_error: ``[B]``; their size counts, not their sign. ``[B, L]`` for sequences.
             mask: bool ``[B, L]``, the real steps of sequences.
 
@@ -187,8 +222,8 @@ class ReplayBuffer:
             ShapeError: the lengths differ, or an index was never issued.
             NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
         """
-        sampler = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
-        if not isinstance(sampler, Prioritized):
+        sampler = self._priorities
+        if sampler is None:
             raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
         where = np.ascontiguousarray(as_host(index), np.int64)
         errors = as_host(td_error).astype(np.float64)
@@ -212,7 +247,7 @@ class ReplayBuffer:
     def stats(self) -> dict[str, float]:
         """Figures on what is stored and how it is used; changes nothing.
 
-        ``size`` transitions that can be drawn of ``completed`` ever; ``episodes`` ended; ``age_mean`` and ``age_max`` in
+        ``size`` transitions that can be drawn of ``completed`` ever; ``episodes`` ended; ``age_mean``, ``age_max`` in
         transitions completed since; ``batches`` and ``sampled`` rows drawn; ``replay_ratio`` rows drawn per transition
         completed, which is also how often each was drawn on average; ``late_updates`` of priorities that came after
         their transition was overwritten. With priorities also their ``priority_min``, ``_mean``, ``_max`` and
@@ -231,9 +266,8 @@ class ReplayBuffer:
             "replay_ratio": self._sampled / max(ring.completed, 1),
             "late_updates": float(self._late),
         }
-        sampler = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
-        if isinstance(sampler, Prioritized) and len(places):
-            p = sampler.priorities()
+        if self._priorities is not None and len(places):
+            p = self._priorities.priorities()
             figures |= {
                 "priority_min": float(p.min()),
                 "priority_mean": float(p.mean()),
@@ -246,6 +280,119 @@ class ReplayBuffer:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
         places = self._ring.anchors()
         return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {})
+
+    def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
+        """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
+
+        Besides the fields of a step there is ``index``, and ``complete`` (bool): False for the newest step, whose next
+        observation is not known, and for the final observation after an episode, of which only ``obs`` means anything.
+
+        Raises:
+            ShapeError: there is no such env.
+        """
+        if not 0 <= env < self.num_envs:
+            raise ShapeError(f"slice: there are envs 0 to {self.num_envs - 1}, got {env}")
+        places = self._ring.live_places(env)[slice(start, stop)]
+        fields = self._ring.store.read(places)
+        fields["complete",] = torch.from_numpy(self._ring.stamp[places] >= 0)
+        fields["index",] = torch.from_numpy(self._ring.index_of(places))
+        return as_tensordict(fields, (len(places),))
+
+    def append(self, other: ReplayBuffer) -> None:
+        """Add all transitions of another buffer, env by env in the order of time.
+
+        Episodes under way here are interrupted, and what has no known next observation there stays out.
+
+        Raises:
+            SchemaError: the buffers do not have the same schema, number of envs and order.
+        """
+        if (other.schema, other.num_envs, other.ordered) != (self.schema, self.num_envs, self.ordered):
+            raise SchemaError("append: expected a buffer of the same schema, num_envs and ordered")
+        ring, store = other._ring, other._ring.store
+        for env in range(other.num_envs):
+            self.interrupt([env])
+            places = ring.live_places(env)
+            complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
+            # a row without a known successor still is the next observation of the one before
+            wanted = complete.copy()
+            if self.ordered:
+                wanted[1:] |= complete[:-1] & (done[:-1] == 0)
+            for rows in np.split(np.arange(len(places)), np.flatnonzero(~complete) + 1):
+                chosen = rows[wanted[rows]]
+                if len(chosen):
+                    self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
+                    self.interrupt([env])
+
+    def _copy(self, store: ReplayRows, places: Ints, following: Ints, env: int) -> None:
+        """Add rows of another store as successive steps of one env; the last of them need not be complete."""
+        fields = store.read(places)
+        values = [
+            as_host(fields[path]) if fields[path].dtype != torch.bfloat16 else fields[path] for path in store.leaves
+        ]
+        final = None
+        if self.ordered:
+            after = store.read(following)
+            final = [after[path] for path in store.leaves if path[0] == "obs"]
+            complete = store.meta("_stamp")[places] >= 0
+            for i, path in enumerate(store.leaves):
+                if path in (("terminated",), ("truncated",)):
+                    values[i] = values[i] & complete
+        piece = max(self._ring.rows // 2, 1)
+        for low in range(0, len(places), piece):
+            part = slice(low, low + piece)
+            envs = np.full(len(places[part]), env, np.int64)
+            self._store(envs, [x[part] for x in values], None if final is None else [x[part] for x in final])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that is stored, and how far the draws have come, to the directory ``path``.
+
+        A save that is there already is replaced, whole or not at all; ``docs/files.md`` has the format.
+
+        Raises:
+            FileFormatError: ``path`` holds something else.
+            OSError: the disk is full, or fails.
+        """
+        facts = {
+            "kind": KIND,
+            "schema": json.loads(self.schema.to_json()),
+            "ordered": self.ordered,
+            "seed": self.seed,
+            "counts": [self._draws, self._sampled, self._late],
+            "view": describe(self._view),
+        }
+        save_ring(path, self._ring, self._sampler, facts)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, sampler: Sampler | None = None, view: View | None = None
+    ) -> ReplayBuffer:
+        """The buffer that was saved; it goes on with the batches that the saved one would have drawn next.
+
+        Args:
+            path: the directory.
+            sampler: needed if the saved one was not relive's own.
+            view: likewise.
+
+        Raises:
+            FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+        """
+        tensors, content = persist.read(path)
+        if content.get("kind") != KIND:
+            raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
+        with contradictions(path):
+            rows, num_envs = entry(content, "rows_per_env", int), entry(content, "num_envs", int)
+            buffer = cls(
+                Schema.from_json(json.dumps(content.get("schema"))),
+                rows * num_envs,
+                num_envs,
+                sampler=sampler or rebuild(content.get("sampler"), "sampler"),
+                view=view or rebuild(content.get("view"), "view"),
+                ordered=entry(content, "ordered", bool),
+                seed=entry(content, "seed", int),
+            )
+            buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
+            restore_ring(buffer._ring, buffer._sampler, tensors, content)
+        return buffer
 
     def check(self) -> None:
         """Test the invariants of the ring (:class:`relive.ring.Ring`).
@@ -271,11 +418,27 @@ class ReplayBuffer:
             envs = envs[kept]
             leaves = [as_host(value)[kept] for value in leaves]
             final = None if final is None else [as_host(value)[kept] for value in final]
-        if len(envs):
-            watches = self._sampler.watches
-            where, opens = self._ring.add(envs, leaves, final, not self.ordered, watches)
-            if watches and len(where):
-                self._sampler.changed(where, opens)
+        if final is None and self.ordered:
+            self._require_final(leaves, envs)
+        # no more at once than what cannot come round and meet itself, each step taking up to two rows
+        piece = self.num_envs if count <= self.num_envs else max(self._ring.rows // 2, 1)
+        for low in range(0, len(envs), piece):
+            part = slice(low, low + piece)
+            self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
+
+    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None) -> None:
+        watches = self._sampler.watches
+        where, opens = self._ring.add(envs, leaves, final, not self.ordered, watches)
+        if watches and len(where):
+            self._sampler.changed(where, opens)
+
+    def _require_final(self, leaves: Sequence[Any], envs: Ints) -> None:
+        """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
+        if len(envs) > self.num_envs:
+            by_path = dict(zip(self._stored.leaves, leaves, strict=True))
+            done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
+            if done.any():
+                raise missing_final(int(envs[np.argmax(done)]))
 
     def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
         final = Schema({"next_obs": self.schema["obs"]})
@@ -320,7 +483,34 @@ class ReplayBuffer:
         return kept
 
 
-def _at(value: Any, t: int) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _at(member, t) for name, member in cast("Mapping[str, Any]", value).items()}
-    return tuple(_at(member, t) for member in cast("Any", value)) if isinstance(value, tuple) else value[t]
+def _stored(schema: Schema, ordered: bool) -> Schema:
+    """The fields that are stored, once it is clear that they make a replay."""
+    for name, dtype in NEEDED.items():
+        if schema.leaves.get((name,)) != Field((), dtype):
+            raise SchemaError(f"a replay's schema needs '{name}' as Field((), {dtype}), got {schema!r}")
+    if "obs" not in schema or "next_obs" in schema or any(name.startswith("_") for name in schema.names):
+        raise SchemaError(
+            "a replay's schema has 'obs', no 'next_obs' (the buffer knows it), and no name that starts with '_'"
+        )
+    return schema if ordered else schema.extend(next_obs=schema["obs"])
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """The arrays of nested mappings and tuples."""
+    if isinstance(tree, Mapping) or hasattr(tree, "items"):
+        tree = tuple(cast("Any", tree).values())
+    if isinstance(tree, tuple):
+        for member in cast("tuple[Any, ...]", tree):
+            yield from _leaves(member)
+    else:
+        yield tree
+
+
+def _flattened(tree: Any) -> Any:
+    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``."""
+    if isinstance(tree, Mapping) or hasattr(tree, "items"):
+        return {name: _flattened(member) for name, member in cast("Any", tree).items()}
+    if isinstance(tree, tuple):
+        return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
+    array = tree if isinstance(tree, Tensor) else np.asarray(tree)
+    return array.reshape((-1, *array.shape[2:]))

@@ -10,7 +10,7 @@ its own value, so a trace that reaches it stops at V(obs) of that step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -248,10 +248,14 @@ def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: b
 class GAE:
     """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`; ``normalize`` over all real steps."""
 
-    reads: ClassVar[tuple[str, ...]] = _CRITIC
     gamma: float = 0.99
     lam: float = 0.95
     normalize: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return _CRITIC
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -262,10 +266,14 @@ class GAE:
 class TDLambda:
     """``finish(TDLambda(...))`` attaches :func:`lambda_returns` as ``return``, and ``advantage`` = return - value."""
 
-    reads: ClassVar[tuple[str, ...]] = _CRITIC
     gamma: float = 0.99
     lam: float = 0.95
     normalize: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return _CRITIC
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -303,12 +311,16 @@ class VTrace:
     ``log_prob`` is what the acting policy said; set ``rollout["target_log_prob"]`` to what the learner's says.
     """
 
-    reads: ClassVar[tuple[str, ...]] = (*_CRITIC, "log_prob", "target_log_prob")
     gamma: float = 0.99
     lam: float = 1.0
     rho_clip: float = 1.0
     c_clip: float = 1.0
     normalize: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return (*_CRITIC, "log_prob", "target_log_prob")
 
     def __call__(self, *, log_prob: Tensor, target_log_prob: Tensor, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -322,12 +334,16 @@ class VTrace:
 class GroupAdvantage:
     """``finish(GroupAdvantage(...))`` attaches ``advantage``, ``return`` and ``mask`` by :func:`group_advantage`."""
 
-    reads: ClassVar[tuple[str, ...]] = ("reward", "terminated", "truncated", "mask")
     group_size: int
     per: Literal["step", "episode"] = "step"
     gamma: float = 1.0
     until_first_done: bool = True
     eps: float = 1e-8
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return ("reward", "terminated", "truncated", "mask")
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage``, ``return`` and ``mask``, ``[T, N]``."""

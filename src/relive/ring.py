@@ -9,20 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import FieldError, ReliveError, SchemaError
+from .errors import FieldError, InvariantError, SchemaError
 from .rows import ReplayRows
 
-__all__ = ["InvariantError", "Ring"]
+__all__ = ["Ring", "missing_final"]
 
 Ints = NDArray[np.int64]
 Events = tuple[Ints, Any]
 HEAD, TAIL, NEXT = 0, 1, 2
 COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
 ALONE = 2
-
-
-class InvariantError(ReliveError, AssertionError):
-    """The bookkeeping of a ring contradicts itself: a defect of relive, or memory that others wrote to."""
 
 
 class Ring:
@@ -122,11 +118,7 @@ class Ring:
             opens if events else self._none[1],
         )  # fmt: skip
         if found < 0:
-            raise FieldError(
-                f"field 'next_obs': the episode of env {int(envs[-1 - found])} ended and its final observation is "
-                "missing; pass next_obs (Gymnasium's final_obs where there is one), [N, ...]; it is read only where an "
-                "episode ended"
-            )
+            raise missing_final(int(envs[-1 - found]))
         if store.blocks:
             store.write_blocks("step", places, steps)
             if final is not None:
@@ -172,6 +164,11 @@ class Ring:
         found = kernels.fast().anchors(self.rows, self._history, self.state, self.step, self.stamp, out)
         return out[:found]
 
+    def live_places(self, env: int) -> Ints:
+        """The places of an env's live rows, in the order of time."""
+        numbers = np.arange(int(self.oldest[env]), int(self.heads[env]), dtype=np.int64)
+        return env * self.rows + numbers % self.rows
+
     def index_of(self, places: Ints, out: Any = None) -> Any:
         """The public index ``number * N + env`` of live places."""
         index = np.empty(len(places), np.int64) if out is None else out
@@ -215,6 +212,14 @@ class Ring:
         _require(len(set(stamps)) == len(stamps), "5: two transitions have one stamp")
         _require(not stamps or max(stamps) < self.completed, "5: a stamp was never issued")
         _require(self.drawable == len(self.anchors()), f"6: {self.drawable} counted, {len(self.anchors())} found")
+
+
+def missing_final(env: int) -> FieldError:
+    """The error for an episode that ended nobody knows where."""
+    return FieldError(
+        f"field 'next_obs': the episode of env {env} ended and its final observation is missing; pass next_obs "
+        "(Gymnasium's final_obs where there is one), [N, ...]; it is read only where an episode ended"
+    )
 
 
 def _require(holds: bool, what: str) -> None:

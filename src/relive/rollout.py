@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -11,12 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import kernels, persist
 from .checks import StepChecker, check_castable
 from .errors import (
     DeviceError,
     EmptyError,
     FieldError,
+    FileFormatError,
     FullError,
     LifecycleError,
     NotFiniteError,
@@ -26,6 +29,7 @@ from .errors import (
 )
 from .returns import Estimator, normalize
 from .rows import PackedRows
+from .saving import contradictions, entry, restore_columns, save_columns
 from .schema import Field, Path, Schema, as_tensor, dotted, unknown_field
 from .storage import Columns, as_tensordict
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["RolloutBuffer"]
 
 Name = str | Path
+KIND = "relive.RolloutBuffer"
 KEPT_APART = ("mask", "final_value")
 """Bookkeeping columns that every buffer may have and that no batch carries unless asked to."""
 
@@ -409,6 +414,55 @@ class RolloutBuffer:
         if normalize_advantage and ("advantage",) not in wanted:
             raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
         return self._batches(wanted, bounds, epochs, normalize_advantage)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the rollout, with what is attached and how far the permutations have come, to the directory ``path``.
+
+        A save that is there already is replaced, whole or not at all; ``docs/files.md`` has the format.
+
+        Raises:
+            FileFormatError: ``path`` holds something else.
+            OSError: the disk is full, or fails.
+        """
+        facts = {
+            "kind": KIND,
+            "schema": json.loads(self.schema.to_json()),
+            "num_steps": self.num_steps,
+            "num_envs": self.num_envs,
+            "wrap": self.wrap,
+            "debug": self.debug,
+            "seed": self.seed,
+            "draws": self._draws,
+            "has_last": self._has_last,
+        }
+        save_columns(path, self._columns, facts)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RolloutBuffer:
+        """The buffer that was saved; it goes on with the minibatches that the saved one would have given next.
+
+        Raises:
+            FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+        """
+        tensors, content = persist.read(path)
+        if content.get("kind") != KIND:
+            raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
+        with contradictions(path):
+            buffer = cls(
+                Schema.from_json(json.dumps(content.get("schema"))),
+                entry(content, "num_steps", int),
+                entry(content, "num_envs", int),
+                device=device,
+                wrap=entry(content, "wrap", bool),
+                debug=entry(content, "debug", bool),
+                seed=entry(content, "seed", int),
+            )
+            restore_columns(buffer._columns, tensors, content)
+            buffer._apart_used = True
+            buffer._draws, buffer._has_last = entry(content, "draws", int), entry(content, "has_last", bool)
+        return buffer
 
     def __repr__(self) -> str:
         return (

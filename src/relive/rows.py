@@ -15,7 +15,7 @@ from . import kernels
 from .checks import numpy_dtype, numpy_view
 from .schema import Field, Path
 
-__all__ = ["BOOKKEEPING", "PackedRows", "ReplayRows", "RowLayout", "typed"]
+__all__ = ["BOOKKEEPING", "PackedRows", "ReplayRows", "RowLayout", "row_layout", "typed"]
 
 BOOKKEEPING: dict[Path, Field] = {("_stamp",): Field((), torch.int64), ("_step",): Field((), torch.int32)}
 """What the ring notes with every row; its docstring says what they mean."""
@@ -116,6 +116,13 @@ class PackedRows:
         return {path: batch[path] for path in self._order}
 
 
+def row_layout(leaves: Mapping[Path, Field]) -> tuple[RowLayout, set[Path]]:
+    """How the rows of a replay are packed, and which fields are blocks of their own."""
+    large = {path for path, field in leaves.items() if field.nbytes > LARGE_FIELD}
+    groups = _groups({path: field for path, field in leaves.items() if path not in large})
+    return RowLayout(*groups, BOOKKEEPING), large
+
+
 def zeroed(nbytes: int) -> Array:
     """Zeroed memory, on huge pages where there are any: at random places most of a read is finding the page."""
     if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -145,16 +152,15 @@ class ReplayRows:
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int) -> None:
         self.leaves, self.num_rows = dict(leaves), num_rows
-        small = {path: field for path, field in leaves.items() if field.nbytes <= LARGE_FIELD}
-        self.groups = _groups(small)
-        self.layout = RowLayout(*self.groups, BOOKKEEPING)
+        self.layout, large = row_layout(leaves)
+        self.groups = _groups({path: field for path, field in leaves.items() if path not in large})
         self._bytes = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {
             path: typed(zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)), field.dtype).view(
                 num_rows, *field.shape
             )
             for path, field in leaves.items()
-            if path not in small
+            if path in large
         }
         self.arrays = self.layout.arrays(self._bytes)
         self.sizes = np.array([self.layout.starts[3], self.layout.starts[1]], np.int64)
@@ -192,6 +198,15 @@ class ReplayRows:
     def target(self) -> Array:
         """All packed rows, uint8 ``[num_rows, W]``."""
         return self._bytes
+
+    def read(self, places: Ints) -> dict[Path, Tensor]:
+        """The fields of rows ``[K, ...]`` as they are stored, copied."""
+        packed = self.layout.arrays(self._bytes[places])
+        blocks = {path: self.gather_block(path, places) for path in self.blocks}
+        return {
+            path: blocks[path] if path in blocks else typed(packed[path], field.dtype)
+            for path, field in self.leaves.items()
+        }
 
     def gather(self, places: Array, out: Array, start: int, nbytes: int) -> None:
         """The first ``nbytes`` bytes of the rows ``places`` into the rows of ``out``, from byte ``start`` on."""

@@ -207,6 +207,11 @@ class Prioritized:
         if self._ring is not None:
             self.attach(self._ring)
 
+    @property
+    def eps(self) -> float:
+        """What a transition without error is worth."""
+        return self._eps
+
     def attach(self, ring: Ring) -> None:
         """Give every transition that can be drawn its priority, and no other row one."""
         if self._ring is not ring:
@@ -248,7 +253,7 @@ class Prioritized:
         if not until[-1] > 0:
             raise _nothing()
         masses = np.minimum(self.fractions(count, key) * until[-1], np.nextafter(until[-1], 0))
-        part: Any = np.searchsorted(until, masses, side="right")
+        part = cast("Ints", np.searchsorted(until, masses, side="right"))
         inside = below[part] + (masses - (until - (upper - below))[part])
         masses = np.clip(inside, below[part], np.nextafter(upper[part], 0))
         return self.weighted(self._tree.find(masses), float(until[-1]), min(newest, ring.drawable))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import kernels
-from .errors import DTypeError, EmptyError, FieldError, NotFiniteError, ShapeError
+from .errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ShapeError
 
 __all__ = ["SumTree"]
 
@@ -153,7 +153,7 @@ class SumTree:
         """Test the invariants.
 
         Raises:
-            AssertionError: a leaf is no weight, or a node above does not follow from its children; names the first.
+            InvariantError: a leaf is no weight, or a node above does not follow from its children; names the first.
         """
         leaves, nodes, minima = self._nodes[: self._size], self._nodes.copy(), np.full_like(self._minima, np.inf)
         _require("a weight is finite and not negative", np.isfinite(leaves) & (leaves >= 0), leaves)
@@ -170,7 +170,7 @@ class SumTree:
 def _require(rule: str, holds: NDArray[np.bool_], values: Doubles) -> None:
     if not holds.all():
         place = int(holds.argmin())
-        raise AssertionError(f"{rule}: place {place} holds {values[place]}")
+        raise InvariantError(f"{rule}: place {place} holds {values[place]}")
 
 
 def _integers(positions: ArrayLike) -> Ints:

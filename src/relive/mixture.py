@@ -1,0 +1,94 @@
+"""Mixture: batches of fixed shares from several replays, such as offline data beside what the agent does now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from .errors import SchemaError, ShapeError
+from .replay import ReplayBuffer
+from .storage import as_host
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Mixture"]
+
+
+class Mixture:
+    """Batches in which every buffer has a fixed share (Ball et al. 2023 mix offline and online data half and half).
+
+    Each buffer draws with its own sampler and view. A batch of B has share · B rows of each buffer, one after
+    another, rounded such that they add up to B. ``source`` (int64) tells which buffer a row comes from; fields
+    that not all of them have are left out.
+
+    Args:
+        buffers: name -> buffer, of one schema.
+        shares: name -> share; they are normalised to sum to 1.
+
+    Raises:
+        SchemaError: no buffer, different schemas, or shares that do not fit them.
+    """
+
+    def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
+        if not buffers or set(buffers) != set(shares) or any(share < 0 for share in shares.values()):
+            raise SchemaError(
+                f"Mixture: expected a share of at least 0 for each of {list(buffers)}, got {dict(shares)}"
+            )
+        schemas = {buffer.schema for buffer in buffers.values()}
+        if len(schemas) > 1 or not sum(shares.values()) > 0:
+            raise SchemaError(f"Mixture: expected buffers of one schema and a positive share, got {dict(shares)}")
+        self.buffers = dict(buffers)
+        self.shares = {name: shares[name] / sum(shares.values()) for name in self.buffers}
+
+    def __len__(self) -> int:
+        """The number of transitions that can be drawn, of all buffers."""
+        return sum(len(buffer) for buffer in self.buffers.values())
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """One batch ``[batch_size]``.
+
+        Raises:
+            ShapeError: ``batch_size`` is not positive.
+            EmptyError: a buffer that has rows in the batch holds no complete transition.
+        """
+        return next(self.batches(1, batch_size))
+
+    def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
+        """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`."""
+        if count < 1 or batch_size < 1:
+            raise ShapeError(f"batches({count}, {batch_size}): ask for at least 1")
+        rounds = [
+            (i, self.buffers[name].batches(count, rows))
+            for i, (name, rows) in enumerate(self._rows(batch_size).items())
+            if rows
+        ]
+        for _ in range(count):
+            parts: list[Any] = []
+            for source, batches in rounds:
+                part = next(batches)
+                part["source"] = torch.full(part.batch_size, source)
+                parts.append(part)
+            shared = [key for key in parts[0].keys() if all(key in part.keys() for part in parts)]
+            yield cast("TensorDict", torch.cat([part.select(*shared) for part in parts]))
+
+    def update_priorities(self, batch: TensorDict, td_error: Any, mask: Any = None) -> int:
+        """Pass TD errors on to the buffers the rows of ``batch`` came from; returns how many came too late.
+
+        Buffers whose sampler knows no priorities are left out. Errors as :meth:`ReplayBuffer.update_priorities`.
+        """
+        source, late = as_host(batch["source"]), 0
+        for i, buffer in enumerate(self.buffers.values()):
+            rows = np.flatnonzero(source == i)
+            if len(rows) and buffer.has_priorities:
+                inner = None if mask is None else as_host(mask)[rows]
+                late += buffer.update_priorities(as_host(batch["index"])[rows], as_host(td_error)[rows], inner)
+        return late
+
+    def _rows(self, batch_size: int) -> dict[str, int]:
+        """How many rows each buffer gives: running shares, rounded, so that they add up."""
+        ends = np.round(np.cumsum(list(self.shares.values())) * batch_size).astype(int).tolist()
+        return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}

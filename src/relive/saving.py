@@ -1,0 +1,202 @@
+"""Buffers to files and back: the rows that are live, the cursors, and the parts by name and parameters.
+
+Nothing of a save is code: a sampler or view is one of relive's own, named, or it is passed by whoever loads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import persist
+from .errors import FileFormatError, ReliveError
+from .ring import Ring
+from .samplers import Prioritized, Recent, Sampler, Uniform, WithoutReplacement
+from .schema import dotted
+from .storage import Columns
+from .views import FrameStack, NStep
+
+__all__ = [
+    "contradictions",
+    "describe",
+    "entry",
+    "rebuild",
+    "restore_columns",
+    "restore_ring",
+    "save_columns",
+    "save_ring",
+]
+
+PARAMETERS: dict[type[Any], tuple[str, ...]] = {
+    Uniform: (),
+    WithoutReplacement: (),
+    Prioritized: ("alpha", "beta", "eps", "stratified", "normalize", "default_error", "eta"),
+    Recent: ("sharpest", "c_min", "inner", "adapt"),
+    NStep: ("n", "gamma"),
+    FrameStack: ("depth", "window", "pad", "keys"),
+}
+POSITIONAL = {"sharpest": "eta"}
+"""Where the constructor has another name for an attribute."""
+
+NAMES = {part.__name__: part for part in PARAMETERS}
+
+
+def describe(part: Any) -> dict[str, Any] | None:
+    """A sampler or view of relive's own as JSON; None for one that a user wrote, which has to be passed to ``load``."""
+    names = PARAMETERS.get(cast("type[Any]", type(part)))
+    if names is None:
+        return None
+    values = {POSITIONAL.get(name, name): getattr(part, name) for name in names}
+    return {"part": type(part).__name__, **{name: _plain(value) for name, value in values.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(cast("tuple[Any, ...]", value))
+    return describe(value) if type(value) in PARAMETERS else value
+
+
+def rebuild(data: Any, what: str) -> Any:
+    """The part that :func:`describe` described.
+
+    Raises:
+        FileFormatError: there is no such part, or its parameters are not right.
+    """
+    given: dict[str, Any] = dict(cast("dict[str, Any]", data)) if isinstance(data, dict) else {}
+    if given.get("part") not in NAMES:
+        raise FileFormatError(f"the saved {what} is not one of relive's own ({data!r}); pass load(..., {what}=...)")
+    part = NAMES[given.pop("part")]
+    try:
+        return part(**{name: _value(value, what) for name, value in given.items()})
+    except (TypeError, ValueError) as error:
+        raise FileFormatError(f"the saved {what} has parameters that make no sense: {given!r} ({error})") from error
+
+
+def _value(value: Any, what: str) -> Any:
+    if isinstance(value, dict):
+        return rebuild(cast("dict[str, Any]", value), what)
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def entry(content: Any, name: str, kind: type[Any]) -> Any:
+    """One entry of a save's JSON, of the kind that belongs there.
+
+    Raises:
+        FileFormatError: it is missing, or of another kind.
+    """
+    value = content.get(name)
+    if type(value) is not kind:
+        raise FileFormatError(
+            f"the save's entry {name!r} is {value!r}; expected a {kind.__name__}, as relive writes it"
+        )
+    return value
+
+
+def save_ring(path: str | os.PathLike[str], ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> None:
+    """Write the live rows, the cursors and the sampler's state, with ``facts`` (JSON), to a directory.
+
+    Arrays of the sampler with an entry for each row are saved for the live rows alone.
+    """
+    store, places = ring.store, _live(ring)
+    state = sampler.state_dict()
+    arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    by_row = [name for name, value in arrays.items() if value.shape[:1] == (store.num_rows,)]
+    tensors: dict[str, Any] = {"rows": store.target[places]}
+    tensors |= {f"block.{dotted(name)}": block[torch.from_numpy(places)] for name, block in store.blocks.items()}
+    tensors |= {f"sampler.{name}": value[places] if name in by_row else value for name, value in arrays.items()}
+    content = {
+        **facts,
+        "rows_per_env": ring.rows,
+        "num_envs": ring.num_envs,
+        "state": ring.state.tolist(),
+        "counters": ring.counters.tolist(),
+        "history": ring.history,
+        "sampler": describe(sampler),
+        "sampler_state": {name: value for name, value in state.items() if name not in arrays},
+        "sampler_rows": by_row,
+    }
+    persist.write(path, tensors, content)
+
+
+def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
+    """Put what :func:`save_ring` wrote into a new ring of the same size, and check that it makes sense.
+
+    Raises:
+        FileFormatError, InvariantError, ValueError, KeyError: it does not.
+    """
+    store = ring.store
+    state = np.array(entry(content, "state", list), np.int64).reshape(ring.state.shape)
+    if (state < 0).any() or (state[:, 1] > state[:, 0]).any():
+        raise FileFormatError("the saved cursors are not numbers of rows")
+    ring.state[:] = state
+    ring.counters[:] = np.array(entry(content, "counters", list), np.int64)
+    places = _live(ring)
+    where = torch.from_numpy(places)
+    store.target[places] = tensors["rows"].numpy()
+    for name, block in store.blocks.items():
+        block[where] = tensors[f"block.{dotted(name)}"]
+    ring.history = entry(content, "history", int)
+    ring.check()
+    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
+    for name, tensor in tensors.items():
+        key = name.removeprefix("sampler.")
+        if key in entry(content, "sampler_rows", list):
+            full = torch.zeros(store.num_rows, dtype=tensor.dtype)
+            full[where] = tensor
+            parts[key] = full.numpy()
+        elif key != name:
+            parts[key] = tensor.numpy()
+    sampler.attach(ring)
+    sampler.load_state_dict(parts)
+
+
+def save_columns(path: str | os.PathLike[str], columns: Columns, facts: Mapping[str, Any]) -> None:
+    """Write the rows of a rollout in the order of time, each column with its bootstrap row, to a directory."""
+    tensors = {dotted(name): columns.with_last(name) for name in columns.live}
+    attached = [list(name) for name in columns.live if name not in columns.own]
+    persist.write(path, tensors, {**facts, "steps": columns.count, "attached": attached})
+
+
+def restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
+    """Put what :func:`save_columns` wrote into new columns of the same size.
+
+    Raises:
+        FileFormatError, ValueError, KeyError, RuntimeError: it does not fit.
+    """
+    steps = entry(content, "steps", int)
+    if not 0 <= steps <= columns.num_steps:
+        raise FileFormatError(f"{steps} steps are saved of a rollout of {columns.num_steps}")
+    attached = [tuple(name) for name in entry(content, "attached", list)]
+    for name in columns.own:
+        column, target = tensors[dotted(name)], columns.tensors[name]
+        if column.dtype is not target.dtype or column.shape != (steps + 1, *target.shape[1:]):
+            raise FileFormatError(f"column '{dotted(name)}' is saved as {column.dtype} {tuple(column.shape)}")
+        target[: steps + 1] = column.to(target.device)
+    columns.advance(steps)
+    for name in attached:
+        columns.attach(name, tensors[dotted(name)][:steps].to(columns.device))
+
+
+def _live(ring: Ring) -> Any:
+    return np.concatenate([ring.live_places(env) for env in range(ring.num_envs)])
+
+
+@contextmanager
+def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
+    """Whatever goes wrong while a save is taken in, the save is at fault.
+
+    Raises:
+        FileFormatError: in place of the error.
+    """
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except (ReliveError, ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as error:
+        raise FileFormatError(f"the save in '{path}' contradicts itself: {error}") from error
