@@ -5,6 +5,7 @@
 MAKEFLAGS += --no-print-directory
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_QUIET := 1
 
 TORCH := torch==2.13.0
 VENV := .venv

@@ -17,6 +17,10 @@ BENCHMARKS = {
     "gae": "bench_gae",
     "add": "bench_add",
     "minibatches": "bench_minibatches",
+    "replay_add": "bench_replay_add",
+    "replay_sample": "bench_replay_sample",
+    "pixels": "bench_pixels",
+    "capacity": "bench_capacity",
     "import": "bench_import",
 }
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")

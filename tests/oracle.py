@@ -44,7 +44,8 @@ class Step:
 class Episode:
     """The steps of one env from a reset on; ``final_obs`` is None while the episode is under way.
 
-    ``newest_obs`` is the one after the newest step, if it was seen; the same as ``final_obs`` at an end.
+    ``newest_obs`` is the one after the newest step, if it was seen; the same as ``final_obs`` at an end. An episode
+    that was ``cut`` neither ended nor goes on.
     """
 
     env: int
@@ -52,6 +53,7 @@ class Episode:
     steps: list[Step] = field(default_factory=list)
     final_obs: Any = None
     newest_obs: Any = None
+    cut: bool = False
 
     @property
     def done(self) -> bool:
@@ -106,7 +108,7 @@ class Experience:
         """
         step = Step(obs, action, float(reward), bool(terminated), bool(truncated), dict(extras))
         history = self._episodes.setdefault(env, [])
-        if not history or history[-1].done:
+        if not history or history[-1].done or history[-1].cut:
             history.append(Episode(env, len(history)))
         episode = history[-1]
         seen = episode.newest_obs
@@ -116,6 +118,11 @@ class Experience:
         episode.newest_obs = next_obs
         episode.final_obs = next_obs if step.done else None
         return step
+
+    def interrupt(self, env: int) -> None:
+        """The episode under way in ``env``, if there is one, does not go on."""
+        for episode in self.episodes(env)[-1:]:
+            episode.cut = not episode.done
 
     @property
     def envs(self) -> list[int]:
@@ -162,6 +169,173 @@ def same(a: Any, b: Any) -> bool:
         return a is b
     a, b = np.asarray(a), np.asarray(b)
     return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b))
+
+
+# A replay of the newest rows of each env.
+
+
+class Row(NamedTuple):
+    """A row of a replay: step ``at`` of an episode, or the observation it ended on, then ``at`` is its length.
+
+    ``number`` counts the rows of its env from the beginning of time.
+    """
+
+    env: int
+    number: int
+    episode: Episode
+    at: int
+
+    @property
+    def obs(self) -> Any:
+        """The observation the row holds."""
+        return self.episode.steps[self.at].obs if self.at < len(self.episode) else self.episode.final_obs
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is a step whose next observation is known."""
+        return self.at < len(self.episode) and self.episode.next_obs(self.at) is not None
+
+    def back(self, steps: int) -> Row | None:
+        """The row ``steps`` earlier, if the episode was under way then."""
+        return None if self.at < steps else self._replace(number=self.number - steps, at=self.at - steps)
+
+
+class Window(NamedTuple):
+    """An n-step window: what its ``steps`` rewards come to, how it ended, and the row it bootstraps from."""
+
+    reward: float
+    discount: float
+    steps: int
+    terminated: bool
+    truncated: bool
+    last: Row
+
+
+class Replay:
+    """What a replay of ``rows`` rows per env holds, found anew for each question from the list of episodes.
+
+    An episode of k steps takes k + 1 rows once it has ended; with ``alone`` each step is an episode of one row.
+    """
+
+    def __init__(self, num_envs: int, rows: int, alone: bool = False) -> None:
+        self.num_envs, self.rows, self.alone = num_envs, rows, alone
+        self.experience = Experience()
+        self.completed: list[tuple[int, int]] = []
+        """(env, number) of every transition that was ever completed, in that order."""
+        self._cleared = [0] * num_envs
+
+    def add(
+        self,
+        env: int,
+        obs: Any,
+        action: Any,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        next_obs: Any = None,
+        **extras: Any,
+    ) -> None:
+        """One more step of an env; ``next_obs`` counts where an episode ends, and for every step that is ``alone``."""
+        known = next_obs if terminated or truncated or self.alone else None
+        self.experience.record(env, obs, action, reward, terminated, truncated, known, **extras)
+        if self.alone:
+            self.interrupt(env)
+        complete = [(row.env, row.number) for row in self.all_rows(env) if row.complete]
+        self.completed += sorted(set(complete) - set(self.completed))
+
+    def interrupt(self, env: int) -> None:
+        """The episode under way in ``env`` does not go on."""
+        self.experience.interrupt(env)
+
+    def clear(self) -> None:
+        """Nothing is stored any more."""
+        for env in range(self.num_envs):
+            self.interrupt(env)
+            self._cleared[env] = len(self.all_rows(env))
+
+    def all_rows(self, env: int) -> list[Row]:
+        """Every row an env ever had, in the order of time."""
+        rows: list[Row] = []
+        for episode in self.experience.episodes(env):
+            count = len(episode) + (episode.done and not self.alone)
+            rows += [Row(env, len(rows) + at, episode, at) for at in range(count)]
+        return rows
+
+    def live(self, env: int) -> list[Row]:
+        """The rows of an env that are still there, oldest first."""
+        return [row for row in self.all_rows(env)[-self.rows :] if row.number >= self._cleared[env]]
+
+    def anchors(self, history: int = 0) -> list[Row]:
+        """The transitions that can be drawn, in the order of completion.
+
+        Each is live and complete, as are the ``history`` rows before it, or as many as its episode has.
+        """
+        found: dict[tuple[int, int], Row] = {}
+        for env in range(self.num_envs):
+            live = self.live(env)
+            numbers = {row.number for row in live}
+            for row in live:
+                needed = range(row.number - min(row.at, history), row.number)
+                if row.complete and numbers.issuperset(needed):
+                    found[row.env, row.number] = row
+        return [found[key] for key in self.completed if key in found]
+
+    def index(self, row: Row) -> int:
+        """The number by which users know a row."""
+        return row.number * self.num_envs + row.env
+
+    def window(self, row: Row, n: int, gamma: float) -> Window:
+        """Up to ``n`` rewards from a transition on, as far as its episode goes and next observations are known."""
+        known = [step for at, step in enumerate(row.episode.steps) if row.episode.next_obs(at) is not None]
+        steps = known[row.at : row.at + n]
+        last = steps[-1]
+        return Window(
+            reward=_discounted([step.reward for step in steps], gamma),
+            discount=0.0 if last.terminated else gamma ** len(steps),
+            steps=len(steps),
+            terminated=last.terminated,
+            truncated=last.truncated,
+            last=row._replace(number=row.number + len(steps), at=row.at + len(steps)),
+        )
+
+    def stack(self, row: Row, depth: int) -> list[Any]:
+        """The newest ``depth`` observations of the row's episode up to it, oldest first; None before its first."""
+        frames = [row.back(steps) for steps in reversed(range(depth))]
+        return [None if frame is None else frame.obs for frame in frames]
+
+
+def recent_count(stored: int, eta: float, c_min: int, update: int, of: int) -> int:
+    """max(N eta^(1000 k / K), c_min) of N stored transitions, or all of them  (Wang & Ross 2019, sec. 3.3)."""
+    return min(int(max(stored * eta ** (1000 * update / of), c_min)), stored)
+
+
+class Priorities:
+    """TD errors of the transitions that can be drawn: what prioritized replay makes of them  (Schaul et al. 2016).
+
+    A transition that can be drawn anew gets ``default`` or, without it, the largest error seen so far, 1 at first.
+    """
+
+    def __init__(self, default: float | None = None) -> None:
+        self.default, self.largest = default, 1.0
+        self.errors: dict[int, float] = {}
+
+    def see(self, drawable: Sequence[int]) -> None:
+        """These are the indices of all that can be drawn now."""
+        new = self.largest if self.default is None else self.default
+        self.errors = {index: self.errors.get(index, new) for index in drawable}
+
+    def update(self, index: Sequence[int], errors: Sequence[float]) -> int:
+        """Note errors, the last for an index that comes twice; returns how many belong to nothing that can be drawn."""
+        alive = [(i, abs(error)) for i, error in zip(index, errors, strict=True) if i in self.errors]
+        self.errors |= dict(alive)
+        self.largest = max([self.largest, *(error for _, error in alive)])
+        return len(index) - len(alive)
+
+    def probabilities(self, alpha: float, eps: float, among: Sequence[int] | None = None) -> dict[int, float]:
+        """P(i) = p / sum of p over those ``among`` which is drawn (default all), p = (error + eps)^alpha."""
+        weights = {i: (error + eps) ** alpha for i, error in self.errors.items() if among is None or i in set(among)}
+        total = math.fsum(weights.values())
+        return {i: weight / total for i, weight in weights.items()}
 
 
 # A block of [T, N] flags, cut into runs of real steps of one episode.

@@ -295,6 +295,33 @@ def played(
     return experience
 
 
+class Life:
+    """The steps of one env as the caller wants them: each call says how the step ends, if it ends an episode."""
+
+    def __init__(self, env: int, *, seed: int = 0, observations: Observations = "box") -> None:
+        self._tag = Tag(env, 0, 0, seed)
+        self._observations: Observations = observations
+
+    def step(self, kind: Kind | None = None) -> dict[str, Any]:
+        """One step's fields, ``next_obs`` the true one, without a leading axis."""
+        tag, after = self._tag, self._tag._replace(step=self._tag.step + 1)
+        self._tag = after
+        if kind is not None:
+            self.restart()
+        return {
+            "obs": encode(tag, self._observations),
+            "action": np.asarray(action_of(tag)),
+            "reward": np.float32(reward_of(*tag[:3])),
+            "terminated": np.bool_(kind in ("terminated", "both")),
+            "truncated": np.bool_(kind in ("truncated", "both")),
+            "next_obs": encode(after, self._observations),
+        }
+
+    def restart(self) -> None:
+        """Whatever was under way, the next step starts a new episode."""
+        self._tag = self._tag._replace(episode=self._tag.episode + 1, step=0)
+
+
 def row(obs: Any, index: int) -> Any:
     """Observation ``index`` of a batch, structure and dtypes kept, as NumPy."""
     if isinstance(obs, Mapping):

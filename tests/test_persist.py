@@ -51,7 +51,7 @@ def quick_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def bits(value: Any) -> bytes:
     if isinstance(value, np.ndarray):
         return value.tobytes()
-    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
@@ -121,7 +121,7 @@ def as_array(tensor: torch.Tensor) -> Any:
         array = tensor.resolve_conj().numpy()
     except TypeError:  # bfloat16 and float8
         return tensor
-    array = array[::-1] if array.ndim else array
+    array = array[::-2] if array.ndim else array
     array.flags.writeable = False
     return array
 
@@ -130,6 +130,7 @@ WAYS: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x,
     lambda x: x.transpose(0, -1) if x.ndim else x,
     lambda x: x[::2] if x.ndim else x,
+    lambda x: x.flatten()[1::2][:1],  # contiguous, with a stride of 2
     lambda x: x.expand(3, *x.shape),
     lambda x: x.conj() if x.is_complex() else x,
     lambda x: x.clone().requires_grad_() if x.dtype in (torch.float32, torch.float64) else x,

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 WINDOW = 100
-"""Episodes that a mean return is taken over."""
+"""Episodes that a mean return is taken over, unless a goal says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,12 @@ class Goal:
     steps: int
     """Transitions over all envs."""
     short: tuple[int, float]
-    """Steps and target of a short run, which ends as soon as that is reached and fails if it is not."""
+    """Steps and target of a short run, which ends as soon as that is reached and fails if it is not; a target of -inf
+    is none: the run is too short to learn anything."""
     stop: float = math.inf
     """Where a run ends early; above the target, so that it is not luck that ends it."""
+    window: int = WINDOW
+    """Episodes that a mean return is taken over."""
 
 
 def command_line(doc: str | None, env: str, *more: str) -> argparse.ArgumentParser:
@@ -62,7 +65,10 @@ class Run:
     def __init__(self, name: str, env: str, goal: Goal, args: argparse.Namespace) -> None:
         self.name, self.env, self.goal, self.short = name, env, goal, args.short
         steps, self.target = goal.short if args.short else (goal.steps, goal.target)
-        self.steps, self.stop = args.steps or steps, self.target if args.short else goal.stop
+        self.aim = "no target" if self.target == -math.inf else f"target {self.target:g}"
+        self.steps, self.stop = args.steps or steps, goal.stop
+        if args.short and self.target > -math.inf:
+            self.stop = self.target
         self.plot = args.plot or (None if args.short else Path(f"runs/{name.lower()}-{env}.png"))
         self.done, self.losses = 0, dict[str, float]()
         self.episodes: list[tuple[int, float]] = []  # (transitions so far, return) of every episode that ended
@@ -91,13 +97,13 @@ class Run:
 
     @property
     def mean(self) -> float:
-        """The mean return of the last hundred episodes."""
-        return float(np.mean([value for _, value in self.episodes[-WINDOW:]])) if self.episodes else math.nan
+        """The mean return of the last episodes, a hundred if the goal does not say how many."""
+        return float(np.mean([value for _, value in self.episodes[-self.goal.window :]])) if self.episodes else math.nan
 
     @property
     def over(self) -> bool:
-        """Whether the experience is used up, or the last hundred episodes were good enough to stop."""
-        return self.done >= self.steps or (len(self.episodes) >= WINDOW and self.mean >= self.stop)
+        """Whether the experience is used up, or the last episodes were good enough to stop."""
+        return self.done >= self.steps or (len(self.episodes) >= self.goal.window and self.mean >= self.stop)
 
     def update(self, steps: int, returns: list[float], **losses: Tensor) -> None:
         """Take note of one round: transitions so far, the returns of the episodes that ended in it, the losses."""
@@ -110,12 +116,13 @@ class Run:
             print("  " + "  ".join(f"{name} {value}" for name, value in self._figures()), flush=True)
 
     def _sum_up(self) -> None:
-        reached = self.mean >= self.target
-        last, seconds = min(WINDOW, len(self.episodes)), self._seconds()
+        reached = self.target == -math.inf or self.mean >= self.target
+        verdict = "" if self.target == -math.inf else ": reached" if reached else ": missed"
+        last, seconds = min(self.goal.window, len(self.episodes)), self._seconds()
         print(
             f"{self.name} on {self.env}: mean return {self.mean:.4g} over the last {last} episodes after "
             f"{self.done:,} steps in {seconds:.0f} s\n"
-            f"  target {self.target:g}: {'reached' if reached else 'missed'}; random play: {self.goal.random:g}"
+            f"  {self.aim}{verdict}; random play: {self.goal.random:g}"
         )
         if self.plot is not None and self.episodes:
             self._draw(self.plot, seconds)
@@ -143,7 +150,7 @@ class Run:
         table.add_row(*(f"[dim]{name}" for name, _ in figures))
         table.add_row(*(f"[bold]{value}" for _, value in figures))
         bar = ProgressBar(total=self.steps, completed=min(self.done, self.steps))
-        title = f"[bold]{self.name}[/] on [bold]{self.env}[/], target {self.target:g}"
+        title = f"[bold]{self.name}[/] on [bold]{self.env}[/], {self.aim}"
         spent = f"[dim]{self._seconds():.0f} s"
         return Panel(Group(table, bar), title=title, title_align="left", subtitle=spent, subtitle_align="right")
 
@@ -152,16 +159,15 @@ class Run:
 
         steps, returns = (np.array(column, dtype=np.float64) for column in zip(*self.episodes, strict=True))
         total = np.concatenate([[0.0], returns.cumsum()])
-        first = np.maximum(np.arange(1, len(total)) - WINDOW, 0)
+        first = np.maximum(np.arange(1, len(total)) - self.goal.window, 0)
         mean = (total[1:] - total[first]) / (np.arange(1, len(total)) - first)
         rounds = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode of each round
         figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
         axes = figure.subplots()
         faint = min(0.6, max(0.06, 300 / len(steps)))  # so that thousands of dots still show where they are dense
         axes.scatter(steps, returns, s=10, color="#5b9bd5", alpha=faint, linewidths=0, label="one episode")
-        axes.plot(
-            steps[rounds], mean[rounds], color="#1f4e79", linewidth=2, label=f"mean of the last {WINDOW} episodes"
-        )
+        smooth = f"mean of the last {self.goal.window} episodes"
+        axes.plot(steps[rounds], mean[rounds], color="#1f4e79", linewidth=2, label=smooth)
         for level, label, color, style in (
             (self.target, "target", "#c0504d", "--"),
             (self.goal.random, "random play", "#7f7f7f", ":"),

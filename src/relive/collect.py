@@ -241,6 +241,8 @@ class Collector:
             )
             return collector.collect(num_steps)
         finally:
+            if isinstance(buffer, ReplayBuffer):
+                buffer.interrupt()  # whoever adds next does not go on where these envs stopped
             if made:
                 fresh.close()
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from .errors import SchemaError, ShapeError
+from .errors import NotFiniteError, SchemaError, ShapeError
 from .replay import ReplayBuffer
 from .storage import as_host
 
@@ -81,11 +82,17 @@ class Mixture:
         Buffers whose sampler knows no priorities are left out. Errors as :meth:`ReplayBuffer.update_priorities`.
         """
         source, late = as_host(batch["source"]), 0
+        errors = td_error.detach().double().cpu().numpy() if isinstance(td_error, Tensor) else np.asarray(td_error)
+        if errors.shape[:1] != source.shape:
+            raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
+        if not np.isfinite(errors).all():  # before any buffer is changed
+            bad = np.flatnonzero(~np.isfinite(errors).reshape(len(errors), -1).all(1))[0]
+            raise NotFiniteError(f"td_error: entry {bad} is {errors[bad]}; mend the loss before it spreads")
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)
             if len(rows) and buffer.has_priorities:
                 inner = None if mask is None else as_host(mask)[rows]
-                late += buffer.update_priorities(as_host(batch["index"])[rows], as_host(td_error)[rows], inner)
+                late += buffer.update_priorities(as_host(batch["index"])[rows], errors[rows], inner)
         return late
 
     def _rows(self, batch_size: int) -> dict[str, int]:

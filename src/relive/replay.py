@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import persist
 from .checks import StepChecker
-from .errors import FileFormatError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
 from .plan import StoragePlan, free_memory, storage_plan
 from .ring import Ints, Ring, missing_final
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer"]
 
 KIND = "relive.ReplayBuffer"
+LARGEST_ERROR = float(np.finfo(np.float32).max)
+"""TD errors are kept as float32."""
+RESERVED = frozenset(
+    ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
+)
+"""What a step is added with, and what batches hold, besides the fields of the schema."""
 NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
 
 
@@ -185,6 +191,7 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         """The number of transitions that can be drawn."""
+        self._keep_history()
         return self._ring.drawable
 
     def sample(self, batch_size: int) -> TensorDict:
@@ -222,18 +229,22 @@ class ReplayBuffer:
             ShapeError: the lengths differ, or an index was never issued.
             NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
         """
+        self._keep_history()
         sampler = self._priorities
         if sampler is None:
             raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
-        where = np.ascontiguousarray(as_host(index), np.int64)
-        errors = as_host(td_error).astype(np.float64)
+        where = _integers(index, "index")
+        errors = _doubles(td_error)
         if where.ndim != 1 or errors.shape[:1] != where.shape or errors.ndim > 2:
             raise ShapeError(
                 f"update_priorities: expected an index [B] and errors [B], got {where.shape}, {errors.shape}"
             )
-        bad = np.flatnonzero(~np.isfinite(errors.reshape(len(where), -1)).all(1))
+        usable = np.abs(errors) <= LARGEST_ERROR
+        bad = np.flatnonzero(~(usable if errors.ndim == 1 else usable.all(1)))
         if len(bad):
-            raise NotFiniteError(f"td_error: entry {bad[0]} is {errors[bad[0]]}; mend the loss before it spreads")
+            raise NotFiniteError(
+                f"td_error: entry {bad[0]} is {errors[bad[0]]}, not a finite float32; mend the loss before it spreads"
+            )
         places, unknown = self._ring.find(where)
         if unknown >= 0:
             raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
@@ -278,6 +289,7 @@ class ReplayBuffer:
 
     def data(self) -> TensorDict:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
+        self._keep_history()
         places = self._ring.anchors()
         return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {})
 
@@ -416,9 +428,9 @@ class ReplayBuffer:
         if mask is not None:
             kept = self._mask(mask, count)
             envs = envs[kept]
-            leaves = [as_host(value)[kept] for value in leaves]
-            final = None if final is None else [as_host(value)[kept] for value in final]
-        if final is None and self.ordered:
+            leaves = [_kept(value, kept) for value in leaves]
+            final = None if final is None else [_kept(value, kept) for value in final]
+        if final is None and self.ordered and count > self.num_envs:
             self._require_final(leaves, envs)
         # no more at once than what cannot come round and meet itself, each step taking up to two rows
         piece = self.num_envs if count <= self.num_envs else max(self._ring.rows // 2, 1)
@@ -434,11 +446,10 @@ class ReplayBuffer:
 
     def _require_final(self, leaves: Sequence[Any], envs: Ints) -> None:
         """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
-        if len(envs) > self.num_envs:
-            by_path = dict(zip(self._stored.leaves, leaves, strict=True))
-            done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
-            if done.any():
-                raise missing_final(int(envs[np.argmax(done)]))
+        by_path = dict(zip(self._stored.leaves, leaves, strict=True))
+        done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
+        if done.any():
+            raise missing_final(int(envs[np.argmax(done)]))
 
     def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
         final = Schema({"next_obs": self.schema["obs"]})
@@ -469,7 +480,7 @@ class ReplayBuffer:
                 self._sampler.attach(self._ring)
 
     def _envs(self, envs: Any) -> Ints:
-        chosen = np.ascontiguousarray(as_host(envs), np.int64)
+        chosen = _integers(envs, "envs")
         if chosen.ndim != 1 or len(set(chosen.tolist())) != len(chosen):
             raise ShapeError(f"envs: expected a vector of different envs, got {chosen.tolist()}")
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.num_envs):
@@ -488,10 +499,14 @@ def _stored(schema: Schema, ordered: bool) -> Schema:
     for name, dtype in NEEDED.items():
         if schema.leaves.get((name,)) != Field((), dtype):
             raise SchemaError(f"a replay's schema needs '{name}' as Field((), {dtype}), got {schema!r}")
-    if "obs" not in schema or "next_obs" in schema or any(name.startswith("_") for name in schema.names):
-        raise SchemaError(
-            "a replay's schema has 'obs', no 'next_obs' (the buffer knows it), and no name that starts with '_'"
-        )
+    if "obs" not in schema:
+        raise SchemaError(f"a replay's schema needs 'obs', got {schema!r}")
+    for name in schema.names:
+        if name in RESERVED or name.startswith("_"):
+            raise SchemaError(
+                f"field {name!r}: a replay's schema has no name that starts with '_', and none of what the buffer adds "
+                f"by itself ({', '.join(sorted(RESERVED))}); give it another name"
+            )
     return schema if ordered else schema.extend(next_obs=schema["obs"])
 
 
@@ -514,3 +529,20 @@ def _flattened(tree: Any) -> Any:
         return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
     array = tree if isinstance(tree, Tensor) else np.asarray(tree)
     return array.reshape((-1, *array.shape[2:]))
+
+
+def _kept(value: Any, kept: Any) -> Any:
+    return value[torch.from_numpy(kept)] if isinstance(value, Tensor) else value[kept]
+
+
+def _integers(values: Any, name: str) -> Ints:
+    """A vector of whole numbers; bools and floats are mistakes."""
+    given = as_host(values)
+    if given.size and given.dtype.kind not in "iu":
+        raise DTypeError(f"{name}: expected integers, got {given.dtype}")
+    return np.ascontiguousarray(given, np.int64)
+
+
+def _doubles(values: Any) -> Any:
+    """Numbers of any dtype, on any device, as float64; NumPy does not know all of torch's."""
+    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)

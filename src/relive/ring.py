@@ -51,6 +51,8 @@ class Ring:
         self.state: Ints = np.zeros((num_envs, 3), np.int64)
         self.counters: Ints = np.zeros(3, np.int64)
         self.step, self.stamp = store.meta("_step"), store.meta("_stamp")
+        self.alone = any(path[0] == "next_obs" for path in store.leaves)
+        """Whether each row stands alone, complete with a next observation of its own."""
         self._history = 0
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         nothing, no_flags = self._none
@@ -201,11 +203,15 @@ class Ring:
             numbers: Ints = np.arange(int(self.oldest[env]), int(self.heads[env]))
             places: Ints = env * self.rows + numbers % self.rows
             step, stamp = self.step[places], self.stamp[places]
+            if self.alone:
+                _require(bool((step == 0).all()), f"4: a row of env {env} that stands alone belongs to an episode")
+                _require(bool((stamp >= 0).all()), f"5: a row of env {env} that stands alone is not complete")
             goes_on = step[1:] == step[:-1] + 1
             _require(bool(((step[1:] == 0) | goes_on).all()), f"4: step of env {env} neither starts nor goes on")
             complete = stamp[:-1] >= 0
-            _require(bool((goes_on | ~complete).all()), f"5: a complete row of env {env} has no successor")
-            _require(not len(stamp) or stamp[-1] < 0, f"5: the newest row of env {env} is complete")
+            if not self.alone:
+                _require(bool((goes_on | ~complete).all()), f"5: a complete row of env {env} has no successor")
+                _require(not len(stamp) or stamp[-1] < 0, f"5: the newest row of env {env} is complete")
             order = np.where(stamp >= 0, stamp, -1 - stamp)
             _require(bool((np.diff(order) >= 0).all()), f"5: the stamps of env {env} are not in order")
             stamps += stamp[stamp >= 0].tolist()

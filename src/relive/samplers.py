@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import EmptyError, NotFiniteError, SchemaError, ShapeError
+from .errors import EmptyError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .ring import Ints, Ring
 from .sumtree import SumTree
 
@@ -63,7 +63,7 @@ class Uniform:
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
-        self._ring = ring
+        self._ring = only(self._ring, ring, self)
 
     def changed(self, places: Ints, opens: Any) -> None:
         """Nothing to keep."""
@@ -107,7 +107,7 @@ class WithoutReplacement:
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
-        self._ring = ring
+        self._ring = only(self._ring, ring, self)
 
     def changed(self, places: Ints, opens: Any) -> None:
         """Nothing to keep: what is drawn is looked up."""
@@ -125,19 +125,19 @@ class WithoutReplacement:
         if count > ring.drawable:
             raise ShapeError(f"sample({count}): there are {ring.drawable} transitions to draw without replacement")
         found: list[Ints] = []
-        missing = count
-        for epoch in range(count + 2):
+        missing = span = count
+        epoch = 0
+        while missing:
             if self._next >= len(self._order):
                 index = ring.index_of(ring.anchors())
                 self._order = index[kernels.permutation(len(index), key, epoch).numpy()]
-                self._next = 0
-            chosen = self._order[self._next : self._next + missing]
-            self._next += len(chosen)
-            places, _ = ring.find(np.ascontiguousarray(chosen))
-            found.append(places[places >= 0])
-            missing -= len(found[-1])
-            if not missing:
-                break
+                self._next, epoch = 0, epoch + 1
+            places, _ = ring.find(self._order[self._next : self._next + span])
+            alive = np.flatnonzero(places >= 0)[:missing]
+            found.append(places[alive])
+            missing -= len(alive)
+            self._next += len(places) if missing else int(alive[-1]) + 1
+            span *= 2  # so that a long run of what has left the buffer is soon passed
         return np.concatenate(found), {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Prioritized:
     def alpha(self, alpha: float) -> None:
         self._alpha = alpha
         if self._ring is not None:
-            self.attach(self._ring)
+            self._rebuild(self._ring.anchors())
 
     @property
     def eps(self) -> float:
@@ -214,12 +214,13 @@ class Prioritized:
 
     def attach(self, ring: Ring) -> None:
         """Give every transition that can be drawn its priority, and no other row one."""
-        if self._ring is not ring:
-            self._ring = ring
-            self._errors = np.full(ring.num_envs * ring.rows, self._new_error(), np.float32)
-        self._tree = SumTree(ring.num_envs * ring.rows)
         places = ring.anchors()
-        self._tree.set(places, self._weights(self._errors[places]))
+        if self._ring is not ring:
+            self._ring = only(self._ring, ring, self)
+            self._errors = np.full(ring.num_envs * ring.rows, self._new_error(), np.float32)
+        else:  # what could not be drawn through the last view is new
+            self._errors[places[self._tree.get(places) == 0]] = self._new_error()
+        self._rebuild(places)
 
     def changed(self, places: Ints, opens: Any) -> None:
         """New transitions get the default error; what can no longer be drawn gets no weight."""
@@ -229,9 +230,10 @@ class Prioritized:
 
     def update(self, places: Ints, errors: Doubles) -> None:
         """The transitions at ``places`` have these TD errors, not negative."""
-        self._errors[places] = errors
-        self._tree.set(places, self._weights(self._errors[places]))
-        self._largest = max(self._largest, float(errors.max(initial=0.0)))
+        kept = errors.astype(np.float32)
+        self._tree.set(places, self._weights(kept))  # raises before anything has changed
+        self._errors[places] = kept
+        self._largest = max(self._largest, float(kept.max(initial=0.0)))
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
@@ -266,8 +268,8 @@ class Prioritized:
 
     def weighted(self, places: Ints, total: float, among: int) -> tuple[Ints, Extras]:
         """Places with the probability and the importance weight of each."""
-        self._draws += 1
         beta = self._beta_now()
+        self._draws += 1
         probability = self._tree.get(places) / total
         weight = (among * probability) ** -beta
         largest = weight.max() if self.normalize == "batch" else self._largest_weight(total, among, beta)
@@ -304,10 +306,15 @@ class Prioritized:
         if not (np.isfinite(errors).all() and (errors >= 0).all()):
             raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
         self._errors, self._largest, self._draws = errors, float(state["largest"]), int(state["draws"])
-        self.attach(cast("Ring", self._ring))
+        self._rebuild(cast("Ring", self._ring).anchors())
 
-    def _new_error(self) -> float:
-        return self._largest if self.default_error is None else self.default_error
+    def _rebuild(self, places: Ints) -> None:
+        """Weigh these rows by their errors, and no others."""
+        self._tree = SumTree(len(self._errors))
+        self._tree.set(places, self._weights(self._errors[places]))
+
+    def _new_error(self) -> np.float32:
+        return np.float32(self._largest if self.default_error is None else self.default_error)
 
     def _weights(self, errors: Any) -> Any:
         return (np.asarray(errors, np.float64) + self._eps) ** self._alpha
@@ -354,6 +361,8 @@ class Recent:
         self.sharpest, self.c_min, self.adapt = eta, c_min, adapt
         self.eta = eta
         self.inner: Uniform | Prioritized = inner or Uniform()
+        if not isinstance(cast("object", self.inner), Uniform | Prioritized):
+            raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {self.inner!r}")
         self._ring: Ring | None = None
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = 0.0
@@ -365,7 +374,7 @@ class Recent:
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
-        self._ring = ring
+        self._ring = only(self._ring, ring, self)
         self.inner.attach(ring)
 
     def changed(self, places: Ints, opens: Any) -> None:
@@ -414,6 +423,17 @@ class Recent:
 
     def __repr__(self) -> str:
         return f"Recent({self.sharpest}, {self.c_min}, inner={self.inner!r}, adapt={self.adapt})"
+
+
+def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
+    """The ring to draw from; a sampler has one for life, since it could not tell the places of two apart.
+
+    Raises:
+        LifecycleError: it has another one.
+    """
+    if mine is not None and mine is not ring:
+        raise LifecycleError(f"{sampler!r} draws from another buffer already; give each buffer a sampler of its own")
+    return ring
 
 
 def _nothing() -> EmptyError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -68,7 +69,9 @@ class NStep:
 
     n: int = 1
     gamma: float = 0.99
-    _layouts: dict[int, _Batch] = field(default_factory=dict[int, _Batch], repr=False, compare=False)
+    _layouts: WeakKeyDictionary[ReplayRows, _Batch] = field(
+        default_factory=WeakKeyDictionary["ReplayRows", "_Batch"], init=False, repr=False, compare=False
+    )
 
     @property
     def history(self) -> int:
@@ -91,9 +94,9 @@ class NStep:
             SchemaError: n is not at least 1, or above 1 where steps have no order.
         """
         store = ring.store
-        batch = self._layouts.get(id(store))
+        batch = self._layouts.get(store)
         if batch is None:
-            batch = self._layouts[id(store)] = _Batch(store)
+            batch = self._layouts[store] = _Batch(store)
         if self.n < 1 or (batch.given and self.n > 1):
             raise SchemaError(f"NStep(n={self.n}): n is at least 1, and exactly 1 where steps are stored without order")
         out = np.empty((len(places), batch.layout.nbytes), np.uint8)
@@ -154,11 +157,15 @@ class FrameStack:
         if last is None:
             raise SchemaError("FrameStack needs steps in order; this replay stores them as they are given")
         store = ring.store
+        members = {path[1:2] for path in store.leaves if path[0] == "obs"}
+        unknown = [key for key in self.keys or () if (key,) not in members]
+        if unknown:
+            raise SchemaError(f"FrameStack(keys={self.keys}): the observation has no member {unknown[0]!r}")
         now, then = self._frames(ring, places), self._frames(ring, last)
         for path in store.leaves:
             large = path in store.blocks
             if path[0] == "obs":
-                stacked = self.keys is None or path[1:2] == self.keys[:1] or path[1] in self.keys
+                stacked = self.keys is None or (len(path) > 1 and path[1] in self.keys)
                 for name, frames, at in (("obs", now, places), ("next_obs", then, last)):
                     if stacked:
                         fields[name, *path[1:]] = (

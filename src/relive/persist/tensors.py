@@ -63,7 +63,8 @@ def _raw(slab: Array) -> memoryview:
     """The bytes of a slab, copied unless it is plain."""
     if isinstance(slab, Tensor):
         plain = slab.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return memoryview(cast("Any", plain.reshape(-1).view(torch.uint8).numpy()))
+        flat = plain.as_strided((plain.numel(),), (1,))  # not reshape: a single element may have any stride
+        return memoryview(cast("Any", flat.view(torch.uint8).numpy()))
     return memoryview(cast("Any", np.ascontiguousarray(slab).reshape(-1).view(np.uint8)))
 
 

@@ -1,0 +1,475 @@
+"""The ring: which rows are live, complete and drawable, its invariants, and its kernels against each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relive import Field, FrameStack, ReplayBuffer, Schema, Transition
+from relive.errors import FieldError, InvariantError, ReliveError, SchemaError
+from relive.kernels import cpu, reference
+from relive.ring import Ring
+from relive.rows import ReplayRows
+from twins import KINDS, Twin, stacked
+
+LEAVES = Schema(
+    {
+        "obs": Field((3,)),
+        "reward": Field(),
+        "terminated": Field((), torch.bool),
+        "truncated": Field((), torch.bool),
+    }
+).leaves
+
+HISTORIES = (0, 1, 2, 3, 7)
+
+
+def with_history(rows: int) -> Any:
+    """A view that reads so many rows before an anchor."""
+    return FrameStack(rows + 1) if rows else Transition()
+
+
+# Which rows are live, complete and drawable: every play of a small world.
+
+
+def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
+    for length in range(longest + 1):
+        yield from itertools.product(alphabet, repeat=length)
+
+
+def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
+    """After a play, for every history: the invariants, what can be drawn in which order, and which ids are live."""
+    twin = Twin(num_envs, rows).play(*play)
+    ring, truth = twin.buffer._ring, twin.truth
+    every = [row for env in range(num_envs) for row in truth.all_rows(env)]
+    assert ring.heads.tolist() == [len(truth.all_rows(env)) for env in range(num_envs)]
+    assert ring.completed == len(truth.completed)
+    assert ring.episodes == sum(e.done for n in range(num_envs) for e in truth.experience.episodes(n))
+    for history in HISTORIES:
+        twin.buffer.view = with_history(history)
+        twin.buffer.check()
+        anchors = truth.anchors(history)
+        places = ring.anchors()
+        assert ring.drawable == len(anchors) == len(places)
+        in_time = sorted(anchors, key=lambda row: (row.env, row.number))
+        assert ring.index_of(places).tolist() == [truth.index(row) for row in in_time]
+        assert places.tolist() == [row.env * rows + row.number % rows for row in in_time]
+        assert ring.stamp[places].tolist() == [truth.completed.index((row.env, row.number)) for row in in_time]
+        found, unknown = ring.find(np.array([truth.index(row) for row in every], np.int64))
+        assert unknown == -1
+        alive = {(row.env, row.number) for row in anchors}
+        assert (found >= 0).tolist() == [(row.env, row.number) in alive for row in every]
+    for env in range(num_envs):
+        live = truth.live(env)
+        places = ring.live_places(env)
+        assert ring.index_of(places).tolist() == [truth.index(row) for row in live]
+        assert ring.step[places].tolist() == [row.at for row in live]
+        assert (ring.stamp[places] >= 0).tolist() == [row.complete for row in live]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_every_short_play_of_one_env_leaves_exactly_the_anchors_of_the_list_of_episodes(rows: int) -> None:
+    for play in plays(".TU", 5):
+        check_anchors(1, rows, play)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+def test_every_play_with_interruptions_and_clears_does_so_as_well(rows: int) -> None:
+    for play in plays(".TUB|x", 4):
+        check_anchors(1, rows, play)
+    for play in plays(".T", 9):
+        check_anchors(1, rows, play)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plays_of_several_envs_that_wrap_at_different_times_do_so_as_well(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        num_envs, rows = int(rng.integers(1, 4)), int(rng.integers(2, 8))
+        letters = "." * int(rng.integers(1, 8)) + "TUB"
+        play = ["".join(rng.choice(list(letters), num_envs)) for _ in range(int(rng.integers(1, 25)))]
+        for cut in rng.integers(0, len(play) + 1, int(rng.integers(0, 3))):
+            play.insert(int(cut), str(rng.choice(["|", "x"])))
+        check_anchors(num_envs, rows, tuple(play))
+
+
+def test_numbers_grow_for_ever_and_are_never_reused() -> None:
+    twin = Twin(2, 3)
+    seen: set[int] = set()
+    for play in (("..", ".T"), ("..", "x"), ("T.", ".."), ("|", ".."), ("..", "BU")):
+        twin.play(*play)
+        before = {twin.truth.index(row) for env in (0, 1) for row in twin.truth.live(env)}
+        assert set(twin.buffer.data()["index"].tolist()) <= before
+        seen |= before
+    total = sum(len(twin.truth.all_rows(env)) for env in (0, 1))
+    assert seen <= {number * 2 + env for env in (0, 1) for number in range(total)}
+    assert twin.buffer._ring.heads.tolist() == [len(twin.truth.all_rows(env)) for env in (0, 1)]
+
+
+def test_a_ring_of_two_rows_holds_one_transition_at_a_time() -> None:
+    twin = Twin(1, 2)
+    sizes = []
+    for letter in "..T.TU..":
+        twin.add(letter)
+        twin.check()
+        sizes.append(len(twin.buffer))
+    assert sizes == [0, 1, 1, 0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("num_envs", "rows"), [(0, 2), (1, 1), (-1, 5), (3, 0)])
+def test_a_ring_that_can_hold_nothing_is_refused(num_envs: int, rows: int) -> None:
+    with pytest.raises(SchemaError, match="at least 1 env and 2 rows"):
+        Ring(num_envs, rows, ReplayRows(LEAVES, 4))
+
+
+# check() finds what is wrong.
+
+
+def damaged(where: str) -> Ring:
+    """A sound ring of two envs, then one thing in it changed."""
+    twin = Twin(2, 6).play("..", ".T", "..", "U.", "..", "..")
+    ring = twin.buffer._ring
+    ring.check()
+    live = ring.live_places(0)
+    complete = live[ring.stamp[live] >= 0]
+    if where == "step":
+        ring.step[complete[0]] += 5
+    elif where == "newest complete":
+        ring.stamp[live[-1]] = 99
+    elif where == "order":
+        ring.stamp[complete[:2]] = ring.stamp[complete[:2]][::-1].copy()
+    elif where == "twice":
+        other = ring.live_places(1)
+        ring.stamp[other[ring.stamp[other] >= 0][-1]] = ring.stamp[complete[-1]]
+    elif where == "never issued":
+        ring.stamp[complete[-1]] = ring.completed
+    elif where == "count":
+        ring.counters[1] += 1
+    elif where == "successor":
+        boundary = next(p for p in live if ring.stamp[p] < 0)
+        ring.stamp[boundary] = -1 - ring.stamp[boundary]
+    return ring
+
+
+@pytest.mark.parametrize(
+    ("where", "invariant"),
+    [
+        ("step", "4"),
+        ("newest complete", "5"),
+        ("order", "5"),
+        ("twice", "5"),
+        ("never issued", "5"),
+        ("count", "6"),
+        ("successor", "5"),
+    ],
+)
+def test_check_names_the_invariant_that_does_not_hold(where: str, invariant: str) -> None:
+    with pytest.raises(InvariantError, match=f"^invariant {invariant}"):
+        damaged(where).check()
+    assert issubclass(InvariantError, ReliveError)
+    assert issubclass(InvariantError, AssertionError)
+
+
+def test_check_passes_a_ring_whose_rows_stand_alone_and_finds_damage_in_it() -> None:
+    twin = Twin(2, 3, ordered=False).play("..", "TU", ".B")
+    ring = twin.buffer._ring
+    ring.check()
+    ring.stamp[ring.live_places(1)[-1]] = -3
+    with pytest.raises(InvariantError, match="invariant 5"):
+        ring.check()
+
+
+# Events: what a sampler that watches is told.
+
+
+def applied(drawable: set[int], places: Any, opens: Any) -> set[int]:
+    """What can be drawn after these events, one by one."""
+    for place, opened in zip(places.tolist(), opens.tolist(), strict=True):
+        assert (place in drawable) != bool(opened), f"place {place} {'opens' if opened else 'closes'} twice"
+        drawable = drawable | {place} if opened else drawable - {place}
+    return drawable
+
+
+@given(st.integers(1, 3), st.integers(2, 6), st.sampled_from(HISTORIES), st.data())
+def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
+    num_envs: int, rows: int, history: int, data: st.DataObject
+) -> None:
+    told: list[tuple[Any, Any]] = []
+
+    class Watcher:
+        watches = True
+
+        def attach(self, ring: Ring) -> None:
+            self.ring = ring
+
+        def changed(self, places: Any, opens: Any) -> None:
+            told.append((places.copy(), opens.copy()))
+
+    twin = Twin(num_envs, rows, sampler=Watcher(), view=with_history(history))
+    for kinds in data.draw(st.lists(st.text("...TUB", min_size=num_envs, max_size=num_envs), max_size=25)):
+        before = set(twin.buffer._ring.anchors().tolist())
+        told.clear()
+        twin.add(kinds)
+        for places, opens in told:
+            before = applied(before, places, opens)
+        assert before == set(twin.buffer._ring.anchors().tolist())
+
+
+def test_clearing_tells_the_watcher_that_nothing_can_be_drawn() -> None:
+    twin = Twin(1, 6).play(".", ".", "T", ".")
+    told: list[Any] = []
+
+    class Watcher:
+        watches = True
+
+        def attach(self, ring: Ring) -> None:
+            pass
+
+        def changed(self, places: Any, opens: Any) -> None:
+            told.extend(zip(places.tolist(), opens.tolist(), strict=True))
+
+    twin.buffer._sampler = Watcher()
+    twin.buffer.clear()
+    assert told == [(0, 0), (1, 0), (2, 0)]
+
+
+# The kernels against each other, bit for bit, on states that random plays lead to.
+
+
+class Pair:
+    """One random state, kept by both twins."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.num_envs, self.rows = int(rng.integers(1, 4)), int(rng.integers(2, 9))
+        self.history = int(rng.choice(HISTORIES))
+        self.width = int(rng.integers(2, 5)) * 16
+        self.sizes = np.array([self.width - 16, int(rng.integers(1, self.width - 16))], np.int64)
+        self.flags = np.array([0, 1], np.int64)
+        self.states = [
+            {
+                "state": np.zeros((self.num_envs, 3), np.int64),
+                "counters": np.zeros(3, np.int64),
+                "step": np.zeros(self.num_rows, np.int32),
+                "stamp": np.zeros(self.num_rows, np.int64),
+                "target": np.full((self.num_rows, self.width), 7, np.uint8),
+            }
+            for _ in range(2)
+        ]
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_envs * self.rows
+
+    def each(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        return zip((cpu, reference), self.states, strict=True)
+
+    def agree(self) -> dict[str, Any]:
+        fast, plain = self.states
+        for name, array in fast.items():
+            assert array.tobytes() == plain[name].tobytes(), f"{name}: {array}, {plain[name]}"
+        return fast
+
+    def drawable(self, state: dict[str, Any]) -> set[int]:
+        out = np.empty(self.num_rows, np.int64)
+        rows = reference.anchors(self.rows, self.history, state["state"], state["step"], state["stamp"], out)
+        return set(out[:rows].tolist())
+
+    def add(self, alone: bool = False) -> None:
+        """A few envs step; sometimes an ending's final observation is missing."""
+        rng = self.rng
+        envs = rng.permutation(self.num_envs)[: int(rng.integers(1, self.num_envs + 1))].astype(np.int64)
+        staged = rng.integers(0, 256, (len(envs), self.width), np.uint8)
+        final = rng.integers(0, 256, (len(envs), self.width), np.uint8)
+        staged[:, :2] = rng.random((len(envs), 2)) < 0.2
+        mode = 2 if alone else int(rng.random() < 0.8)
+        watch = bool(rng.random() < 0.8)
+        before, results = self.drawable(self.states[0]), []
+        for twin, s in self.each():
+            old = {name: array.copy() for name, array in s.items()}
+            places, finals = (np.full(len(envs), -9, np.int64) for _ in range(2))
+            room = len(envs) * (2 * self.history + 4) if watch else 0
+            where, opens = np.zeros(room, np.int64), np.zeros(room, np.uint8)
+            found = twin.add_rows(
+                envs, mode, staged, final, self.flags, self.sizes, s["target"], self.rows, self.history, s["state"],
+                s["counters"], s["step"], s["stamp"], places, finals, where, opens,
+            )  # fmt: skip
+            results.append((found if found < 0 else 0, places.tolist(), finals.tolist()))
+            if found < 0:
+                assert all(array.tobytes() == old[name].tobytes() for name, array in s.items())
+                assert mode == 0
+                assert staged[-1 - found, :2].any()
+            elif watch:
+                assert applied(before, where[:found], opens[:found]) == self.drawable(s)
+            else:
+                assert found == 0
+        assert results[0] == results[1]
+        state = self.agree()
+        assert state["counters"][1] == len(self.drawable(state))
+
+    def live(self) -> np.ndarray:
+        heads, tails = self.states[0]["state"][:, 0], self.states[0]["state"][:, 1]
+        places = [
+            e * self.rows + n % self.rows
+            for e in range(self.num_envs)
+            for n in range(max(tails[e], heads[e] - self.rows), heads[e])
+        ]
+        return np.array(places, np.int64)
+
+    def ask(self) -> None:
+        """Every question about the state."""
+        rng, answers = self.rng, []
+        live = self.live()
+        complete = np.array(sorted(self.drawable(self.states[0])), np.int64)
+        key, newest = int(rng.integers(0, 2**63)), int(rng.integers(0, 20))
+        index = rng.integers(-1, self.num_envs * (int(self.states[0]["state"][:, 0].max()) + 2), 12)
+        n, gamma = int(rng.integers(1, 7)), float(rng.random())
+        reward = rng.standard_normal(self.num_rows).astype(np.float32)
+        flags = (rng.random((2, self.num_rows)) < 0.3).astype(np.uint8)
+        depth, repeat = int(rng.integers(1, 6)), bool(rng.integers(2))
+        for twin, s in self.each():
+            book = s["state"], s["step"], s["stamp"]
+            first, until = (np.full(self.num_envs, -9, np.int64) for _ in range(2))
+            twin.window(self.rows, newest, s["state"], s["counters"], s["stamp"], first, until)
+            drawn = [np.full(40, -9, np.int64) for _ in range(2)]
+            there = [
+                twin.draw(
+                    np.uint64(key) if twin is cpu else key, self.rows, self.history, which, s["state"], s["counters"],
+                    s["step"], s["stamp"], s["target"], places,
+                )
+                for which, places in zip((0, newest), drawn, strict=True)
+            ]  # fmt: skip
+            anchors = np.full(self.num_rows, -9, np.int64)
+            count = twin.anchors(self.rows, self.history, *book, anchors)
+            ids = np.full(len(live), -9, np.int64)
+            twin.ids_of(live, self.rows, s["state"], ids)
+            found = np.full(len(index), -9, np.int64)
+            bad = twin.live(index, self.rows, self.history, *book, found)
+            last, used = np.full(len(complete), -9, np.int64), np.full(len(complete), -9, np.int32)
+            total, discount = (np.full(len(complete), -9, np.float32) for _ in range(2))
+            ends = [np.full(len(complete), 9, np.uint8) for _ in range(2)]
+            twin.plan(complete, self.rows, n, gamma, reward, *flags, s["stamp"], last, total, discount, used, *ends)
+            frames = np.full((len(live), depth), -9, np.int64)
+            twin.stack_places(live, self.rows, depth, repeat, s["step"], frames)
+            answers.append(
+                [
+                    first, until, *(d if t else t for t, d in zip(there, drawn, strict=True)), count, anchors[:count],
+                    ids, bad, found[: bad if bad >= 0 else None], last, used, total, discount, *ends, frames,
+                ]
+            )  # fmt: skip
+        for number, (fast, plain) in enumerate(zip(*answers, strict=True)):
+            assert np.asarray(fast).tobytes() == np.asarray(plain).tobytes(), f"answer {number}: {fast}, {plain}"
+        for places in (answers[0][2], answers[0][3]):
+            assert places is False or set(places.tolist()) <= set(complete.tolist())
+
+
+@given(st.integers(0, 2**32))
+def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
+    pair = Pair(np.random.default_rng(seed))
+    for step in range(30):
+        pair.add()
+        if step % 3 == 0:
+            pair.ask()
+        if pair.rng.random() < 0.05:  # an episode is interrupted, or everything cleared
+            clear = pair.rng.random() < 0.5
+            for _, s in pair.each():
+                s["state"][:, 2] = 0
+                if clear:
+                    s["state"][:, 1], s["counters"][1] = s["state"][:, 0], 0
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=20)
+def test_the_twins_agree_bit_for_bit_on_rows_that_stand_alone(seed: int) -> None:
+    pair = Pair(np.random.default_rng(seed))
+    for _ in range(15):
+        pair.add(alone=True)
+        pair.ask()
+
+
+@given(st.integers(0, 2**32))
+def test_the_twins_gather_and_scatter_the_same_bytes_and_no_others(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, width, count = int(rng.integers(1, 20)), int(rng.integers(1, 40)), int(rng.integers(0, 12))
+    source = rng.integers(0, 256, (rows, width), np.uint8)
+    places = rng.integers(-1, rows, count)
+    nbytes = int(rng.integers(0, width + 1))
+    start = int(rng.integers(0, 5))
+    outs, targets = [], []
+    order = rng.permutation(max(rows, count))[:count].astype(np.int64)  # no place twice: who wins is nobody's business
+    for twin in (cpu, reference):
+        out = np.full((count, start + nbytes + 3), 7, np.uint8)
+        twin.gather_rows(source, places, out, start, nbytes)
+        outs.append(out)
+        target = np.full((max(rows, count), width), 7, np.uint8)
+        staged = np.resize(source, (count, width))
+        kept = np.where(places >= 0, order, -1)
+        twin.scatter_rows(staged, kept, target, nbytes)
+        targets.append(target)
+    want = np.full_like(outs[0], 7)
+    for i, place in enumerate(places.tolist()):
+        want[i, start : start + nbytes] = source[place, :nbytes] if place >= 0 else 0
+    assert np.array_equal(outs[0], want)
+    assert np.array_equal(outs[1], want)
+    assert np.array_equal(targets[0], targets[1])
+    untouched = np.setdiff1d(np.arange(len(targets[0])), order[places >= 0])
+    assert (targets[0][untouched] == 7).all()
+    assert (targets[0][:, nbytes:] == 7).all()
+
+
+def test_the_twins_draw_alike_where_anchors_are_so_rare_that_they_are_counted_out() -> None:
+    # One anchor among 5,000 rows, and a key by which a hundred draws in a row miss it.
+    for newest in (0, 3000):
+        results = []
+        for twin in (cpu, reference):
+            rows = 5000
+            state, counters = np.array([[rows, 0, 1]], np.int64), np.array([1, 1, 0], np.int64)
+            step, stamp = np.zeros(rows, np.int32), np.full(rows, -1, np.int64)
+            stamp[3210], stamp[3211:] = 0, -2
+            memory, places = np.zeros((rows, 16), np.uint8), np.full(6, -9, np.int64)
+            key = np.uint64(5) if twin is cpu else 5
+            assert twin.draw(key, rows, 0, newest, state, counters, step, stamp, memory, places)
+            results.append(places.tolist())
+        assert results[0] == results[1] == [3210] * 6
+
+
+def test_a_play_of_letters_gives_the_flags_that_they_stand_for() -> None:
+    twin = Twin(4, 6)
+    fields = twin.step(".TUB")
+    assert list(KINDS) == list(".TUB")
+    assert fields["terminated"].tolist() == [False, True, False, True]
+    assert fields["truncated"].tolist() == [False, False, True, True]
+    assert stacked([fields])["obs"].shape == (1, 4, 4)
+
+
+# An add that is refused changes nothing.
+
+
+def test_an_episode_that_ends_without_a_final_observation_is_refused_and_nothing_is_stored() -> None:
+    schema = Schema({"obs": Field((2,)), **{n: f for (n,), f in LEAVES.items() if n != "obs"}})
+    buffer = ReplayBuffer(schema, 12, 3)
+    step = {
+        "obs": np.ones((3, 2), np.float32),
+        "reward": np.ones(3, np.float32),
+        "terminated": np.array([False, False, True]),
+        "truncated": np.array([False, True, False]),
+    }
+    buffer.add({**step, "terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)})
+    before = buffer._ring.store.target.tobytes(), buffer._ring.state.tobytes(), buffer._ring.counters.tobytes()
+    with pytest.raises(FieldError, match=r"next_obs.*env 1 ended.*Gymnasium's final_obs"):
+        buffer.add(step)
+    with pytest.raises(FieldError, match="env 2 ended"):
+        buffer.add({name: value[[0, 2]] for name, value in step.items()}, envs=[0, 2])
+    assert before == (
+        buffer._ring.store.target.tobytes(),
+        buffer._ring.state.tobytes(),
+        buffer._ring.counters.tobytes(),
+    )

@@ -1,0 +1,283 @@
+"""A replay buffer and its naive twin, played side by side: every item it hands out is looked up in the episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import oracle
+import tagged
+from relive import FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Transition, Uniform, WithoutReplacement
+from relive.schema import Path
+
+KINDS: dict[str, tagged.Kind | None] = {".": None, "T": "terminated", "U": "truncated", "B": "both"}
+"""How one letter of a play says that a step ends: it goes on, terminates, is truncated, both."""
+
+POISON = 77
+"""What stands in the next_obs of a step that goes on, and in all fields of a row that is masked: nobody may see it."""
+
+EXACT_GAMMAS = (0.0, 0.5, 1.0)
+"""Discounts by which rewards of tagged envs are summed without rounding."""
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "uniform": Uniform,
+    "without replacement": WithoutReplacement,
+    "prioritized, stratified": Prioritized,
+    "prioritized, independent": lambda: Prioritized(stratified=False, normalize="buffer"),
+    "recent, uniform": lambda: Recent(0.9, 2),
+    "recent, prioritized": lambda: Recent(0.9, 2, inner=Prioritized()),
+}
+
+VIEWS: dict[str, Callable[[], Any]] = {
+    "transition": lambda: Transition(0.5),
+    **{f"{n}-step": lambda n=n: NStep(n, 0.5) for n in (2, 3, 5)},
+    **{
+        f"stack of {depth} {pad}, {n}-step": lambda depth=depth, pad=pad, n=n: FrameStack(depth, NStep(n, 0.5), pad)
+        for depth, pad, n in ((1, "repeat", 1), (2, "zeros", 1), (4, "repeat", 1), (4, "zeros", 3), (3, "repeat", 3))
+    },
+}
+
+
+def image_of(obs: np.ndarray) -> np.ndarray:
+    """A uint8 image of more than 1,024 bytes, which is stored apart: an observation's bytes over and over."""
+    return np.resize(obs.astype("<u4").view(np.uint8), (36, 32))
+
+
+DRESSES: dict[str, tuple[tagged.Observations, Callable[[Any], Any]]] = {
+    "box": ("box", lambda obs: obs),
+    "dict": ("dict", lambda obs: obs),
+    "tuple": ("tuple", lambda obs: obs),
+    "large": ("box", lambda obs: np.repeat(obs[:, None], 80, axis=1)),
+    "image": ("box", image_of),
+    "mixed": ("box", lambda obs: {"state": obs, "camera": image_of(obs)}),
+}
+"""Observations of each kind, made of tagged ones: small and large, plain and nested."""
+
+
+def leaves(tree: Any, at: Path = ()) -> dict[Path, Any]:
+    """The arrays of nested mappings and tuples, by path."""
+    if isinstance(tree, tuple):
+        tree = {str(i): member for i, member in enumerate(tree)}
+    if not isinstance(tree, Mapping):
+        return {at: tree}
+    return {path: leaf for name, member in tree.items() for path, leaf in leaves(member, (*at, name)).items()}
+
+
+def mapped(function: Callable[..., Any], *trees: Any) -> Any:
+    """``function`` of the leaves of alike trees, in a tree like them."""
+    if isinstance(trees[0], Mapping):
+        return {name: mapped(function, *(tree[name] for tree in trees)) for name in trees[0]}
+    if isinstance(trees[0], tuple):
+        return tuple(mapped(function, *members) for members in zip(*trees, strict=True))
+    return function(*trees)
+
+
+def stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of several steps, or of several vector steps, with a leading axis."""
+    return mapped(lambda *arrays: np.stack(arrays), *steps)
+
+
+def poisoned(tree: Any) -> Any:
+    """Arrays like these with nothing in them that was ever observed."""
+    return mapped(lambda array: np.full_like(array, POISON), tree)
+
+
+class Twin:
+    """A buffer, the oracle that knows what it should hold, and the tagged envs that both are told of.
+
+    Args:
+        num_envs: N.
+        rows: rows per env.
+        dress: what observations look like, of DRESSES.
+        ordered: as the buffer's.
+        options: of the buffer: sampler, view, seed.
+    """
+
+    def __init__(
+        self, num_envs: int = 1, rows: int = 5, *, dress: str = "box", ordered: bool = True, **options: Any
+    ) -> None:
+        observations, self._dress = DRESSES[dress]
+        self.lives = [tagged.Life(env, observations=observations) for env in range(num_envs)]
+        self.truth = oracle.Replay(num_envs, rows, alone=not ordered)
+        example = self._dressed(tagged.Life(0, observations=observations).step())
+        self.schema = Schema.from_example({name: value for name, value in example.items() if name != "next_obs"})
+        self.options = {"seed": 0, "ordered": ordered, **options}
+        self.buffer = ReplayBuffer(self.schema, rows * num_envs, num_envs, **self.options)
+        self.num_envs, self.ordered = num_envs, ordered
+
+    # What happens, in both.
+
+    def add(self, kinds: str, envs: Sequence[int] | None = None, mask: Sequence[bool] | None = None) -> None:
+        """One step of each of ``envs``, ended as the letters of KINDS say; a masked env does not step."""
+        step = self.step(kinds, envs, mask)
+        self.buffer.add(step) if envs is None else self.buffer.add(step, envs=np.array(envs))
+
+    def extend(self, plays: Sequence[str]) -> None:
+        """Several vector steps of all envs at once."""
+        steps = [self.step(kinds, final=True) for kinds in plays]
+        self.buffer.extend(stacked(steps))
+
+    def play(self, *plays: str) -> Twin:
+        """Vector steps one after another; "|" interrupts all envs, "x" clears."""
+        for kinds in plays:
+            {"|": self.interrupt, "x": self.clear}.get(kinds, lambda kinds=kinds: self.add(kinds))()
+        return self
+
+    def interrupt(self, envs: Sequence[int] | None = None) -> None:
+        """What is under way does not go on."""
+        for env in range(self.num_envs) if envs is None else envs:
+            self.truth.interrupt(env)
+            self.lives[env].restart()
+        self.buffer.interrupt() if envs is None else self.buffer.interrupt(np.array(envs))
+
+    def clear(self) -> None:
+        """Everything is forgotten."""
+        self.truth.clear()
+        for life in self.lives:
+            life.restart()
+        self.buffer.clear()
+
+    def step(
+        self, kinds: str, envs: Sequence[int] | None = None, mask: Sequence[bool] | None = None, final: bool = False
+    ) -> dict[str, Any]:
+        """The fields of one vector step ``[K, ...]``, noted in the oracle; ``next_obs`` where needed, or ``final``."""
+        chosen = list(range(self.num_envs)) if envs is None else list(envs)
+        real = [True] * len(chosen) if mask is None else list(mask)
+        steps: list[dict[str, Any]] = []
+        for env, letter, counts in zip(chosen, kinds, real, strict=True):
+            if not counts:
+                steps.append({**poisoned(self._example()), "terminated": np.bool_(True)})
+                continue
+            step = self._dressed(self.lives[env].step(KINDS[letter]))
+            self.truth.add(env, **step)
+            if self.ordered and letter == ".":
+                step["next_obs"] = poisoned(step["next_obs"])
+            steps.append(step)
+        fields = stacked(steps) if steps else mapped(lambda x: np.zeros((0, *np.shape(x)), x.dtype), self._example())
+        if self.ordered and not final and set(kinds) <= {"."} and not len(self.truth.completed) % 2:
+            del fields["next_obs"]
+        return fields if mask is None else {**fields, "mask": np.array(mask, np.bool_)}
+
+    def _example(self) -> dict[str, Any]:
+        return self._dressed(tagged.Life(0, observations=self.lives[0]._observations).step())
+
+    def _dressed(self, step: dict[str, Any]) -> dict[str, Any]:
+        return {**step, "obs": self._dress(step["obs"]), "next_obs": self._dress(step["next_obs"])}
+
+    # What the buffer says, against the oracle.
+
+    def anchors(self) -> list[oracle.Row]:
+        """What can be drawn, in the order of completion."""
+        return self.truth.anchors(self.buffer.view.history)
+
+    def check(self) -> None:
+        """Everything the buffer holds is what it should hold, and nothing else."""
+        self.buffer.check()
+        anchors = self.anchors()
+        assert len(self.buffer) == len(anchors)
+        data = self.buffer.data()
+        assert data["index"].tolist() == [self.truth.index(row) for row in anchors]
+        self.check_batch(data)
+
+    def check_batch(self, batch: Any, view: Any = None, among: Iterable[oracle.Row] | None = None) -> None:
+        """Every item is what the oracle says of its index, and one of ``among``, or of all that can be drawn."""
+        rows = {self.truth.index(row): row for row in (self.anchors() if among is None else among)}
+        found = batch_leaves(batch)
+        index = found["index",].tolist()
+        assert set(index) <= rows.keys(), f"drawn {sorted(set(index) - rows.keys())}, which cannot be"
+        known = {i: self.item(rows[i], view or self.buffer.view) for i in set(index)}
+        example = self.item_shapes()
+        extras = found.keys() - example
+        assert extras <= {("weight",), ("probability",)}, extras
+        assert found.keys() - extras == example
+        window = getattr(view or self.buffer.view, "window", view or self.buffer.view)
+        for path in example:
+            got = found[path]
+            assert len(got) == len(index)
+            if not index:
+                continue
+            want = np.stack([known[i][path] for i in index])
+            assert got.dtype == want.dtype, f"{path}: {got.dtype}, not {want.dtype}"
+            assert got.shape == want.shape, f"{path}: {got.shape}, not {want.shape}"
+            if path[0] in ("reward", "discount") and window.gamma not in EXACT_GAMMAS:
+                assert np.allclose(got, want, rtol=1e-6, atol=0), f"{path}: {got}, not {want}"
+            else:
+                assert np.array_equal(got, want), f"{path}: {got}, not {want}, of {index}"
+
+    def item_shapes(self) -> set[Path]:
+        """The paths of a batch, but for what the sampler adds."""
+        stored = set(self.schema.leaves)
+        following = {("next_obs", *path[1:]) for path in stored if path[0] == "obs"}
+        return stored | following | {("index",), ("next_index",), ("discount",), ("steps",)}
+
+    def item(self, row: oracle.Row, view: Any) -> dict[Path, np.ndarray]:
+        """What a view makes of a transition."""
+        frames = view if isinstance(view, FrameStack) else None
+        window = view.window if isinstance(view, FrameStack) else view
+        result = self.truth.window(row, window.n, window.gamma)
+        step, last = row.episode.steps[row.at], result.last
+        after = row.episode.next_obs(last.at - 1)
+        obs, following = step.obs, after
+        if frames is not None:
+            obs = self._stacked(self.truth.stack(row, frames.depth), obs, frames)
+            # the observation after the window, which may be the newest row of its episode or its last
+            before = self.truth.stack(last.back(1), frames.depth)[1:] if frames.depth > 1 else []
+            following = self._stacked([*before, after], after, frames)
+        item: dict[Path, Any] = {
+            **leaves(obs, ("obs",)),
+            **leaves(following, ("next_obs",)),
+            ("action",): step.action,
+            ("reward",): np.float32(result.reward),
+            ("terminated",): np.bool_(result.terminated),
+            ("truncated",): np.bool_(result.truncated),
+            ("discount",): np.float32(result.discount),
+            ("steps",): np.int32(result.steps),
+            ("index",): np.int64(self.truth.index(row)),
+            ("next_index",): np.int64(self.truth.index(last if self.ordered else row)),
+            **{(name,): value for name, value in step.extras.items()},
+        }
+        return {path: np.asarray(value) for path, value in item.items()}
+
+    def _stacked(self, frames: list[Any], newest: Any, view: FrameStack) -> Any:
+        """Frames on top of each other, oldest first; what is missing before the first is padded."""
+        first = next(frame for frame in frames if frame is not None)
+        blank = mapped(np.zeros_like, first)
+        full = [frame if frame is not None else first if view.pad == "repeat" else blank for frame in frames]
+        together = mapped(lambda *arrays: np.stack(arrays), *full)
+        if view.keys is None:
+            return together
+        if isinstance(newest, tuple):
+            return tuple(t if str(i) in view.keys else n for i, (t, n) in enumerate(zip(together, newest, strict=True)))
+        return {name: together[name] if name in view.keys else newest[name] for name in newest}
+
+
+def batch_leaves(batch: Any) -> dict[Path, np.ndarray]:
+    """The tensors of a batch by path, as NumPy."""
+    found: dict[Path, np.ndarray] = {}
+    for key, value in batch.items(include_nested=True, leaves_only=True):
+        assert isinstance(value, Tensor)
+        path = key if isinstance(key, tuple) else (key,)
+        found[path] = (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
+    return found
+
+
+def same_batches(a: Any, b: Any) -> bool:
+    """Whether two batches have the same fields, bit for bit."""
+    one, other = batch_leaves(a), batch_leaves(b)
+    return one.keys() == other.keys() and all(
+        one[path].dtype == other[path].dtype and one[path].tobytes() == other[path].tobytes() for path in one
+    )
+
+
+def contents(buffer: ReplayBuffer) -> tuple[bytes, ...]:
+    """Every byte a replay keeps: rows, blocks, cursors, counters, and what its sampler knows."""
+    ring = buffer._ring
+    parts = [ring.store.target, ring.state, ring.counters]
+    parts += [block.view(torch.uint8).numpy() for block in ring.store.blocks.values()]
+    parts += [np.asarray(value) for value in buffer.sampler.state_dict().values()]
+    own = np.array([buffer._draws, buffer._sampled, buffer._late, ring.history])
+    return tuple(np.ascontiguousarray(part).tobytes() for part in [*parts, own])
