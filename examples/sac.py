@@ -1,6 +1,6 @@
 """Soft actor-critic (Haarnoja et al. 2018), with and without emphasis on recent experience (Wang and Ross 2019).
 
-    python examples/sac.py              Pendulum-v1: swing it up and keep it there; -150 is as good as it gets
+    python examples/sac.py              Pendulum-v1: swing it up and hold it there; about -150 is as good as it gets
     python examples/sac.py --ere        the same with batches that come more and more from recent experience
 
 The two differ in one line, the replay's sampler. Each round plays for a while and then makes one gradient step per

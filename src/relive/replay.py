@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer"]
 
 KIND = "relive.ReplayBuffer"
+PIECE = 4096
+"""Rows stored at once, of many; the memory they are packed in is kept."""
 LARGEST_ERROR = float(np.finfo(np.float32).max)
 """TD errors are kept as float32."""
 RESERVED = frozenset(
@@ -126,8 +128,7 @@ class ReplayBuffer:
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema, or the final observation
                 of an episode that ended is missing. Nothing is written.
         """
-        values = {**step, **fields} if step is not None else fields
-        self._add(values, self._all if envs is None else self._envs(envs))
+        self._add(fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs))
 
     def extend(self, steps: Mapping[str, Any], *, envs: Any = None) -> None:
         """Append many steps in the order of time: every field ``[T, N, ...]``, as :meth:`add` takes ``[N, ...]``.
@@ -349,7 +350,7 @@ class ReplayBuffer:
             for i, path in enumerate(store.leaves):
                 if path in (("terminated",), ("truncated",)):
                     values[i] = values[i] & complete
-        piece = max(self._ring.rows // 2, 1)
+        piece = max(min(self._ring.rows // 2, PIECE), 1)
         for low in range(0, len(places), piece):
             part = slice(low, low + piece)
             envs = np.full(len(places[part]), env, np.int64)
@@ -432,8 +433,12 @@ class ReplayBuffer:
             final = None if final is None else [_kept(value, kept) for value in final]
         if final is None and self.ordered and count > self.num_envs:
             self._require_final(leaves, envs)
+        if count <= self.num_envs:
+            if len(envs):
+                self._store(envs, leaves, final)
+            return
         # no more at once than what cannot come round and meet itself, each step taking up to two rows
-        piece = self.num_envs if count <= self.num_envs else max(self._ring.rows // 2, 1)
+        piece = max(min(self._ring.rows // 2, PIECE), 1)
         for low in range(0, len(envs), piece):
             part = slice(low, low + piece)
             self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
@@ -454,7 +459,8 @@ class ReplayBuffer:
     def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
         final = Schema({"next_obs": self.schema["obs"]})
         pair = StepChecker(self._stored, count, self.device), StepChecker(final, count, self.device)
-        self._checkers[count] = pair
+        if count <= self.num_envs:
+            self._checkers[count] = pair
         return pair
 
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:

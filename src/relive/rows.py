@@ -23,6 +23,9 @@ BOOKKEEPING: dict[Path, Field] = {("_stamp",): Field((), torch.int64), ("_step",
 HUGE = 2**21
 """Bytes of a huge page."""
 
+STAGES = 64
+"""Numbers of rows for which the memory to pack them in is kept."""
+
 LARGE_FIELD = 1024
 """Bytes of a row's field from which packing it with the others gains nothing: it is a block of its own."""
 
@@ -179,6 +182,8 @@ class ReplayRows:
             rows = np.zeros((count, self.layout.nbytes), np.uint8)
             arrays = self.layout.arrays(rows)
             wanted = [path for path in self.leaves if role == "step" or path[0] == "obs"]
+            if len(self._staged) > STAGES:
+                self._staged.clear()
             known = self._staged[role, count] = rows, [arrays.get(path) for path in wanted]
         for staged, value in zip(known[1], values, strict=True):
             if staged is not None:

@@ -44,6 +44,11 @@ class Sampler(Protocol):
         """
         ...
 
+    @property
+    def per_row(self) -> tuple[str, ...]:
+        """The arrays of :meth:`state_dict` that have an entry for each row; only those of live rows are saved."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """What a later sampler needs to go on just like this one; copies."""
         ...
@@ -57,6 +62,7 @@ class Uniform:
     """Every transition with the same probability, with replacement."""
 
     watches = False
+    per_row = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -99,6 +105,7 @@ class WithoutReplacement:
     """
 
     watches = False
+    per_row = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -173,6 +180,7 @@ class Prioritized:
     """
 
     watches = True
+    per_row = ("errors",)
 
     def __init__(
         self,
@@ -365,12 +373,17 @@ class Recent:
             raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {self.inner!r}")
         self._ring: Ring | None = None
         self._returns: deque[float] = deque(maxlen=20)
-        self._steepest = 0.0
+        self._steepest = np.zeros(2)  # rise, fall
 
     @property
     def watches(self) -> bool:
         """As the inner sampler."""
         return self.inner.watches
+
+    @property
+    def per_row(self) -> tuple[str, ...]:
+        """As the inner sampler."""
+        return tuple(f"inner.{name}" for name in self.inner.per_row)
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
@@ -398,25 +411,26 @@ class Recent:
     def observe(self, episode_return: float) -> None:
         """With ``adapt``: an episode ended. eta is sharpest while returns of the last 20 rise, and 1 while they fall.
 
-        The mean slope of the last 20 returns, as a fraction of the steepest so far (which decays by 0.9999 each time),
-        goes from -1 to 1; eta goes from 1 to its sharpest with it.
+        The mean slope of the last 20 returns, as a fraction of the steepest rise or fall so far (which decay by 0.9999
+        each time), goes from -1 to 1; eta goes from 1 to its sharpest with it.
         """
         self._returns.append(float(episode_return))
         if self.adapt and len(self._returns) == 20:
             slope = float(np.gradient(np.array(self._returns)).mean())
-            self._steepest = max(self._steepest * 0.9999, abs(slope))
-            fraction = slope / self._steepest if self._steepest else 0.0
+            steepest = self._steepest
+            steepest[:] = np.maximum(steepest * 0.9999, [slope, -slope])
+            fraction = slope / steepest[0] if slope > 0 else slope / steepest[1] if slope < 0 else 0.0
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
 
     def state_dict(self) -> dict[str, Any]:
         """eta, the returns it follows, and the inner sampler's state."""
         returns = np.array(self._returns, np.float64)
         inner = {f"inner.{name}": value for name, value in self.inner.state_dict().items()}
-        return {"eta": self.eta, "steepest": self._steepest, "returns": returns, **inner}
+        return {"eta": self.eta, "steepest": self._steepest.copy(), "returns": returns, **inner}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.eta, self._steepest = float(state["eta"]), float(state["steepest"])
+        self.eta, self._steepest = float(state["eta"]), np.array(state["steepest"], np.float64)
         self._returns = deque(np.asarray(state["returns"], np.float64).tolist(), maxlen=20)
         marked = {name: value for name, value in state.items() if name.startswith("inner.")}
         self.inner.load_state_dict({name.removeprefix("inner."): value for name, value in marked.items()})

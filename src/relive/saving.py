@@ -106,7 +106,7 @@ def save_ring(path: str | os.PathLike[str], ring: Ring, sampler: Sampler, facts:
     store, places = ring.store, _live(ring)
     state = sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    by_row = [name for name, value in arrays.items() if value.shape[:1] == (store.num_rows,)]
+    by_row = list(sampler.per_row)
     tensors: dict[str, Any] = {"rows": store.target[places]}
     tensors |= {f"block.{dotted(name)}": block[torch.from_numpy(places)] for name, block in store.blocks.items()}
     tensors |= {f"sampler.{name}": value[places] if name in by_row else value for name, value in arrays.items()}

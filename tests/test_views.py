@@ -1,0 +1,502 @@
+"""Views: every item equals what the list of episodes gives, at every end, seam and newest step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Transition
+from relive.errors import SchemaError
+from twins import DRESSES, VIEWS, Twin, batch_leaves, same_batches
+
+
+def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
+    for length in range(1, longest + 1):
+        yield from itertools.product(alphabet, repeat=length)
+
+
+def fields_of(n: int, **fields: Any) -> dict[str, Any]:
+    """One step of ``n`` envs with a vector observation of one number; what is not given is 0."""
+    blank = {"reward": np.zeros(n, np.float32), "terminated": np.zeros(n, bool), "truncated": np.zeros(n, bool)}
+    return {**blank, **{name: np.asarray(value, np.float32).reshape(n, -1) for name, value in fields.items()}}
+
+
+def played(rewards: list[float], ends: dict[int, str], view: Any, capacity: int = 50) -> ReplayBuffer:
+    """One env whose observation counts its steps from 0, and is 100 more where an episode ends."""
+    schema = Schema({"obs": (1,), "reward": (), **{n: Field((), torch.bool) for n in ("terminated", "truncated")}})
+    buffer = ReplayBuffer(schema, capacity, view=view, seed=0)
+    for t, reward in enumerate(rewards):
+        end = ends.get(t, "")
+        buffer.add(obs=[[t]], reward=[reward], terminated=["t" in end], truncated=["u" in end], next_obs=[[100.0 + t]])
+    return buffer
+
+
+# Every view on every play of small worlds.
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_every_short_play_reads_as_the_list_of_episodes_through_every_view(rows: int) -> None:
+    for play in itertools.chain(plays(".TUB", 3), plays(".T|", 4)):
+        twin = Twin(1, rows).play(*play)
+        for make in VIEWS.values():
+            twin.buffer.view = make()
+            twin.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 3, 4, 6])
+def test_every_longer_play_does_so_as_well(rows: int) -> None:
+    for play in itertools.chain(plays(".TUB", 5), plays(".U|x", 5), plays(".T", 8)):
+        twin = Twin(1, rows).play(*play)
+        for make in VIEWS.values():
+            twin.buffer.view = make()
+            twin.check()
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_kind_of_observation_reads_right_through_every_view(dress: str, view: str) -> None:
+    rng = np.random.default_rng(3)
+    twin = Twin(2, 7, dress=dress, view=VIEWS[view]())
+    for t in range(24):
+        twin.add("".join(rng.choice(list("....TUB"), 2)))
+        if t in (5, 23):
+            twin.check()
+            twin.check_batch(twin.buffer.sample(20))
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_any_play_of_any_envs_reads_right_through_any_view(data: st.DataObject) -> None:
+    num_envs, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 20))
+    n, depth = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    window = NStep(n, data.draw(st.sampled_from([0.0, 0.5, 0.97, 1.0])))
+    pad = data.draw(st.sampled_from(["repeat", "zeros"]))
+    view = window if data.draw(st.booleans()) else FrameStack(depth, window, pad)
+    twin = Twin(num_envs, rows, view=view)
+    for kinds in data.draw(st.lists(st.text("......TUB", min_size=num_envs, max_size=num_envs), max_size=45)):
+        if data.draw(st.integers(0, 15)):
+            twin.add(kinds)
+        else:
+            twin.interrupt([data.draw(st.integers(0, num_envs - 1))])
+    twin.check()
+
+
+# The traps, by name.
+
+
+def test_trap_n1_the_done_bits_are_those_of_the_last_step_of_the_window_and_the_target_is_right_to_the_end() -> None:
+    # Rewards of 1, a terminal after step 2, and a value function that says 100 everywhere: the target of the last
+    # states is what is left of the episode, never a reward and a discounted 100 from behind the terminal.
+    batch = played([1, 1, 1, 1, 1], {2: "t"}, NStep(3, 0.9)).data()
+    assert batch["terminated"].tolist() == [True, True, True, False]
+    target = batch["reward"] + batch["discount"] * 100.0
+    assert target.tolist() == pytest.approx([1 + 0.9 + 0.81, 1.9, 1.0, 1 + 0.9 * 100])
+    assert batch["steps"].tolist() == [3, 2, 1, 1]
+
+
+def test_trap_n2_a_window_whose_first_step_is_done_ends_there() -> None:
+    batch = played([1, 100, 100, 100], {0: "t", 3: "t"}, NStep(3, 0.9)).data()
+    assert batch["reward"][0] == 1.0
+    assert batch["discount"][0] == 0.0
+    assert batch["steps"].tolist() == [1, 3, 2, 1]
+    cut = played([1, 100, 100, 100], {0: "u", 3: "t"}, NStep(3, 0.9)).data()
+    assert cut["reward"][0] == 1.0
+    assert cut["discount"][0].item() == pytest.approx(0.9)
+    assert cut["next_obs"][0].item() == 100.0
+
+
+def test_trap_n3_the_end_of_one_env_cuts_no_window_of_another() -> None:
+    twin = Twin(3, 12, view=NStep(3, 0.5)).play("...", ".T.", "..U", "...", "...")
+    twin.check()
+    batch = twin.buffer.data()
+    first = batch["index"] == 0
+    assert batch["steps"][first].item() == 3
+    assert batch["discount"][first].item() == 0.125
+
+
+def test_trap_n4_every_step_of_an_episode_can_be_drawn_whatever_n_is() -> None:
+    for n in (1, 2, 3, 5, 50):
+        for end in "tu":
+            batch = played([1] * 7, {6: end}, NStep(n, 1.0)).data()
+            assert batch["obs"].flatten().tolist() == list(range(7))
+            assert batch["steps"].tolist() == [min(n, 7 - t) for t in range(7)]
+
+
+def test_trap_n5_the_done_bits_stay_bits_when_a_step_terminates_and_is_truncated() -> None:
+    batch = played([1, 1, 1], {1: "tu"}, NStep(3, 0.5)).data()
+    assert batch["terminated"].dtype is batch["truncated"].dtype is torch.bool
+    assert batch["terminated"].tolist() == batch["truncated"].tolist() == [True, True]
+    assert batch["discount"].tolist() == [0.0, 0.0]  # terminated wins
+
+
+def test_trap_n6_reading_changes_nothing_and_two_readers_see_the_same() -> None:
+    buffer = played([1, 2, 4, 8, 16], {2: "t"}, NStep(3, 0.5))
+    store = buffer._ring.store.target
+    before = store.tobytes()
+    first = buffer.data()
+    batch = buffer.sample(30)
+    for leaf in batch_leaves(batch).values():
+        leaf[...] = 0  # what is done to a batch is done to the batch alone
+    assert store.tobytes() == before
+    assert same_batches(buffer.data(), first)
+    assert not np.shares_memory(batch["obs"].numpy(), store)
+
+
+def test_trap_n7_no_window_reads_over_the_seam_of_the_ring() -> None:
+    for capacity in range(5, 12):
+        for count in range(capacity, 3 * capacity):
+            batch = played(list(range(count)), {}, NStep(4, 1.0), capacity).data()
+            start = batch["obs"].flatten()
+            assert start.tolist() == list(range(count - capacity, count - 1))
+            assert batch["steps"].tolist() == [min(4, count - 1 - int(t)) for t in start]
+            assert torch.equal(batch["next_obs"].flatten(), start + batch["steps"])
+            ends = (start + batch["steps"]).tolist()
+            assert batch["reward"].tolist() == [sum(range(int(t), int(e))) for t, e in zip(start, ends, strict=True)]
+
+
+def test_trap_m2_the_observation_after_a_time_limit_is_the_true_final_one() -> None:
+    for n in (1, 2, 3):
+        batch = played([0] * 6, {2: "u", 4: "t"}, NStep(n, 1.0)).data()
+        want = {0: n, 1: 1 + n, 2: 102.0} | ({0: 102.0} if n > 2 else {}) | ({1: 102.0} if n > 1 else {})
+        assert {t: batch["next_obs"][t].item() for t in range(3)} == want
+        assert batch["next_obs"][4].item() == 104.0
+        assert 3.0 not in batch["next_obs"][:3]
+
+
+def test_trap_m3_nobody_has_to_say_that_an_episode_ended() -> None:
+    # The done bits say it: what the caller does at an episode's end makes no difference to what is read.
+    plain, told = (played([0] * 4, {1: "u"}, Transition()) for _ in range(2))
+    told_again = played([0] * 2, {1: "u"}, Transition())
+    told_again.interrupt()
+    for t in (2, 3):
+        told_again.add(obs=[[t]], reward=[0], terminated=[False], truncated=[False])
+    assert same_batches(plain.data(), told.data())
+    assert same_batches(plain.data(), told_again.data())
+
+
+def test_trap_m4_dtypes_are_kept() -> None:
+    dtypes = [
+        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+        torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    ]  # fmt: skip
+    fields = {str(dtype).removeprefix("torch."): Field((3,), dtype) for dtype in dtypes}
+    large = {f"large_{name}": Field((1100,), field.dtype) for name, field in fields.items()}
+    needed = {"reward": Field(), **{n: Field((), torch.bool) for n in ("terminated", "truncated")}}
+    schema = Schema({"obs": fields, **needed, **large, "action": Field((2,), torch.uint8)})
+    rng = np.random.default_rng(0)
+
+    def filled(field: Field) -> torch.Tensor:
+        data = rng.integers(0, 2 if field.dtype is torch.bool else 256, (1, field.nbytes), np.uint8)
+        bits = torch.from_numpy(data).view(field.dtype).reshape(1, *field.shape)
+        return torch.nan_to_num(bits) if field.dtype.is_floating_point else bits
+
+    steps = [schema.rebuild("obs", lambda path: filled(schema.leaves[path])) for _ in range(4)]
+    others = [{name: filled(field) for name, field in large.items()} for _ in range(4)]
+    for view in (Transition(), FrameStack(1)):
+        buffer = ReplayBuffer(schema, 12, view=view)
+        for obs, other in zip(steps, others, strict=True):
+            flags = {"terminated": [False], "truncated": [False]}
+            buffer.add(obs=obs, **other, action=torch.tensor([[7, 255]], dtype=torch.uint8), reward=[1], **flags)
+        batch = buffer.data()
+        assert batch["action"].dtype is torch.uint8
+        assert batch["action"].tolist() == [[7, 255]] * 3
+        for t in range(3):
+            for name, field in fields.items():
+                got, after = (batch[where, name][t].flatten() for where in ("obs", "next_obs"))
+                assert got.dtype is after.dtype is field.dtype
+                assert bits(got) == bits(steps[t][name])
+                assert bits(after) == bits(steps[t + 1][name])
+            for name, field in large.items():
+                assert batch[name].dtype is field.dtype
+                assert bits(batch[name][t]) == bits(others[t][name])
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+# n-step windows by the definition.
+
+
+def test_one_step_windows_are_transitions() -> None:
+    assert Transition(0.9) == NStep(1, 0.9)
+    assert repr(Transition(0.9)) == "NStep(n=1, gamma=0.9)"
+
+
+def test_the_target_is_always_reward_plus_discount_times_the_value_of_next_obs() -> None:
+    rng = np.random.default_rng(0)
+    twin = Twin(3, 30)
+    for _ in range(70):
+        twin.add("".join(rng.choice(list("......TUB"), 3)))
+    gamma = 0.97
+    for n in (1, 2, 3, 5, 20):
+        twin.buffer.view = NStep(n, gamma)
+        batch = twin.buffer.data()
+        value = batch["next_obs"].double().sum(-1)
+        target = batch["reward"].double() + batch["discount"].double() * value
+        want = []
+        for row in twin.anchors():
+            steps = [s for at, s in enumerate(row.episode.steps) if row.episode.next_obs(at) is not None]
+            rewards = [float(step.reward) for step in steps]
+            values = [float(np.sum(step.obs, dtype=np.float64)) for step in steps]
+            after = 0.0 if steps[-1].terminated else np.sum(row.episode.next_obs(len(steps) - 1), dtype=np.float64)
+            left = min(n, len(rewards) - row.at)
+            want.append(oracle.n_step_return(rewards, [*values, after], row.at, left, gamma))
+        assert target.tolist() == pytest.approx(want, rel=1e-5)
+
+
+def test_windows_of_the_newest_steps_grow_as_their_rewards_come_in() -> None:
+    twin = Twin(1, 20, view=NStep(4, 0.5))
+    used = []
+    for letter in ".......T":
+        twin.add(letter)
+        twin.check()
+        data = twin.buffer.data()
+        used.append(int(data["steps"][data["index"] == 0]) if len(data) else 0)
+    assert used == [0, 1, 2, 3, 4, 4, 4, 4]
+
+
+def test_next_index_is_that_of_the_row_that_next_obs_comes_from() -> None:
+    twin = Twin(2, 12, view=NStep(2, 0.5)).play("..", "..", ".U", "..", "..", "..")
+    batch = twin.buffer.data()
+    by_index = {int(i): batch[i_at]["obs"] for i_at, i in enumerate(batch["index"])}
+    met = 0
+    for item in batch:
+        following = by_index.get(int(item["next_index"]))
+        met += following is not None
+        assert following is None or torch.equal(item["next_obs"], following)
+        assert item["next_index"] % 2 == item["index"] % 2
+        assert item["next_index"] - item["index"] == 2 * item["steps"]
+    assert met == 4
+
+
+def test_n_and_gamma_can_be_changed_on_a_living_buffer() -> None:
+    view = NStep(1, 0.5)
+    twin = Twin(2, 9, view=view).play("..", "..", ".T", "..", "U.", "..")
+    for n, gamma in ((3, 0.5), (1, 1.0), (7, 0.0)):
+        view.n, view.gamma = n, gamma
+        twin.check()
+        twin.check_batch(twin.buffer.sample(40))
+    twin.buffer.view = NStep(2, 0.5)
+    twin.check()
+
+
+def test_an_interrupted_episode_is_read_up_to_its_last_known_observation() -> None:
+    twin = Twin(1, 20, view=NStep(5, 0.5)).play(".", ".", ".", "|", ".", ".", "T")
+    twin.check()
+    batch = twin.buffer.data()
+    assert batch["steps"].tolist() == [2, 1, 3, 2, 1]
+    assert batch["discount"].tolist() == [0.25, 0.5, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_windows_of_no_reward_are_refused(n: int) -> None:
+    with pytest.raises(SchemaError, match=r"NStep\(n=.*at least 1"):
+        Twin(1, 5, view=NStep(n)).play(".", ".").buffer.sample(1)
+
+
+def test_windows_of_several_steps_are_refused_where_steps_have_no_order() -> None:
+    twin = Twin(1, 5, ordered=False, view=NStep(2)).play(".", "T")
+    with pytest.raises(SchemaError, match="exactly 1 where steps are stored without order"):
+        twin.buffer.sample(1)
+    twin.buffer.view.n = 1
+    twin.buffer.sample(1)
+
+
+# One view on several buffers.
+
+
+def test_one_view_reads_buffers_of_different_schemas_right() -> None:
+    view = NStep(2, 0.5)
+    twins = [Twin(1, 8, dress=dress, view=view).play(".", ".", "T", ".", ".") for dress in DRESSES]
+    for _ in range(2):
+        for twin in twins:
+            twin.check()
+
+
+def test_a_view_that_outlives_its_buffer_reads_the_next_one_right() -> None:
+    view = NStep(1, 0.5)
+    for size in range(1, 40):
+        schema = Schema(
+            {"obs": (size,), "reward": (), **{n: Field((), torch.bool) for n in ("terminated", "truncated")}}
+        )
+        buffer = ReplayBuffer(schema, 6, view=view)
+        for t in range(3):
+            buffer.add(obs=np.full((1, size), t), reward=[t], terminated=[False], truncated=[False])
+        batch = buffer.data()
+        assert batch["obs"].shape == (2, size)
+        assert batch["next_obs"][1].tolist() == [2.0] * size
+        del buffer, batch  # and memory of one size is soon given out again, at the same address
+
+
+# Frame stacks.
+
+
+def stacks(depth: int, pad: Any, letters: str, rows: int = 30) -> tuple[list[list[float]], list[list[float]]]:
+    """The steps whose frames make up obs and next_obs of each transition of one env."""
+    twin = Twin(1, rows, view=FrameStack(depth, NStep(1, 0.5), pad)).play(*letters)
+    twin.check()
+    batch = twin.buffer.data()
+    return batch["obs"][..., 2].tolist(), batch["next_obs"][..., 2].tolist()
+
+
+def test_stacks_repeat_the_first_frame_of_an_episode_and_reach_into_no_other() -> None:
+    obs, following = stacks(3, "repeat", "..T.U")
+    assert obs == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [0, 0, 0], [0, 0, 1]]
+    assert following == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 1], [0, 1, 2]]
+
+
+def test_stacks_pad_with_zeros_if_they_are_told_to() -> None:
+    twin = Twin(1, 30, view=FrameStack(3, NStep(1, 0.5), "zeros")).play(*"..T.U")
+    twin.add(".")
+    twin.add(".")
+    twin.check()
+    batch = twin.buffer.data()
+    second = batch["obs"][3]  # of the second episode, whose tag is not 0 from the first frame on
+    assert second[:2].abs().sum() == 0
+    assert second[2].tolist() == [0, 1, 0, 0]
+    assert batch["next_obs"][3].tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]]
+
+
+def test_a_transition_whose_frames_have_left_the_ring_can_no_longer_be_drawn() -> None:
+    twin = Twin(1, 8, view=FrameStack(4, NStep(1, 0.5)))
+    for _ in range(20):
+        twin.add(".")
+        twin.check()
+    assert twin.buffer.data()["obs"][0, :, 2].tolist() == [12, 13, 14, 15]
+    assert len(twin.buffer) == 4
+    twin.buffer.view = Transition()
+    assert len(twin.buffer) == 7
+
+
+def test_the_depth_can_be_changed_on_a_living_buffer() -> None:
+    view = FrameStack(2, NStep(1, 0.5))
+    for question in ("data", "sample", "len", "stats"):
+        twin = Twin(2, 10, view=view)
+        for t in range(30):
+            twin.add(".T" if t % 7 == 6 else "..")
+        for depth in (5, 1, 9, 3):
+            view.depth = depth
+            if question == "data":
+                assert len(twin.buffer.data()) == len(twin.anchors())
+            elif question == "sample":
+                twin.check_batch(twin.buffer.sample(50))
+            elif question == "len":
+                assert len(twin.buffer) == len(twin.anchors())
+            else:
+                assert twin.buffer.stats()["size"] == len(twin.anchors())
+            twin.check()
+
+
+def test_some_members_of_an_observation_are_stacked_and_the_others_not() -> None:
+    for dress, keys in (
+        ("mixed", ("camera",)),
+        ("mixed", ("state",)),
+        ("dict", ("camera", "count")),
+        ("tuple", ("1",)),
+    ):
+        twin = Twin(2, 9, dress=dress, view=FrameStack(3, NStep(2, 0.5), "zeros", keys))
+        twin.play("..", "..", ".T", "..", "U.", "..", "..")
+        twin.check()
+    batch = Twin(1, 9, dress="mixed", view=FrameStack(3, keys=("camera",))).play(".", ".").buffer.data()
+    assert batch["obs", "camera"].shape == (1, 3, 36, 32)
+    assert batch["obs", "state"].shape == (1, 4)
+
+
+@pytest.mark.parametrize(("dress", "keys"), [("box", ("camera",)), ("mixed", ("camra",)), ("mixed", ("state", "x"))])
+def test_a_member_that_is_not_there_cannot_be_stacked(dress: str, keys: tuple[str, ...]) -> None:
+    twin = Twin(1, 5, dress=dress, view=FrameStack(2, keys=keys)).play(".", ".")
+    with pytest.raises(SchemaError, match="no member"):
+        twin.buffer.sample(1)
+
+
+@pytest.mark.parametrize("view", [FrameStack(0), FrameStack(-3), FrameStack(2, pad="mirror")])
+def test_stacks_that_make_no_sense_are_refused(view: FrameStack) -> None:
+    twin = Twin(1, 5, view=view).play(".", ".", "T")
+    with pytest.raises(SchemaError, match="depth is at least 1 and pad 'repeat' or 'zeros'"):
+        twin.buffer.sample(1)
+
+
+def test_stacks_are_refused_where_steps_have_no_order() -> None:
+    twin = Twin(1, 5, ordered=False, view=FrameStack(2)).play(".", "T")
+    with pytest.raises(SchemaError, match="needs steps in order"):
+        twin.buffer.sample(1)
+
+
+def test_an_atari_transition_takes_at_most_7300_bytes_with_all_its_fields() -> None:
+    schema = Schema(
+        {
+            "obs": Field((84, 84), torch.uint8),
+            "action": Field((), torch.int64),
+            "reward": Field(),
+            "terminated": Field((), torch.bool),
+            "truncated": Field((), torch.bool),
+        }
+    )
+    buffer = ReplayBuffer(schema, 1000, view=FrameStack(4, NStep(3)), seed=0)
+    ring = buffer._ring
+    stored = ring.store.target.nbytes + sum(block.nbytes for block in ring.store.blocks.values())
+    assert stored / 1000 <= 7300
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (50, 1, 84, 84), np.uint8)
+    for frame in frames:
+        buffer.add(obs=frame, action=[3], reward=[0.5], terminated=[False], truncated=[False])
+    batch = buffer.sample(8)
+    assert batch["obs"].shape == batch["next_obs"].shape == (8, 4, 84, 84)
+    assert batch["obs"].dtype is torch.uint8
+    for item in batch:
+        t = int(item["index"])
+        want = frames[np.maximum(np.arange(t - 3, t + 1), 0), 0]
+        assert np.array_equal(item["obs"].numpy(), want)
+
+
+# Fields of every size.
+
+
+def test_fields_of_no_bytes_of_few_and_of_many_come_back_as_they_were_given() -> None:
+    sizes = {"none": (0,), "scalar": (), "packed": (200,), "edge": (256,), "apart": (257,), "matrix": (3, 100)}
+    schema = Schema(
+        {
+            "obs": (2,),
+            "reward": (),
+            **{name: Field((), torch.bool) for name in ("terminated", "truncated")},
+            **{name: Field(shape) for name, shape in sizes.items()},
+        }
+    )
+    rng = np.random.default_rng(0)
+    for view in (NStep(2, 0.5), FrameStack(2)):
+        buffer = ReplayBuffer(schema, 12, 2, view=view)
+        assert {path for (path,) in buffer._ring.store.blocks} == {"apart", "matrix"}
+        given_ = [{name: rng.random((2, *shape), np.float32) for name, shape in sizes.items()} for _ in range(9)]
+        for fields in given_:
+            buffer.add({**fields_of(2, obs=[[0, 0]] * 2), **fields, "reward": np.zeros(2, np.float32)})
+        batch = buffer.data()
+        for item in batch:
+            t, env = divmod(int(item["index"]), 2)
+            for name in sizes:
+                assert np.array_equal(item[name].numpy(), given_[t][name][env])
+
+
+def test_a_batch_is_fresh_memory_of_the_stated_dtypes() -> None:
+    batch = Twin(2, 6).play("..", "..", "T.").buffer.sample(5)
+    assert {name: batch[name].dtype for name in ("index", "next_index", "discount", "steps", "reward")} == {
+        "index": torch.int64,
+        "next_index": torch.int64,
+        "discount": torch.float32,
+        "steps": torch.int32,
+        "reward": torch.float32,
+    }
+    other = Twin(2, 6).play("..", "..", "T.").buffer.sample(5)
+    assert same_batches(batch, other)
+    batch["obs"].fill_(-1)
+    assert (other["obs"] != -1).all()
+    assert (batch["next_obs"] != -1).all()
