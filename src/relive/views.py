@@ -143,7 +143,7 @@ class FrameStack:
     @property
     def history(self) -> int:
         """The frames before the anchor's."""
-        return self.depth - 1
+        return max(self.depth - 1, 0)
 
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
