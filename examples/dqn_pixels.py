@@ -31,7 +31,7 @@ import relive
 from support.common import Goal, Run, command_line
 
 ENV = "Pong"
-GOAL = Goal(random=-20.4, target=10, stop=15, steps=1_000_000, short=(5_600, -math.inf), window=20)
+GOAL = Goal(random=-20.4, target=10, stop=15, steps=1_000_000, short=(5_000, -math.inf), window=20)
 NUM_ENVS = 4
 DEPTH = 4  # frames per stack
 CAPACITY, SHORT_CAPACITY = 200_000, 4_000  # the short run fills its replay, to see what a full one takes

@@ -213,8 +213,8 @@ class ReplayBuffer:
         """
         if count < 1:
             raise ShapeError(f"batches({count}, ...): ask for at least 1")
-        for k in range(1, count + 1):
-            yield self._batch(batch_size, k, count)
+        _require_rows(batch_size)
+        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
         """Tell a prioritizing sampler the TD errors of a batch; returns how many of them came too late.
@@ -304,7 +304,7 @@ class ReplayBuffer:
             ShapeError: there is no such env.
         """
         if not 0 <= env < self.num_envs:
-            raise ShapeError(f"slice: there are envs 0 to {self.num_envs - 1}, got {env}")
+            raise ShapeError(f"slice: env is a number from 0 up to, not including, {self.num_envs}, got {env}")
         places = self._ring.live_places(env)[slice(start, stop)]
         fields = self._ring.store.read(places)
         fields["complete",] = torch.from_numpy(self._ring.stamp[places] >= 0)
@@ -383,8 +383,8 @@ class ReplayBuffer:
 
         Args:
             path: the directory.
-            sampler: needed if the saved one was not relive's own.
-            view: likewise.
+            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew.
+            view: needed likewise.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
@@ -428,6 +428,7 @@ class ReplayBuffer:
             leaves = check[0](values)
         if mask is not None:
             kept = self._mask(mask, count)
+            self._ring.interrupt(envs[~kept])  # what comes next there does not follow what came before
             envs = envs[kept]
             leaves = [_kept(value, kept) for value in leaves]
             final = None if final is None else [_kept(value, kept) for value in final]
@@ -464,8 +465,7 @@ class ReplayBuffer:
         return pair
 
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
-        if batch_size < 1:
-            raise ShapeError(f"batch_size={batch_size}: ask for at least 1")
+        _require_rows(batch_size)
         self._keep_history()
         places, extras = self._sampler.draw(batch_size, stream(self.seed, self._draws), update, of)
         self._draws += 1
@@ -535,6 +535,11 @@ def _flattened(tree: Any) -> Any:
         return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
     array = tree if isinstance(tree, Tensor) else np.asarray(tree)
     return array.reshape((-1, *array.shape[2:]))
+
+
+def _require_rows(batch_size: int) -> None:
+    if not isinstance(cast("object", batch_size), int | np.integer) or batch_size < 1:
+        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1")
 
 
 def _kept(value: Any, kept: Any) -> Any:

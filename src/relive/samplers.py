@@ -193,14 +193,14 @@ class Prioritized:
         default_error: float | None = None,
         eta: float = 0.9,
     ) -> None:
-        if alpha < 0 or eps <= 0 or not 0 <= eta <= 1 or (default_error or 0) < 0:
-            given = f"alpha={alpha}, eps={eps}, eta={eta}, default_error={default_error}"
-            raise SchemaError(f"Prioritized: alpha >= 0, eps > 0, 0 <= eta <= 1, default_error >= 0; got {given}")
+        if not (0 < eps < np.inf and 0 <= eta <= 1 and 0 <= (default_error or 0) < np.inf):
+            given = f"eps={eps}, eta={eta}, default_error={default_error}"
+            raise SchemaError(f"Prioritized: eps is above 0, eta from 0 to 1, default_error at least 0; got {given}")
         if normalize not in ("batch", "buffer"):
             raise SchemaError(f"Prioritized: normalize is 'batch' or 'buffer', got {normalize!r}")
         self.beta, self.stratified, self.normalize, self.eta = beta, stratified, normalize, eta
         self.default_error = default_error
-        self._alpha, self._eps = alpha, eps
+        self._alpha, self._eps = _exponent(alpha), eps
         self._largest, self._draws = 1.0, 0
         self._ring: Ring | None = None
 
@@ -211,7 +211,7 @@ class Prioritized:
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._alpha = alpha
+        self._alpha = _exponent(alpha)
         if self._ring is not None:
             self._rebuild(self._ring.anchors())
 
@@ -448,6 +448,12 @@ def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
     if mine is not None and mine is not ring:
         raise LifecycleError(f"{sampler!r} draws from another buffer already; give each buffer a sampler of its own")
     return ring
+
+
+def _exponent(alpha: float) -> float:
+    if not 0 <= alpha < np.inf:
+        raise SchemaError(f"Prioritized: alpha is at least 0 and finite, got {alpha}")
+    return alpha
 
 
 def _nothing() -> EmptyError:

@@ -153,7 +153,9 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
         elif key != name:
             parts[key] = tensor.numpy()
     sampler.attach(ring)
-    sampler.load_state_dict(parts)
+    saved, given = content.get("sampler"), describe(sampler)
+    if saved is None or given is None or saved["part"] == given["part"]:
+        sampler.load_state_dict(parts)
 
 
 def save_columns(path: str | os.PathLike[str], columns: Columns, facts: Mapping[str, Any]) -> None:
