@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import CopyFloor, Contender, Effort, Workload, measure, print_workload, summarize, write
+from harness import Contender, CopyFloor, Effort, Workload, measure, summarize, write
 from replay_data import Line, Made, agilerl_step, tianshou_step, torchrl_step
 
 ROWS = 20_000
@@ -86,7 +86,7 @@ def allocated(*roots: Any) -> int:
     waiting: list[Any] = list(roots)
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
+        if id(value) in seen or isinstance(value, type) or (callable(value) and not hasattr(value, "__dict__")):
             continue
         seen.add(id(value))
         if isinstance(value, np.ndarray):
@@ -215,7 +215,9 @@ def contenders() -> list[Contender]:
         Line(SB3, SB3, "ReplayBuffer.sample", sb3_frames(False)),
         Line(SB3_LEAN, SB3, "the same with optimize_memory_usage=True", sb3_frames(True)),
         Line("cpprb", "cpprb", "ReplayBuffer.sample, numpy", cpprb_frames(False)),
-        Line(CPPRB_LEAN, "cpprb", "the same with next_of and stack_compress, the stack as last axis", cpprb_frames(True)),
+        Line(
+            CPPRB_LEAN, "cpprb", "the same with next_of and stack_compress, the stack as last axis", cpprb_frames(True)
+        ),
         Line("tianshou", "tianshou", "VectorReplayBuffer.sample, numpy", tianshou_frames(False)),
         Line(TIANSHOU_LEAN, "tianshou", lean, tianshou_frames(True)),
         Line("torchrl", "torchrl", "TensorDictReplayBuffer.sample, LazyTensorStorage", torchrl_frames),

@@ -59,7 +59,9 @@ class AddFloor:
         return ""
 
 
-def adding(data: Transitions, add: Callable[..., Any], prepare: Callable[[Step], Any], sample: Callable[[], Any]) -> Made:
+def adding(
+    data: Transitions, add: Callable[..., Any], prepare: Callable[[Step], Any], sample: Callable[[], Any]
+) -> Made:
     """`run` and `check` of a contender: its `add`, how it wants a step, and obs, reward and next_obs of a batch.
 
     A step that is a tuple goes to `add` as its arguments, a dict as its keywords, anything else as its only one.
@@ -203,7 +205,5 @@ def run(effort: Effort, folder: Path) -> None:
         "1 env, prioritized": replace(one, prioritized=True),
         "64 envs, prioritized": replace(many, prioritized=True),
     }
-    workloads = [
-        measure(Workload(name, data, units=EPISODE), contenders(data), effort) for name, data in sizes.items()
-    ]
+    workloads = [measure(Workload(name, data, units=EPISODE), contenders(data), effort) for name, data in sizes.items()]
     write("replay_add", "a step into a replay, obs 17, action 6", workloads, folder)

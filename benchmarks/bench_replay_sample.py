@@ -218,7 +218,9 @@ def uniform() -> list[Contender]:
 
 
 def windows() -> list[Contender]:
-    nstep = "VectorReplayBuffer(_, 1).sample, then Algorithm.compute_nstep_return with a target_q_fn that reads obs_next"
+    nstep = (
+        "VectorReplayBuffer(_, 1).sample, then Algorithm.compute_nstep_return with a target_q_fn that reads obs_next"
+    )
     return [
         floor(),
         Line("relive", "relive", "ReplayBuffer(view=NStep(3)).sample(256), 1 env", relive_uniform, "ours"),
@@ -226,7 +228,9 @@ def windows() -> list[Contender]:
         Line(SB3, SB3, "NStepReplayBuffer.sample; arrays set in bulk", sb3_uniform),
         Line("cpprb", "cpprb", "ReplayBuffer(Nstep=...).sample, numpy; windows made by add", cpprb_uniform),
         Line("tianshou", "tianshou", nstep, tianshou_windows),
-        Line("torchrl", "torchrl", f"TensorDictReplayBuffer.sample; {STORED} as MultiStepTransform does", torchrl_windows),
+        Line(
+            "torchrl", "torchrl", f"TensorDictReplayBuffer.sample; {STORED} as MultiStepTransform does", torchrl_windows
+        ),
         Line(AGILE, AGILE, f"MultiStepReplayBuffer.sample; {STORED}", agilerl_uniform),
     ]
 
@@ -234,7 +238,13 @@ def windows() -> list[Contender]:
 def prioritized() -> list[Contender]:
     return [
         floor(),
-        Line("relive", "relive", "ReplayBuffer(sampler=Prioritized()).sample, update_priorities", relive_prioritized, "ours"),
+        Line(
+            "relive",
+            "relive",
+            "ReplayBuffer(sampler=Prioritized()).sample, update_priorities",
+            relive_prioritized,
+            "ours",
+        ),
         Line("cpprb", "cpprb", "PrioritizedReplayBuffer.sample, update_priorities, numpy", cpprb_prioritized),
         Line("tianshou", "tianshou", "PrioritizedVectorReplayBuffer(_, 1).sample, update_weight", tianshou_prioritized),
         Line("torchrl", "torchrl", "TensorDictPrioritizedReplayBuffer.sample, update_priority", torchrl_prioritized),

@@ -258,10 +258,12 @@ class Pair:
         self.flags = np.array([0, 1], np.int64)
         self.states = [
             {
-                "state": np.zeros((self.num_envs, 3), np.int64),
+                "state": np.zeros((self.num_envs, 4), np.int64),
                 "counters": np.zeros(3, np.int64),
                 "step": np.zeros(self.num_rows, np.int32),
                 "stamp": np.zeros(self.num_rows, np.int64),
+                "order": np.zeros(self.num_rows, np.int32),
+                "order": np.zeros(self.num_rows, np.int32),
                 "target": np.full((self.num_rows, self.width), 7, np.uint8),
             }
             for _ in range(2)
@@ -302,7 +304,7 @@ class Pair:
             where, opens = np.zeros(room, np.int64), np.zeros(room, np.uint8)
             found = twin.add_rows(
                 envs, mode, staged, final, self.flags, self.sizes, s["target"], self.rows, self.history, s["state"],
-                s["counters"], s["step"], s["stamp"], places, finals, where, opens,
+                s["counters"], s["step"], s["stamp"], s["order"], places, finals, where, opens,
             )  # fmt: skip
             results.append((found if found < 0 else 0, places.tolist(), finals.tolist()))
             if found < 0:
@@ -340,12 +342,23 @@ class Pair:
         for twin, s in self.each():
             book = s["state"], s["step"], s["stamp"]
             first, until = (np.full(self.num_envs, -9, np.int64) for _ in range(2))
-            twin.window(self.rows, newest, s["state"], s["counters"], s["stamp"], first, until)
+            twin.window(
+                self.rows,
+                self.history,
+                newest,
+                s["state"],
+                s["counters"],
+                s["step"],
+                s["stamp"],
+                s["order"],
+                first,
+                until,
+            )
             drawn = [np.full(40, -9, np.int64) for _ in range(2)]
             there = [
                 twin.draw(
                     np.uint64(key) if twin is cpu else key, self.rows, self.history, which, s["state"], s["counters"],
-                    s["step"], s["stamp"], s["target"], places,
+                    s["step"], s["stamp"], s["order"], s["target"], places,
                 )
                 for which, places in zip((0, newest), drawn, strict=True)
             ]  # fmt: skip
@@ -363,13 +376,13 @@ class Pair:
             twin.stack_places(live, self.rows, depth, repeat, s["step"], frames)
             answers.append(
                 [
-                    first, until, *(d if t else t for t, d in zip(there, drawn, strict=True)), count, anchors[:count],
+                    total, first, until, *(d if t else t for t, d in zip(there, drawn, strict=True)), count, anchors[:count],
                     ids, bad, found[: bad if bad >= 0 else None], last, used, total, discount, *ends, frames,
                 ]
             )  # fmt: skip
         for number, (fast, plain) in enumerate(zip(*answers, strict=True)):
             assert np.asarray(fast).tobytes() == np.asarray(plain).tobytes(), f"answer {number}: {fast}, {plain}"
-        for places in (answers[0][2], answers[0][3]):
+        for places in (answers[0][3], answers[0][4]):
             assert places is False or set(places.tolist()) <= set(complete.tolist())
 
 
@@ -433,12 +446,14 @@ def test_the_twins_draw_alike_where_anchors_are_so_rare_that_they_are_counted_ou
         results = []
         for twin in (cpu, reference):
             rows = 5000
-            state, counters = np.array([[rows, 0, 1]], np.int64), np.array([1, 1, 0], np.int64)
+            state, counters = np.array([[rows, 0, 1, 1]], np.int64), np.array([1, 1, 0], np.int64)
             step, stamp = np.zeros(rows, np.int32), np.full(rows, -1, np.int64)
             stamp[3210], stamp[3211:] = 0, -2
+            order = np.zeros(rows, np.int32)
+            order[3211:] = 1
             memory, places = np.zeros((rows, 16), np.uint8), np.full(6, -9, np.int64)
             key = np.uint64(5) if twin is cpu else 5
-            assert twin.draw(key, rows, 0, newest, state, counters, step, stamp, memory, places)
+            assert twin.draw(key, rows, 0, newest, state, counters, step, stamp, order, memory, places)
             results.append(places.tolist())
         assert results[0] == results[1] == [3210] * 6
 

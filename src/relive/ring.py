@@ -16,7 +16,7 @@ __all__ = ["Ring", "missing_final"]
 
 Ints = NDArray[np.int64]
 Events = tuple[Ints, Any]
-HEAD, TAIL, NEXT = 0, 1, 2
+HEAD, TAIL, NEXT, COUNT = 0, 1, 2, 3
 COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
 ALONE = 2
 
@@ -37,6 +37,7 @@ class Ring:
        rows, and rows whose episode was interrupted.
     6. A row can be drawn iff it is live, complete, and the ``history`` rows before it, or as many as its episode has,
        are live too.
+    7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
 
     Args:
         num_envs: N.
@@ -48,9 +49,9 @@ class Ring:
         if num_envs < 1 or rows < 2:
             raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
-        self.state: Ints = np.zeros((num_envs, 3), np.int64)
+        self.state: Ints = np.zeros((num_envs, 4), np.int64)
         self.counters: Ints = np.zeros(3, np.int64)
-        self.step, self.stamp = store.meta("_step"), store.meta("_stamp")
+        self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
         self.alone = any(path[0] == "next_obs" for path in store.leaves)
         """Whether each row stands alone, complete with a next observation of its own."""
         self._history = 0
@@ -116,7 +117,7 @@ class Ring:
         ends = staged if final is None else store.stage("final", count, final)
         found = kernels.fast().add_rows(
             envs, mode, staged, ends, store.flags, store.sizes, store.target, self.rows, self._history, self.state,
-            self.counters, self.step, self.stamp, places, finals, where if events else self._none[0],
+            self.counters, self.step, self.stamp, self.order, places, finals, where if events else self._none[0],
             opens if events else self._none[1],
         )  # fmt: skip
         if found < 0:
@@ -141,19 +142,21 @@ class Ring:
         Args:
             count: B.
             key: of the stream of random numbers.
-            newest: draw from this many of the newest completed transitions; 0 means from all.
+            newest: draw from this many of the newest, in the order of completion; 0 means from all.
         """
         places = np.empty(count, np.int64)
         found = kernels.fast().draw(
             np.uint64(key), self.rows, self._history, newest, self.state, self.counters, self.step, self.stamp,
-            self.store.target, places,
+            self.order, self.store.target, places,
         )  # fmt: skip
         return places if found else None
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
-        """Where the rows of the ``newest`` completed transitions lie: from the one up to the other, ``[2 N]`` each."""
+        """Where the ``newest`` transitions that can be drawn lie: from the one up to the other, ``[2 N]`` each."""
         first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
-        kernels.fast().window(self.rows, newest, self.state, self.counters, self.stamp, first, until)
+        kernels.fast().window(
+            self.rows, self._history, newest, self.state, self.counters, self.step, self.stamp, self.order, first, until
+        )
         base = np.arange(self.num_envs) * self.rows
         begin, length = first % self.rows, self.heads - first
         seam = np.maximum(begin + length - self.rows, 0)  # what lies before the first place of the ring
@@ -215,6 +218,10 @@ class Ring:
             order = np.where(stamp >= 0, stamp, -1 - stamp)
             _require(bool((np.diff(order) >= 0).all()), f"5: the stamps of env {env} are not in order")
             stamps += stamp[stamp >= 0].tolist()
+            if len(stamp):
+                passed = np.concatenate([[0], np.cumsum(stamp >= 0)])
+                ahead = self.state[env, COUNT] - (passed[-1] - passed[:-1]) - self.order[places]
+                _require(bool((ahead % 2**32 == 0).all()), f"7: the rows of env {env} miscount its transitions")
         _require(len(set(stamps)) == len(stamps), "5: two transitions have one stamp")
         _require(not stamps or max(stamps) < self.completed, "5: a stamp was never issued")
         _require(self.drawable == len(self.anchors()), f"6: {self.drawable} counted, {len(self.anchors())} found")

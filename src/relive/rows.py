@@ -17,7 +17,11 @@ from .schema import Field, Path
 
 __all__ = ["BOOKKEEPING", "PackedRows", "ReplayRows", "RowLayout", "row_layout", "typed"]
 
-BOOKKEEPING: dict[Path, Field] = {("_stamp",): Field((), torch.int64), ("_step",): Field((), torch.int32)}
+BOOKKEEPING: dict[Path, Field] = {
+    ("_stamp",): Field((), torch.int64),
+    ("_step",): Field((), torch.int32),
+    ("_order",): Field((), torch.int32),
+}
 """What the ring notes with every row; its docstring says what they mean."""
 
 HUGE = 2**21

@@ -325,7 +325,8 @@ class Prioritized:
         return np.float32(self._largest if self.default_error is None else self.default_error)
 
     def _weights(self, errors: Any) -> Any:
-        return (np.asarray(errors, np.float64) + self._eps) ** self._alpha
+        with np.errstate(over="ignore"):  # the tree refuses what is not finite
+            return (np.asarray(errors, np.float64) + self._eps) ** self._alpha
 
     def _beta_now(self) -> float:
         if not isinstance(self.beta, tuple):
@@ -346,8 +347,8 @@ class Prioritized:
 class Recent:
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
 
-    cₖ = max(N · eta^(1000 k / K), c_min), counted in the order of completion over all envs, where N is the number of
-    transitions stored. ``replay.batches(K, B)`` is a round of K updates; ``replay.sample(B)`` one of 1.
+    cₖ = max(N · eta^(1000 k / K), c_min), counted in the order of completion over all envs among the N transitions that
+    can be drawn. ``replay.batches(K, B)`` is a round of K updates; ``replay.sample(B)`` one of 1.
 
     Args:
         eta: how sharply the window shrinks; 1 is no emphasis. 0.996 in the paper.

@@ -1,7 +1,8 @@
 """Rings of steps: bookkeeping of adds, drawing anchors, planning n-step windows, copying rows and frames.
 
 Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at place e * rows + id % rows. ``state`` is
-``[N, 3]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one).
+``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
+many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
 ``counters`` is [anchors completed ever, anchors that can be drawn now, episodes ended]. ``stamp`` of a complete
 transition, an anchor, is its number in the order of completion; of a row that is none, -1 - (anchors completed when it
 was written), so that stamps order all rows of an env.
@@ -31,7 +32,7 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
-HEAD, TAIL, NEXT = 0, 1, 2
+HEAD, TAIL, NEXT, DONE = 0, 1, 2, 3
 COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
 ALONE = 2
 PATIENCE = 100
@@ -48,6 +49,7 @@ def append(
     counters: Ints,
     step: Any,
     stamp: Any,
+    order: Any,
     places: Ints,
     finals: Ints,
     event_places: Ints,
@@ -65,12 +67,15 @@ def append(
         state[e, HEAD] = number + 1
         if state[e, NEXT] > 0:
             events = _open(
-                e, number - 1, rows, history, state, counters, step, stamp, event_places, event_opens, events
+                e, number - 1, rows, history, state, counters, step, stamp, order, event_places, event_opens, events
             )
+        order[place] = state[e, DONE]
         state[e, NEXT] += 1
         places[i], finals[i] = place, -1
         if ended[i] == ALONE:
-            events = _open(e, number, rows, history, state, counters, step, stamp, event_places, event_opens, events)
+            events = _open(
+                e, number, rows, history, state, counters, step, stamp, order, event_places, event_opens, events
+            )
             state[e, NEXT] = 0
         elif ended[i]:
             events = _claim(
@@ -78,7 +83,10 @@ def append(
             )
             final = e * rows + (number + 1) % rows
             state[e, HEAD] = number + 2
-            events = _open(e, number, rows, history, state, counters, step, stamp, event_places, event_opens, events)
+            events = _open(
+                e, number, rows, history, state, counters, step, stamp, order, event_places, event_opens, events
+            )
+            order[final] = state[e, DONE]
             step[final] = state[e, NEXT]
             stamp[final] = -1 - counters[COMPLETED]
             state[e, NEXT] = 0
@@ -113,7 +121,7 @@ def _claim(
 
 @jit
 def _open(
-    e: int, number: int, rows: int, history: int, state: Ints, counters: Ints, step: Any, stamp: Any,
+    e: int, number: int, rows: int, history: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
     event_places: Ints, event_opens: Bools, events: int,
 ) -> int:  # fmt: skip
     """The next observation of ``number`` is known: it is a complete transition now."""
@@ -123,6 +131,8 @@ def _open(
         return events
     stamp[place] = counters[COMPLETED]
     counters[COMPLETED] += 1
+    order[place] = state[e, DONE]
+    state[e, DONE] += 1
     if number - min(step[place], history) >= oldest:
         counters[DRAWABLE] += 1
         if event_places.size:
@@ -139,13 +149,13 @@ def _drawable(e: int, number: int, rows: int, history: int, oldest: int, step: A
 
 @jit
 def draw(
-    key: Any, rows: int, history: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, memory: Any,
-    places: Ints,
+    key: Any, rows: int, history: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
+    memory: Any, places: Ints,
 ) -> bool:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.draw`."""
     envs = state.shape[0]
     first, until = np.empty(envs, np.int64), np.empty(envs, np.int64)
-    total = window(rows, newest, state, counters, stamp, first, until)
+    total = window(rows, history, newest, state, counters, step, stamp, order, first, until)
     if total == 0:
         return False
     width = memory.shape[1]
@@ -200,22 +210,53 @@ def _fetch(memory: Any, start: int, nbytes: int) -> None:
 
 
 @jit
-def window(rows: int, newest: int, state: Ints, counters: Ints, stamp: Any, first: Ints, until: Ints) -> int:
+def window(
+    rows: int, history: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
+    first: Ints, until: Ints,
+) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.window`."""
-    total, threshold = 0, counters[COMPLETED] - newest
+    high = counters[COMPLETED]
+    if newest <= 0 or newest >= counters[DRAWABLE]:
+        _since(0, rows, history, state, step, stamp, order, first)
+    else:
+        # Most often none of the newest has gone, and their stamps are the last ones; else the threshold is lower.
+        low, threshold = 0, high - newest
+        while _since(threshold, rows, history, state, step, stamp, order, first) != newest:
+            if threshold == high - newest:
+                high = threshold
+            middle = (low + high) // 2
+            if _since(middle, rows, history, state, step, stamp, order, first) >= newest:
+                low = middle
+            else:
+                high = middle
+            threshold = low
+    total = 0
     for e in range(first.size):
-        low, high = _oldest(e, rows, state), state[e, HEAD]
-        while newest > 0 and low < high:
+        total += state[e, HEAD] - first[e]
+        until[e] = total
+    return total
+
+
+@jit
+def _since(threshold: int, rows: int, history: int, state: Ints, step: Any, stamp: Any, order: Any, first: Ints) -> int:
+    """The first row per env that can be drawn or comes after such, of those stamped since; how many can be drawn."""
+    count = 0
+    for e in range(first.size):
+        oldest, head = _oldest(e, rows, state), state[e, HEAD]
+        low, high = oldest, head
+        while low < high:
             middle = (low + high) // 2
             s = stamp[e * rows + middle % rows]
             if (s if s >= 0 else -1 - s) >= threshold:
                 high = middle
             else:
                 low = middle + 1
+        while low < head and low - min(step[e * rows + low % rows], history) < oldest:
+            low += 1
         first[e] = low
-        total += state[e, HEAD] - low
-        until[e] = total
-    return total
+        if low < head:
+            count += (state[e, DONE] - order[e * rows + low % rows]) & 0xFFFFFFFF
+    return count
 
 
 @jit
@@ -338,8 +379,8 @@ def anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any, out: In
 @jit
 def add_rows(
     envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, history: int,
-    state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints, finals: Ints,
-    event_places: Ints, event_opens: Any,
+    state: Ints, counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
+    finals: Ints, event_places: Ints, event_opens: Any,
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.add_rows`."""
     ended = np.full(envs.size, mode, np.uint8)
@@ -348,7 +389,9 @@ def add_rows(
             ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
             if ended[i] and mode == 0:
                 return -1 - i
-    events = append(envs, ended, rows, history, state, counters, step, stamp, places, finals, event_places, event_opens)
+    events = append(
+        envs, ended, rows, history, state, counters, step, stamp, order, places, finals, event_places, event_opens
+    )
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:
         scatter_rows(final, finals, target, sizes[1])

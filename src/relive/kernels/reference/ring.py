@@ -1,7 +1,8 @@
 """Rings of steps in plain Python: what an add does, which anchors are drawn, what an n-step window holds.
 
 Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at place e * rows + id % rows. ``state`` is
-``[N, 3]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one).
+``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
+many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
 ``counters`` is [anchors completed ever, anchors that can be drawn now, episodes ended]. ``stamp`` of a complete
 transition, an anchor, is its number in the order of completion; of a row that is none, -1 - (anchors completed when it
 was written), so that stamps order all rows of an env.
@@ -45,6 +46,11 @@ def _anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any) -> lis
     return found
 
 
+def _int32(count: int) -> int:
+    """A count modulo 2**32, as the int32 of the same bits."""
+    return (count + 2**31) % 2**32 - 2**31
+
+
 def append(
     envs: Ints,
     ended: Any,
@@ -54,6 +60,7 @@ def append(
     counters: Ints,
     step: Any,
     stamp: Any,
+    order: Any,
     places: Ints,
     finals: Ints,
     event_places: Ints,
@@ -94,6 +101,8 @@ def append(
             before = {q * rows + n % rows for q, n in _anchors(rows, history, state, step, stamp)}
             stamp[place] = counters[0]
             counters[0] += 1
+            order[place] = _int32(int(state[e, 3]))
+            state[e, 3] += 1
             changed(before)
 
     for i, e in enumerate(envs.tolist()):
@@ -101,6 +110,7 @@ def append(
         places[i], finals[i] = write(e, index), -1
         if index > 0:
             complete(e, int(state[e, 0]) - 2)
+        order[places[i]] = _int32(int(state[e, 3]))
         state[e, 2] = index + 1
         if ended[i] == 2:
             complete(e, int(state[e, 0]) - 1)
@@ -109,6 +119,7 @@ def append(
             final = write(e, index + 1)
             complete(e, int(state[e, 0]) - 2)
             stamp[final] = -1 - counters[0]
+            order[final] = _int32(int(state[e, 3]))
             state[e, 2] = 0
             counters[2] += 1
             finals[i] = final
@@ -124,6 +135,7 @@ def draw(
     counters: Ints,
     step: Any,
     stamp: Any,
+    order: Any,
     memory: Any,
     places: Ints,
 ) -> bool:
@@ -133,7 +145,7 @@ def draw(
     no anchors are drawn again. False if the window has none. ``memory`` is all rows, which the fast twin fetches.
     """
     first, until = (np.zeros(len(state), np.int64) for _ in range(2))
-    window(rows, newest, state, counters, stamp, first, until)
+    window(rows, history, newest, state, counters, step, stamp, order, first, until)
     inside = [(e, number) for e in range(len(state)) for number in range(int(first[e]), int(state[e, 0]))]
     anchors = set(_anchors(rows, history, state, step, stamp))
     drawable = [row for row in inside if row in anchors]
@@ -153,17 +165,34 @@ def draw(
     return True
 
 
-def window(rows: int, newest: int, state: Ints, counters: Ints, stamp: Any, first: Ints, until: Ints) -> int:
-    """The rows from the ``newest`` completed transitions on (0: all rows): the first number in each env; how many rows.
+def window(
+    rows: int,
+    history: int,
+    newest: int,
+    state: Ints,
+    counters: Ints,
+    step: Any,
+    stamp: Any,
+    order: Any,
+    first: Ints,
+    until: Ints,
+) -> int:
+    """The rows from the ``newest`` transitions that can be drawn on (0: from all): the first number in each env.
 
-    ``until`` is the running sum of their number over the envs.
+    Newest is in the order of completion, over all envs. ``until`` is the running sum over the envs of the number of
+    rows from there to the head; the whole sum is returned. Some of them cannot be drawn: boundary rows, the newest.
     """
-    total, threshold = 0, int(counters[0]) - newest
+    anchors = _anchors(rows, history, state, step, stamp)
+    stamps = sorted((int(stamp[e * rows + n % rows]) for e, n in anchors), reverse=True)
+    threshold = stamps[newest - 1] if 0 < newest < len(stamps) else 0
+    total = 0
     for e in range(len(state)):
-        number, head = max(int(state[e, 1]), int(state[e, 0]) - rows), int(state[e, 0])
-        while newest and number < head:
-            s = int(stamp[e * rows + number % rows])
-            if (s if s >= 0 else -1 - s) >= threshold:
+        oldest, head = max(int(state[e, 1]), int(state[e, 0]) - rows), int(state[e, 0])
+        number = oldest
+        while number < head:
+            place = e * rows + number % rows
+            s = int(stamp[place])
+            if (s if s >= 0 else -1 - s) >= threshold and number - min(int(step[place]), history) >= oldest:
                 break
             number += 1
         first[e] = number
@@ -266,8 +295,8 @@ def anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any, out: In
 
 def add_rows(
     envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, history: int,
-    state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints, finals: Ints,
-    event_places: Ints, event_opens: Any,
+    state: Ints, counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
+    finals: Ints, event_places: Ints, event_opens: Any,
 ) -> int:  # fmt: skip
     """Append one staged row per env, and store it: :func:`append` and :func:`scatter_rows` in one call.
 
@@ -285,7 +314,9 @@ def add_rows(
             ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
             if ended[i] and mode == 0:
                 return -1 - i
-    events = append(envs, ended, rows, history, state, counters, step, stamp, places, finals, event_places, event_opens)
+    events = append(
+        envs, ended, rows, history, state, counters, step, stamp, order, places, finals, event_places, event_opens
+    )
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:
         scatter_rows(final, finals, target, sizes[1])
