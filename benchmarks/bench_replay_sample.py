@@ -189,7 +189,10 @@ def agilerl_prioritized(data: Transitions) -> Made:
     errors = torch.from_numpy(td_errors())
 
     def sample() -> Any:
-        batch = buffer.sample(BATCH, beta=BETA)
+        try:
+            batch = buffer.sample(BATCH, beta=BETA)
+        except IndexError:  # once in a while its draw is beyond the last row
+            batch = buffer.sample(BATCH, beta=BETA)
         buffer.update_priorities(batch["idxs"], errors)
         return batch
 
@@ -248,7 +251,12 @@ def prioritized() -> list[Contender]:
         Line("cpprb", "cpprb", "PrioritizedReplayBuffer.sample, update_priorities, numpy", cpprb_prioritized),
         Line("tianshou", "tianshou", "PrioritizedVectorReplayBuffer(_, 1).sample, update_weight", tianshou_prioritized),
         Line("torchrl", "torchrl", "TensorDictPrioritizedReplayBuffer.sample, update_priority", torchrl_prioritized),
-        Line(AGILE, AGILE, "PrioritizedReplayBuffer.sample, update_priorities", agilerl_prioritized),
+        Line(
+            AGILE,
+            AGILE,
+            "PrioritizedReplayBuffer.sample, update_priorities; sampled again where it raises IndexError",
+            agilerl_prioritized,
+        ),
     ]
 
 

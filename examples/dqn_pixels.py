@@ -1,6 +1,6 @@
 """Deep Q-learning from pixels: each frame is stored once, and stacks of four are made when a batch is read.
 
-    python examples/dqn_pixels.py                   Pong, from the picture alone: a million steps
+    python examples/dqn_pixels.py                   Pong, from the picture alone: a million steps, hours on one core
     python examples/dqn_pixels.py --device cuda     the same with the network on a GPU
     python examples/dqn_pixels.py --short           seconds: what a transition takes, and that everything moves
 

@@ -358,16 +358,18 @@ def test_a_stratified_batch_takes_one_draw_from_each_equal_part_of_the_total() -
 
 
 def test_the_place_within_each_part_is_uniform() -> None:
-    sampler = Prioritized()
     size = 50
-    fractions = np.stack([sampler.fractions(size, key) for key in range(20_000)])
+    fractions = np.empty((20_000, size))
+    for key, row in enumerate(fractions):
+        cpu.masses(np.uint64(key), True, 1.0, np.nextafter(1.0, 0.0), row)
     within = fractions * size - np.arange(size)
     assert within.min() >= 0
     assert within.max() < 1
     cells = (within * 40).astype(int)
     check_fit_of_one_percent(cells.ravel(), equal(list(range(40))))
     assert abs(np.corrcoef(within[:, 0], within[:, 1])[0, 1]) < 0.03
-    independent = Prioritized(stratified=False).fractions(100_000, 7)
+    independent = np.empty(100_000)
+    cpu.masses(np.uint64(7), False, 1.0, np.nextafter(1.0, 0.0), independent)
     assert independent.min() >= 0
     assert independent.max() < 1
     check_fit_of_one_percent((independent * 40).astype(int), equal(list(range(40))))

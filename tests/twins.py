@@ -112,13 +112,14 @@ class Twin:
     # What happens, in both.
 
     def add(self, kinds: str, envs: Sequence[int] | None = None, mask: Sequence[bool] | None = None) -> None:
-        """One step of each of ``envs``, ended as the letters of KINDS say; a masked env does not step."""
+        """One step of each of ``envs``, ended as the letters of KINDS say; a masked one is cut off instead."""
         step = self.step(kinds, envs, mask)
         self.buffer.add(step) if envs is None else self.buffer.add(step, envs=np.array(envs))
 
-    def extend(self, plays: Sequence[str]) -> None:
+    def extend(self, plays: Sequence[str], masks: Sequence[Sequence[bool]] | None = None) -> None:
         """Several vector steps of all envs at once."""
-        steps = [self.step(kinds, final=True) for kinds in plays]
+        which = [None] * len(plays) if masks is None else masks
+        steps = [self.step(kinds, mask=mask, final=True) for kinds, mask in zip(plays, which, strict=True)]
         self.buffer.extend(stacked(steps))
 
     def play(self, *plays: str) -> Twin:
@@ -150,6 +151,8 @@ class Twin:
         steps: list[dict[str, Any]] = []
         for env, letter, counts in zip(chosen, kinds, real, strict=True):
             if not counts:
+                self.truth.interrupt(env)
+                self.lives[env].restart()
                 steps.append({**poisoned(self._example()), "terminated": np.bool_(True)})
                 continue
             step = self._dressed(self.lives[env].step(KINDS[letter]))

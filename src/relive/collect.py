@@ -523,4 +523,4 @@ def _as(rows: Tensor, like: Tensor) -> Tensor:
 def _zeroed(states: Leaves, where: Bools) -> Leaves:
     if not states or not where.any():
         return states
-    return {path: torch.where(_as(torch.as_tensor(where, device=x.device), x), 0, x) for path, x in states.items()}
+    return {path: x.masked_fill(_as(torch.as_tensor(where, device=x.device), x), 0) for path, x in states.items()}

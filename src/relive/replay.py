@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import persist
+from . import kernels, persist
 from .checks import StepChecker
 from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
@@ -240,19 +240,23 @@ class ReplayBuffer:
             raise ShapeError(
                 f"update_priorities: expected an index [B] and errors [B], got {where.shape}, {errors.shape}"
             )
-        usable = np.abs(errors) <= LARGEST_ERROR
-        bad = np.flatnonzero(~(usable if errors.ndim == 1 else usable.all(1)))
-        if len(bad):
+        sizes = np.empty(errors.size, np.float32)
+        bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
+        if bad >= 0:
+            entry = bad // errors[0].size
             raise NotFiniteError(
-                f"td_error: entry {bad[0]} is {errors[bad[0]]}, not a finite float32; mend the loss before it spreads"
+                f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
             )
         places, unknown = self._ring.find(where)
         if unknown >= 0:
             raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
+        if errors.ndim == 2:
+            sizes = sampler.reduced(errors, None if mask is None else as_host(mask)).astype(np.float32)
         alive = places >= 0
-        late = len(places) - int(alive.sum())
-        reduced = sampler.reduced(errors, None if mask is None else as_host(mask))
-        sampler.update(places[alive], reduced[alive])
+        late = len(places) - int(np.count_nonzero(alive))
+        if late:
+            places, sizes = places[alive], sizes[alive]
+        sampler.update(places, sizes)
         self._late += late
         return late
 

@@ -224,8 +224,9 @@ class ReplayRows:
     def gather_block(self, path: Path, places: Array) -> Tensor:
         """A large field of the rows ``places`` ``[...]``, as ``[..., *shape]``; zeros at negative places."""
         field = self.leaves[path]
-        batch = torch.empty((*places.shape, *field.shape), dtype=field.dtype)
-        source, target = (numpy_view(x).reshape(-1).view(np.uint8) for x in (self.blocks[path], batch))
-        size = field.nbytes
-        kernels.fast().gather_rows(source.reshape(-1, size), places.reshape(-1), target.reshape(-1, size), 0, size)
-        return batch
+        size, source = field.nbytes, numpy_view(self.blocks[path]).reshape(self.num_rows, -1).view(np.uint8)
+        # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
+        target = np.empty((*places.shape, *field.shape), numpy_dtype(field.dtype))
+        rows = target.reshape(places.size, -1).view(np.uint8)
+        kernels.fast().gather_rows(source, places.reshape(-1), rows, 0, size)
+        return typed(target, field.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any, Literal, Protocol, cast
 
@@ -236,20 +237,18 @@ class Prioritized:
         self._errors[places] = error
         self._tree.set(places, opens * self._weights(error))
 
-    def update(self, places: Ints, errors: Doubles) -> None:
-        """The transitions at ``places`` have these TD errors, not negative."""
-        kept = errors.astype(np.float32)
-        self._tree.set(places, self._weights(kept))  # raises before anything has changed
-        self._errors[places] = kept
-        self._largest = max(self._largest, float(kept.max(initial=0.0)))
+    def update(self, places: Ints, errors: Any) -> None:
+        """The transitions at ``places`` have these |TD errors| (float32)."""
+        self._tree.set(places, self._weights(errors))  # raises before anything has changed
+        self._errors[places] = errors
+        self._largest = max(self._largest, float(errors.max(initial=0.0)))
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
         if self._ring is None or not self._ring.drawable:
             raise _nothing()
         total = self._tree.total
-        masses = np.minimum(self.fractions(count, key) * total, np.nextafter(total, 0))
-        return self.weighted(self._tree.find(masses), total, self._ring.drawable)
+        return self.weighted(self._tree.find(self.masses(count, key, total)), total)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """The same from the ``newest`` completed transitions alone."""
@@ -262,34 +261,35 @@ class Prioritized:
         until = np.cumsum(upper - below)
         if not until[-1] > 0:
             raise _nothing()
-        masses = np.minimum(self.fractions(count, key) * until[-1], np.nextafter(until[-1], 0))
+        masses = self.masses(count, key, float(until[-1]))
         part = cast("Ints", np.searchsorted(until, masses, side="right"))
         inside = below[part] + (masses - (until - (upper - below))[part])
         masses = np.clip(inside, below[part], np.nextafter(upper[part], 0))
-        return self.weighted(self._tree.find(masses), float(until[-1]), min(newest, ring.drawable))
+        return self.weighted(self._tree.find(masses), float(until[-1]))
 
-    def fractions(self, count: int, key: int) -> Doubles:
-        """Random numbers in [0, 1), stratified if that is wanted."""
-        u = np.empty(count, np.float64)
-        kernels.fast().uniforms(np.uint64(key), u)
-        return (np.arange(count) + u) / count if self.stratified else u
+    def masses(self, count: int, key: int, total: float) -> Doubles:
+        """Random numbers in [0, total), stratified if that is wanted."""
+        out = np.empty(count, np.float64)
+        kernels.fast().masses(np.uint64(key), self.stratified, total, math.nextafter(total, 0.0), out)
+        return out
 
-    def weighted(self, places: Ints, total: float, among: int) -> tuple[Ints, Extras]:
-        """Places with the probability and the importance weight of each."""
+    def weighted(self, places: Ints, total: float) -> tuple[Ints, Extras]:
+        """Places with the probability of each, and the importance weight.
+
+        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta, whatever N is.
+        """
         beta = self._beta_now()
         self._draws += 1
-        probability = self._tree.get(places) / total
-        weight = (among * probability) ** -beta
-        largest = weight.max() if self.normalize == "batch" else self._largest_weight(total, among, beta)
-        return places, {"weight": (weight / largest).astype(np.float32), "probability": probability}
+        probability, lowest = self._tree.shares(places, total)
+        if self.normalize == "buffer":
+            lowest = self._tree.minimum_positive() / total
+        weight = (probability / lowest) ** -beta
+        return places, {"weight": weight.astype(np.float32), "probability": probability}
 
     def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
-        """|TD errors| ``[B]``; those of sequences ``[B, L]`` as eta · max + (1 - eta) · mean over the real steps."""
-        absolute = np.abs(errors)
-        if absolute.ndim == 1:
-            return absolute
-        real = np.ones(absolute.shape, np.bool_) if mask is None else mask
-        absolute = np.where(real, absolute, 0.0)
+        """The |TD error| ``[B]`` of sequences ``[B, L]``: eta · max + (1 - eta) · mean over the real steps."""
+        real = np.ones(errors.shape, np.bool_) if mask is None else mask
+        absolute = np.where(real, np.abs(errors), 0.0)
         mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
         return self.eta * absolute.max(1) + (1 - self.eta) * mean
 
@@ -333,9 +333,6 @@ class Prioritized:
             return self.beta
         first, last, draws = self.beta
         return first + (last - first) * min(self._draws / max(draws, 1), 1.0)
-
-    def _largest_weight(self, total: float, among: int, beta: float) -> float:
-        return (among * self._tree.minimum_positive() / total) ** -beta
 
     def __repr__(self) -> str:
         return (

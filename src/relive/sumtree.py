@@ -115,6 +115,11 @@ class SumTree:
             raise _no_position(index, bad, self._size)
         return out
 
+    def shares(self, positions: Ints, total: float) -> tuple[Doubles, float]:
+        """The weights ``[B]`` of leaves that :meth:`find` gave, as parts of ``total``, and the smallest of them."""
+        out = np.empty(len(positions))
+        return out, kernels.fast().tree_shares(self._nodes, self._size, positions, total, out)
+
     def minimum_positive(self) -> float:
         """The smallest weight that is not 0. The first call takes O(size), and minima are kept from then on.
 

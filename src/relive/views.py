@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -39,6 +40,21 @@ class View(Protocol):
         ...
 
 
+READ = ("reward", "terminated", "truncated", "_stamp")
+"""What the kernel reads of a step, in its order."""
+
+WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
+"""What the kernel notes with a window, in its order."""
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array(list(values), np.int64)
+
+
+def _bytes_of(layout: RowLayout, names: tuple[str, ...]) -> Ints:
+    return _ints(layout.offsets[name,] for name in names)
+
+
 class _Batch:
     """The packed rows of a batch: the fields of a step, the next observation, and what the window came to."""
 
@@ -47,9 +63,9 @@ class _Batch:
         following = {("next_obs", *path[1:]): leaf for path, leaf in obs.items()}
         self.layout = RowLayout(obs, others, given or following, RESULTS)
         self.given = bool(given) or ("next_obs",) in store.blocks or any(p[0] == "next_obs" for p in store.blocks)
-        self.obs_bytes = self.layout.starts[1]
-        self.next_start = self.layout.starts[2]
-        self.stored_bytes = self.layout.starts[3] if given else self.next_start
+        stored, following_at = self.layout.starts[3 if given else 2], self.layout.starts[2]
+        sizes = stored, following_at, -1 if self.given else self.layout.starts[1]
+        self.at, self.to, self.sizes = _bytes_of(store.layout, READ), _bytes_of(self.layout, WRITTEN), _ints(sizes)
 
 
 @dataclass(slots=True)
@@ -99,20 +115,11 @@ class NStep:
             batch = self._layouts[store] = _Batch(store)
         if self.n < 1 or (batch.given and self.n > 1):
             raise SchemaError(f"NStep(n={self.n}): n is at least 1, and exactly 1 where steps are stored without order")
-        out = np.empty((len(places), batch.layout.nbytes), np.uint8)
+        out, last = np.empty((len(places), batch.layout.nbytes), np.uint8), np.empty(len(places), np.int64)
+        kernels.fast().windows(
+            places, ring.rows, self.n, self.gamma, ring.state, store.target, batch.at, out, batch.to, batch.sizes, last
+        )
         arrays = batch.layout.arrays(out)
-        store.gather(places, out, 0, batch.stored_bytes)
-        last = np.empty(len(places), np.int64)
-        terminal, cut = (arrays[name,].view(np.uint8) for name in ("terminated", "truncated"))
-        ends = (last, arrays["reward",], arrays["discount",], arrays["steps",], terminal, cut)
-        meta = (store.meta("reward"), store.meta("terminated"), store.meta("truncated"), ring.stamp)
-        kernels.fast().plan(places, ring.rows, self.n, self.gamma, *meta, *ends)
-        ring.index_of(places, arrays["index",])
-        if batch.given:
-            arrays["next_index",][:] = arrays["index",]
-        else:
-            ring.index_of(last, arrays["next_index",])
-            store.gather(last, out, batch.next_start, batch.obs_bytes)
         fields = {path: typed(arrays[path], leaf.dtype) for path, leaf in batch.layout.fields.items()}
         return fields, None if batch.given else last
 

@@ -1,10 +1,22 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .random import permutation, uniforms
+from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
-from .ring import add_rows, anchors, append, draw, gather_rows, ids_of, live, plan, scatter_rows, stack_places, window
+from .ring import (
+    add_rows,
+    anchors,
+    append,
+    draw,
+    gather_rows,
+    ids_of,
+    live,
+    scatter_rows,
+    stack_places,
+    window,
+    windows,
+)
 from .rows import copy_row
-from .tree import tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set
+from .tree import magnitudes, tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set, tree_shares
 
 __all__ = [
     "add_rows",
@@ -17,8 +29,9 @@ __all__ = [
     "gather_rows",
     "ids_of",
     "live",
+    "magnitudes",
+    "masses",
     "permutation",
-    "plan",
     "scatter_rows",
     "stack_places",
     "tree_build",
@@ -27,7 +40,9 @@ __all__ = [
     "tree_offsets",
     "tree_prefix",
     "tree_set",
+    "tree_shares",
     "uniforms",
     "vtrace",
     "window",
+    "windows",
 ]

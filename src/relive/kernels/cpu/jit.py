@@ -25,6 +25,7 @@ __all__ = [
     "memcpy",
     "mix",
     "prefetch",
+    "remainder",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,3 +106,12 @@ def mix(z: Any) -> Any:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+@jit
+def remainder(number: Any, size: int, inverse: float) -> Any:
+    """number % size for 0 <= number < 2**52, given 1 / size: a division takes as long as several of these."""
+    rest = number - np.int64(np.float64(number) * inverse) * size
+    if rest < 0:  # the quotient is off by one at most
+        return rest + size
+    return rest - size if rest >= size else rest

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .jit import jit, mix
 
-__all__ = ["permutation", "uniforms"]
+__all__ = ["masses", "permutation", "uniforms"]
 
 
 def permutation(n: int, seed: int, counter: int) -> Tensor:
@@ -28,6 +28,15 @@ def uniforms(stream: Any, out: NDArray[np.float64]) -> None:
     for i in range(out.size):
         state += np.uint64(0x9E3779B97F4A7C15)
         out[i] = np.float64(mix(state) >> np.uint64(11)) * 2.0**-53
+
+
+@jit
+def masses(stream: Any, stratified: bool, total: float, below: float, out: NDArray[np.float64]) -> None:
+    """See :func:`relive.kernels.reference.random.masses`."""
+    uniforms(stream, out)
+    for i in range(out.size):
+        u = (np.float64(i) + out[i]) / np.float64(out.size) if stratified else out[i]
+        out[i] = min(u * total, below)
 
 
 @jit

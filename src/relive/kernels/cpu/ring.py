@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .jit import address_t, jit, memcpy, mix, prefetch
+from .jit import address_t, jit, memcpy, mix, prefetch, remainder
 
 __all__ = [
     "add_rows",
@@ -25,9 +25,9 @@ __all__ = [
     "gather_rows",
     "ids_of",
     "live",
-    "plan",
     "scatter_rows",
     "stack_places",
+    "windows",
 ]
 
 Ints = NDArray[np.int64]
@@ -41,57 +41,53 @@ PATIENCE = 100
 
 @jit
 def append(
-    envs: Ints,
-    ended: Bools,
-    rows: int,
-    history: int,
-    state: Ints,
-    counters: Ints,
-    step: Any,
-    stamp: Any,
-    order: Any,
-    places: Ints,
-    finals: Ints,
-    event_places: Ints,
-    event_opens: Bools,
-) -> int:
-    """See :func:`relive.kernels.reference.ring.append`."""
-    events = 0
+    envs: Ints, ended: Bools, rows: int, history: int, state: Ints, counters: Ints, step: Any, stamp: Any,
+    order: Any, places: Ints, finals: Ints, event_places: Ints, event_opens: Bools,
+) -> int:  # fmt: skip
+    """See :func:`relive.kernels.reference.ring.append`.
+
+    What is counted stays in variables: reading it back at once would wait for the rows written before, one by one.
+    """
+    events, inverse = 0, 1.0 / rows
+    completed, drawable, episodes = counters[COMPLETED], counters[DRAWABLE], counters[EPISODES]
     for i in range(envs.size):
         e = envs[i]
-        number = state[e, HEAD]
-        events = _claim(e, number, rows, history, state, counters, step, stamp, event_places, event_opens, events)
-        place = e * rows + number % rows
-        step[place] = state[e, NEXT]
-        stamp[place] = -1 - counters[COMPLETED]
-        state[e, HEAD] = number + 1
-        if state[e, NEXT] > 0:
-            events = _open(
-                e, number - 1, rows, history, state, counters, step, stamp, order, event_places, event_opens, events
-            )
-        order[place] = state[e, DONE]
-        state[e, NEXT] += 1
-        places[i], finals[i] = place, -1
-        if ended[i] == ALONE:
-            events = _open(
-                e, number, rows, history, state, counters, step, stamp, order, event_places, event_opens, events
-            )
-            state[e, NEXT] = 0
-        elif ended[i]:
-            events = _claim(
-                e, number + 1, rows, history, state, counters, step, stamp, event_places, event_opens, events
-            )
-            final = e * rows + (number + 1) % rows
-            state[e, HEAD] = number + 2
-            events = _open(
-                e, number, rows, history, state, counters, step, stamp, order, event_places, event_opens, events
-            )
-            order[final] = state[e, DONE]
-            step[final] = state[e, NEXT]
-            stamp[final] = -1 - counters[COMPLETED]
-            state[e, NEXT] = 0
-            counters[EPISODES] += 1
-            finals[i] = final
+        number, tail, index, count, begin = state[e, HEAD], state[e, TAIL], state[e, NEXT], state[e, DONE], e * rows
+        place = begin + remainder(number, rows, inverse)
+        old, oldest = number - rows, max(tail, number + 1 - rows)
+        if old >= tail:
+            closed = _close(place, old, number, begin + rows, history, step, stamp, event_places, event_opens, events)
+            drawable, events = drawable - closed, events + (closed if event_places.size else 0)
+        step[place], stamp[place] = index, -1 - completed
+        if index > 0:
+            before = (place if place > begin else begin + rows) - 1
+            stamp[before], order[before] = completed, count
+            completed, count = completed + 1, count + 1
+            opened = _open(before, number - 1 - min(index - 1, history) >= oldest, event_places, event_opens, events)
+            drawable, events = drawable + opened, events + (opened if event_places.size else 0)
+        order[place] = count
+        number, index, finals[i] = number + 1, index + 1, -1
+        if ended[i] and ended[i] != ALONE:
+            final = place + 1 if place + 1 < begin + rows else begin
+            old, oldest = number - rows, max(tail, number + 1 - rows)
+            if old >= tail:
+                end = begin + rows
+                closed = _close(final, old, number, end, history, step, stamp, event_places, event_opens, events)
+                drawable, events = drawable - closed, events + (closed if event_places.size else 0)
+            # this transition is complete before it
+            step[final], stamp[final], order[final] = index, -2 - completed, count + 1
+            number, finals[i] = number + 1, final
+            episodes += 1
+        if ended[i]:
+            stamp[place] = completed
+            completed, count = completed + 1, count + 1
+            own = number - 1 - int(finals[i] >= 0)
+            opened = _open(place, own - min(index - 1, history) >= oldest, event_places, event_opens, events)
+            drawable, events = drawable + opened, events + (opened if event_places.size else 0)
+            index = 0
+        places[i] = place
+        state[e, HEAD], state[e, NEXT], state[e, DONE] = number, index, count
+    counters[COMPLETED], counters[DRAWABLE], counters[EPISODES] = completed, drawable, episodes
     return events
 
 
@@ -101,49 +97,31 @@ def _oldest(e: int, rows: int, state: Ints) -> int:
 
 
 @jit
-def _claim(
-    e: int, number: int, rows: int, history: int, state: Ints, counters: Ints, step: Any, stamp: Any,
+def _close(
+    place: int, old: int, number: int, end: int, history: int, step: Any, stamp: Any,
     event_places: Ints, event_opens: Bools, events: int,
 ) -> int:  # fmt: skip
-    """The row ``number - rows`` makes way; it and those that need it for their history can be drawn no more."""
-    old = number - rows
-    if old < state[e, TAIL]:
-        return events
+    """Row ``old`` makes way for ``number``: how many can be drawn no more, itself and those whose history it was."""
+    rows, closed = number - old, 0
     for other in range(old, min(old + history, number - 1) + 1):
-        place = e * rows + other % rows
         if stamp[place] >= 0 and other - min(step[place], history) == old:
-            counters[DRAWABLE] -= 1
             if event_places.size:
-                event_places[events], event_opens[events] = place, 0
-                events += 1
-    return events
+                event_places[events + closed], event_opens[events + closed] = place, 0
+            closed += 1
+        place = place + 1 if place + 1 < end else end - rows
+    return closed
 
 
 @jit
-def _open(
-    e: int, number: int, rows: int, history: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
-    event_places: Ints, event_opens: Bools, events: int,
-) -> int:  # fmt: skip
-    """The next observation of ``number`` is known: it is a complete transition now."""
-    place = e * rows + number % rows
-    oldest = _oldest(e, rows, state)
-    if number < oldest:
-        return events
-    stamp[place] = counters[COMPLETED]
-    counters[COMPLETED] += 1
-    order[place] = state[e, DONE]
-    state[e, DONE] += 1
-    if number - min(step[place], history) >= oldest:
-        counters[DRAWABLE] += 1
-        if event_places.size:
-            event_places[events], event_opens[events] = place, 1
-            events += 1
-    return events
+def _open(place: int, opens: bool, event_places: Ints, event_opens: Bools, events: int) -> int:
+    """A transition is complete: 1 if it can be drawn now."""
+    if opens and event_places.size:
+        event_places[events], event_opens[events] = place, 1
+    return int(opens)
 
 
 @jit
-def _drawable(e: int, number: int, rows: int, history: int, oldest: int, step: Any, stamp: Any) -> bool:
-    place = e * rows + number % rows
+def _drawable(place: int, number: int, history: int, oldest: int, step: Any, stamp: Any) -> bool:
     return stamp[place] >= 0 and (history == 0 or number - min(step[place], history) >= oldest)
 
 
@@ -153,40 +131,40 @@ def draw(
     memory: Any, places: Ints,
 ) -> bool:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.draw`."""
-    envs = state.shape[0]
+    envs, inverse = state.shape[0], 1.0 / rows
     first, until = np.empty(envs, np.int64), np.empty(envs, np.int64)
     total = window(rows, history, newest, state, counters, step, stamp, order, first, until)
     if total == 0:
         return False
-    width = memory.shape[1]
+    width, numbers = memory.shape[1], np.empty(places.size, np.int64)
     for i in range(places.size):
-        e, number = _point_at(key, 1 + i, total, first, until)
-        places[i] = e * rows + number % rows
+        e, numbers[i] = _point_at(key, 1 + i, total, first, until)
+        places[i] = e * rows + remainder(numbers[i], rows, inverse)
         _fetch(memory, places[i] * width, 2 * width)
     # By now all of those rows are on their way, rather than one after another.
     for i in range(places.size):
-        e = places[i] // rows
-        number = _number_at(places[i], e, rows, state)
+        if history == 0 and stamp[places[i]] >= 0:
+            continue
+        e, number = places[i] // rows, numbers[i]
         attempt = 0
-        while not _drawable(e, number, rows, history, _oldest(e, rows, state), step, stamp):
+        while not _drawable(places[i], number, history, _oldest(e, rows, state), step, stamp):
             attempt += 1
             if attempt == PATIENCE:
                 if not _count_out(key, i, rows, history, first, state, step, stamp, places):
                     return False
                 break
             e, number = _point_at(key, 1 + i + places.size * attempt, total, first, until)
-            places[i] = e * rows + number % rows
+            places[i] = e * rows + remainder(number, rows, inverse)
     return True
 
 
 @jit
-def _point_at(key: Any, nth: int, total: int, first: Ints, until: Ints) -> tuple[int, int]:
+def _point_at(key: Any, nth: int, total: int, first: Ints, until: Ints) -> tuple[Any, Any]:
     """The env and number of a row of the window, by random number ``nth`` of a stream."""
     z = mix(key + np.uint64(0x9E3779B97F4A7C15) * np.uint64(nth))
-    at = np.int64(np.float64(z >> np.uint64(11)) * 2.0**-53 * np.float64(total))
-    envs = first.size
-    # most often all envs have as many rows: the guess is then right
-    e = int(min(at * envs // total, envs - 1))
+    u = np.float64(z >> np.uint64(11)) * 2.0**-53
+    at = np.int64(u * np.float64(total))
+    e = np.int64(u * first.size)  # most often all envs have as many rows, and that is right
     while at >= until[e]:
         e += 1
     while e > 0 and at < until[e - 1]:
@@ -215,21 +193,19 @@ def window(
     first: Ints, until: Ints,
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.window`."""
-    high = counters[COMPLETED]
     if newest <= 0 or newest >= counters[DRAWABLE]:
         _since(0, rows, history, state, step, stamp, order, first)
     else:
-        # Most often none of the newest has gone, and their stamps are the last ones; else the threshold is lower.
-        low, threshold = 0, high - newest
-        while _since(threshold, rows, history, state, step, stamp, order, first) != newest:
-            if threshold == high - newest:
-                high = threshold
-            middle = (low + high) // 2
-            if _since(middle, rows, history, state, step, stamp, order, first) >= newest:
-                low = middle
-            else:
-                high = middle
-            threshold = low
+        # Most often none of the newest has gone, and they have the last stamps; else they begin earlier.
+        low, high = 0, counters[COMPLETED] - newest
+        if _since(high, rows, history, state, step, stamp, order, first) != newest:
+            while high - low > 1:
+                middle = (low + high) // 2
+                if _since(middle, rows, history, state, step, stamp, order, first) >= newest:
+                    low = middle
+                else:
+                    high = middle
+            _since(low, rows, history, state, step, stamp, order, first)
     total = 0
     for e in range(first.size):
         total += state[e, HEAD] - first[e]
@@ -268,9 +244,10 @@ def _count_out(
     for _ in range(2):
         for e in range(first.size):
             for number in range(first[e], state[e, HEAD]):
-                if _drawable(e, number, rows, history, _oldest(e, rows, state), step, stamp):
+                place = e * rows + number % rows
+                if _drawable(place, number, history, _oldest(e, rows, state), step, stamp):
                     if found == wanted:
-                        places[i] = e * rows + number % rows
+                        places[i] = place
                         return True
                     found += 1
         if found == 0:
@@ -293,40 +270,58 @@ def ids_of(places: Ints, rows: int, state: Ints, index: Any) -> None:
 @jit
 def live(index: Ints, rows: int, history: int, state: Ints, step: Any, stamp: Any, places: Ints) -> int:
     """See :func:`relive.kernels.reference.ring.live`."""
-    envs = state.shape[0]
+    envs, inverse = state.shape[0], 1.0 / rows
     for i in range(index.size):
         e, number = index[i] % envs, index[i] // envs
         if index[i] < 0 or number >= state[e, HEAD]:
             return i
-        oldest = _oldest(e, rows, state)
-        alive = number >= oldest and _drawable(e, number, rows, history, oldest, step, stamp)
-        places[i] = e * rows + number % rows if alive else -1
+        oldest, place = _oldest(e, rows, state), e * rows + remainder(number, rows, inverse)
+        places[i] = place if number >= oldest and _drawable(place, number, history, oldest, step, stamp) else -1
     return -1
 
 
 @jit
-def plan(
-    places: Ints, rows: int, steps: int, gamma: float, reward: Any, terminated: Any, truncated: Any, stamp: Any,
-    last: Ints, total: Any, discount: Any, used: Any, terminal: Any, cut: Any,
+def windows(
+    places: Ints, rows: int, steps: int, gamma: float, state: Ints, source: Any, at: Ints, out: Any, to: Ints,
+    sizes: Ints, last: Ints,
 ) -> None:  # fmt: skip
-    """See :func:`relive.kernels.reference.ring.plan`."""
+    """See :func:`relive.kernels.reference.ring.windows`."""
+    envs, inverse = state.shape[0], 1.0 / rows
+    width, wide = source.shape[1], out.shape[1]
+    bits, words, floats = source.reshape(-1), source.reshape(-1).view(np.int64), source.reshape(-1).view(np.float32)
+    out_bits, out_words = out.reshape(-1), out.reshape(-1).view(np.int64)
+    out_ints, out_floats = out.reshape(-1).view(np.int32), out.reshape(-1).view(np.float32)
+    here, there = source.ctypes.data, out.ctypes.data
     for i in range(places.size):
-        here = places[i]
-        begin = here // rows * rows
-        value, factor, k, stop = 0.0, 1.0, 0, False
+        _fetch(source, places[i] * width, 2 * width)
+    for i in range(places.size):
+        place, row = places[i], i * wide
+        memcpy(address_t(there + row), address_t(here + place * width), np.intp(sizes[0]))
+        offset = remainder(place, rows, inverse)
+        begin = place - offset
+        env = np.int64(np.float64(begin) * inverse + 0.5)
+        newest = state[env, HEAD] - 1
+        back = remainder(newest, rows, inverse) - offset
+        number = newest - (back if back >= 0 else back + rows)
+        value, factor, k, terminal, cut = 0.0, 1.0, 0, np.uint8(0), np.uint8(0)
         while True:
-            value += factor * reward[here]
+            base = place * width
+            value += factor * floats[(base + at[0]) // 4]
+            terminal, cut = bits[base + at[1]], bits[base + at[2]]
             factor *= gamma
             k += 1
-            total[i], terminal[i], cut[i] = value, terminated[here], truncated[here]
-            stop = terminated[here] | truncated[here]
-            here += 1
-            if here == begin + rows:
-                here = begin
-            if stop or k == steps or stamp[here] < 0:
+            place = place + 1 if place + 1 < begin + rows else begin
+            if terminal | cut or k == steps or words[(place * width + at[3]) // 8] < 0:
                 break
-        last[i], used[i] = here, k
-        discount[i] = 0.0 if terminal[i] else factor
+        last[i] = place
+        out_words[(row + to[0]) // 8] = number * envs + env
+        out_words[(row + to[1]) // 8] = (number + k if sizes[2] >= 0 else number) * envs + env
+        out_floats[(row + to[2]) // 4] = 0.0 if terminal else factor
+        out_ints[(row + to[3]) // 4] = k
+        out_floats[(row + to[4]) // 4] = value
+        out_bits[row + to[5]], out_bits[row + to[6]] = terminal, cut
+        if sizes[2] > 0:
+            memcpy(address_t(there + row + sizes[1]), address_t(here + place * width), np.intp(sizes[2]))
 
 
 @jit
@@ -370,8 +365,9 @@ def anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any, out: In
     for e in range(state.shape[0]):
         oldest = _oldest(e, rows, state)
         for number in range(oldest, state[e, HEAD]):
-            if _drawable(e, number, rows, history, oldest, step, stamp):
-                out[found] = e * rows + number % rows
+            place = e * rows + number % rows
+            if _drawable(place, number, history, oldest, step, stamp):
+                out[found] = place
                 found += 1
     return found
 
@@ -389,6 +385,11 @@ def add_rows(
             ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
             if ended[i] and mode == 0:
                 return -1 - i
+    if envs.size > 1:  # so that those rows come while the first are written
+        inverse = 1.0 / rows
+        for i in range(envs.size):
+            place = envs[i] * rows + remainder(state[envs[i], HEAD], rows, inverse)
+            _fetch(target, place * target.shape[1], target.shape[1])
     events = append(
         envs, ended, rows, history, state, counters, step, stamp, order, places, finals, event_places, event_opens
     )

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from ..reference.tree import FANOUT, heaviest, tree_build, tree_offsets
 from .jit import jit, prefetch
 
-__all__ = ["tree_build", "tree_find", "tree_get", "tree_offsets", "tree_prefix", "tree_set"]
+__all__ = [
+    "magnitudes",
+    "tree_build",
+    "tree_find",
+    "tree_get",
+    "tree_offsets",
+    "tree_prefix",
+    "tree_set",
+    "tree_shares",
+]
 
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -81,6 +90,28 @@ def tree_get(nodes: Doubles, size: int, positions: Ints, out: Doubles) -> int:
         if not 0 <= positions[i] < size:
             return i
         out[i] = nodes[_u64(positions[i])]
+    return -1
+
+
+@jit
+def tree_shares(nodes: Doubles, size: int, positions: Ints, total: float, out: Doubles) -> float:
+    """See :func:`relive.kernels.reference.tree.tree_shares`."""
+    tree_get(nodes, size, positions, out)
+    lowest = np.inf
+    for i in range(out.size):
+        out[i] /= total
+        lowest = min(lowest, out[i])
+    return lowest
+
+
+@jit
+def magnitudes(values: Doubles, limit: float, out: Any) -> int:
+    """See :func:`relive.kernels.reference.tree.magnitudes`."""
+    for i in range(values.size):
+        size = abs(values[i])
+        if not size <= limit:
+            return i
+        out[i] = size
     return -1
 
 

@@ -1,10 +1,32 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
-from .random import permutation
+from .random import masses, permutation
 from .returns import discounted_return, gae, refuse_missing, vtrace
-from .ring import add_rows, anchors, append, draw, gather_rows, ids_of, live, plan, scatter_rows, stack_places, window
+from .ring import (
+    add_rows,
+    anchors,
+    append,
+    draw,
+    gather_rows,
+    ids_of,
+    live,
+    scatter_rows,
+    stack_places,
+    window,
+    windows,
+)
 from .rows import copy_row
-from .tree import heaviest, tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set
+from .tree import (
+    heaviest,
+    magnitudes,
+    tree_build,
+    tree_find,
+    tree_get,
+    tree_offsets,
+    tree_prefix,
+    tree_set,
+    tree_shares,
+)
 
 __all__ = [
     "add_rows",
@@ -18,8 +40,9 @@ __all__ = [
     "heaviest",
     "ids_of",
     "live",
+    "magnitudes",
+    "masses",
     "permutation",
-    "plan",
     "refuse_missing",
     "scatter_rows",
     "stack_places",
@@ -29,6 +52,8 @@ __all__ = [
     "tree_offsets",
     "tree_prefix",
     "tree_set",
+    "tree_shares",
     "vtrace",
     "window",
+    "windows",
 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["MASK", "key", "mix", "permutation", "uniform"]
+__all__ = ["MASK", "key", "masses", "mix", "permutation", "uniform"]
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -26,6 +28,16 @@ def key(seed: int, counter: int) -> int:
 def uniform(stream: int, number: int) -> float:
     """Number ``number`` of a stream, in [0, 1), with 53 random bits."""
     return (mix((stream + number * GOLDEN) & MASK) >> 11) * 2.0**-53
+
+
+def masses(stream: int, stratified: bool, total: float, below: float, out: NDArray[np.float64]) -> None:
+    """Numbers 1, 2, ... of a stream as masses in [0, total), one from each of B equal parts if ``stratified``.
+
+    ``below`` is the largest number below ``total``, which rounding must not pass.
+    """
+    for i in range(len(out)):
+        u = uniform(stream, i + 1)
+        out[i] = min(((i + u) / len(out) if stratified else u) * total, below)
 
 
 def permutation(n: int, seed: int, counter: int) -> Tensor:

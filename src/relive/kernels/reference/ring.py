@@ -25,9 +25,9 @@ __all__ = [
     "gather_rows",
     "ids_of",
     "live",
-    "plan",
     "scatter_rows",
     "stack_places",
+    "windows",
 ]
 
 Ints = NDArray[np.int64]
@@ -221,40 +221,57 @@ def live(index: Ints, rows: int, history: int, state: Ints, step: Any, stamp: An
     return -1
 
 
-def plan(
-    places: Ints,
-    rows: int,
-    steps: int,
-    gamma: float,
-    reward: Any,
-    terminated: Any,
-    truncated: Any,
-    stamp: Any,
-    last: Ints,
-    total: Any,
-    discount: Any,
-    used: Any,
-    terminal: Any,
-    cut: Any,
-) -> None:
-    """The n-step windows that start at anchors: rₜ + γrₜ₊₁ + ..., up to ``steps`` rewards.
+def windows(
+    places: Ints, rows: int, steps: int, gamma: float, state: Ints, source: Any, at: Ints, out: Any, to: Ints,
+    sizes: Ints, last: Ints,
+) -> None:  # fmt: skip
+    """The n-step windows that start at anchors, rₜ + γrₜ₊₁ + ... with up to ``steps`` rewards, as packed rows.
 
     A window stops at a done, or where the next row is not complete (the newest step). ``last`` is the place of the row
-    whose observation it bootstraps from, ``used`` the number of rewards k, ``discount`` γᵏ, or 0 after a terminal;
-    ``terminal`` and ``cut`` are the done bits of the window's last transition.
+    whose observation it bootstraps from.
+
+    ``at`` says at which byte of a row of ``source`` (uint8 ``[R, W]``) its reward, terminated, truncated and stamp are.
+    The first ``sizes[0]`` bytes of the anchor go to the start of the row of ``out``, the first ``sizes[2]`` of the row
+    ``last`` to its byte ``sizes[1]``; and to the bytes ``to`` the public indices of both (that of the anchor again if
+    ``sizes[2]`` is negative: rows then stand alone), the discount, γᵏ or 0 after a terminal, the number of rewards k,
+    their sum, and the done bits of the last transition.
     """
+
+    def read(place: int, field: int, dtype: Any) -> Any:
+        return source[place, at[field] : at[field] + np.dtype(dtype).itemsize].view(dtype)[0]
+
+    def write(i: int, field: int, value: Any, dtype: Any) -> None:
+        out[i, to[field] : to[field] + np.dtype(dtype).itemsize].view(dtype)[0] = value
+
     for i, place in enumerate(places.tolist()):
+        out[i, : sizes[0]] = source[place, : sizes[0]]
         begin = place // rows * rows
         here, value, factor, k = place, 0.0, 1.0, 0
         while True:
-            value += factor * float(reward[here])
+            value += factor * float(read(here, 0, np.float32))
+            terminal, cut = read(here, 1, np.uint8), read(here, 2, np.uint8)
             factor *= gamma
             k += 1
-            total[i], terminal[i], cut[i] = value, terminated[here], truncated[here]
             here = begin + (here - begin + 1) % rows
-            if terminal[i] or cut[i] or k == steps or stamp[here] < 0:
+            if terminal or cut or k == steps or read(here, 3, np.int64) < 0:
                 break
-        last[i], used[i], discount[i] = here, k, 0.0 if terminal[i] else factor
+        last[i] = here
+        ids = np.empty(2, np.int64)
+        ids_of(np.array([place, here if sizes[2] >= 0 else place]), rows, state, ids)
+        for field, (result, dtype) in enumerate(
+            [
+                (ids[0], np.int64),
+                (ids[1], np.int64),
+                (0.0 if terminal else factor, np.float32),
+                (k, np.int32),
+                (value, np.float32),
+                (terminal, np.uint8),
+                (cut, np.uint8),
+            ]
+        ):
+            write(i, field, result, dtype)
+        if sizes[2] > 0:
+            out[i, sizes[1] : sizes[1] + sizes[2]] = source[here, : sizes[2]]
 
 
 def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) -> None:

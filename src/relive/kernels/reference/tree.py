@@ -19,7 +19,18 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FANOUT", "heaviest", "tree_build", "tree_find", "tree_get", "tree_offsets", "tree_prefix", "tree_set"]
+__all__ = [
+    "FANOUT",
+    "heaviest",
+    "magnitudes",
+    "tree_build",
+    "tree_find",
+    "tree_get",
+    "tree_offsets",
+    "tree_prefix",
+    "tree_set",
+    "tree_shares",
+]
 
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -83,6 +94,22 @@ def tree_get(nodes: Doubles, size: int, positions: Ints, out: Doubles) -> int:
         if not 0 <= position < size:
             return i
         out[i] = nodes[position]
+    return -1
+
+
+def tree_shares(nodes: Doubles, size: int, positions: Ints, total: float, out: Doubles) -> float:
+    """The weights of leaves, which exist, as parts of ``total``; returns the smallest."""
+    tree_get(nodes, size, positions, out)
+    out /= total
+    return float(out.min(initial=np.inf))
+
+
+def magnitudes(values: Doubles, limit: float, out: NDArray[np.float32]) -> int:
+    """|values|; returns -1, or the index of the first that is above ``limit`` or no number."""
+    for i, value in enumerate(values.tolist()):
+        if not abs(value) <= limit:
+            return i
+        out[i] = abs(value)
     return -1
 
 
