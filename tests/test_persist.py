@@ -163,10 +163,9 @@ def test_tensors_are_read_into_given_ones_of_any_strides(values: Tensors, data: 
     assert_same(found, values)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# Some dtypes of the format the library itself cannot read into torch.
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d in safetensors.torch._TYPES.values()], ids=str)
 def test_the_safetensors_library_reads_every_data_file(dtype: torch.dtype, tmp_path: Path):
-    if dtype not in safetensors.torch._TYPES.values():
-        pytest.skip("the installed library cannot read it into torch")
     raw = torch.arange(24 * dtype.itemsize).remainder(2).to(torch.uint8)
     values = {"x": raw.view(dtype).reshape(2, 3, 4), "empty": torch.empty(0, 2, dtype=dtype), "\u4e16\n\U0001f600": raw}
     persist.write(tmp_path / "save", values, {})
