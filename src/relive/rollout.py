@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, persist
-from .checks import StepChecker, check_castable
+from .checks import StepChecker, check_castable, numpy_view
 from .errors import (
     DeviceError,
     EmptyError,
@@ -330,7 +330,13 @@ class RolloutBuffer:
 
     def _has_mask(self) -> bool:
         """Whether any step is not real."""
-        return not bool(self._columns.ordered(("mask",)).all())
+        mask = self._columns.ordered(("mask",))
+        return not (numpy_view(mask) if mask.is_cpu else mask).all()  # NumPy's looks at many flags at once
+
+    def _has_truncations(self) -> bool:
+        """Whether a final value may be needed."""
+        truncated = self._columns.ordered(("truncated",))
+        return bool((numpy_view(truncated) if truncated.is_cpu else truncated).any())
 
     @property
     def block(self) -> TensorDict:
@@ -511,7 +517,7 @@ class RolloutBuffer:
     def _for_estimator(self, name: str) -> Any:
         if name == "mask" and not self._has_mask():
             return None
-        if name == "final_value" and (name not in self or bool(self[name].isnan().all())):
+        if name == "final_value" and (name not in self or not self._has_truncations()):
             return None
         return self._columns.with_last(("value",)) if name == "value" and name in self else self[name]
 
