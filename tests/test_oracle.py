@@ -93,6 +93,107 @@ def test_observations_are_the_same_only_in_structure_dtype_shape_and_bits() -> N
     assert same(None, None)
 
 
+# A replay
+
+
+def replay(rows: int, *plays: str, num_envs: int = 1) -> oracle.Replay:
+    """Plays of one letter per env: "." goes on, "T" terminates, "U" is truncated; observations count the rows."""
+    twin = oracle.Replay(num_envs, rows)
+    for kinds in plays:
+        for env, kind in enumerate(kinds):
+            obs = len(twin.all_rows(env))
+            twin.add(
+                env, obs, action=0, reward=2.0**obs, terminated=kind == "T", truncated=kind == "U", next_obs=obs + 1
+            )
+    return twin
+
+
+def numbers(rows: list[oracle.Row]) -> list[int]:
+    return [row.number for row in rows]
+
+
+def test_an_episode_of_k_steps_takes_k_plus_1_rows_of_which_the_newest_are_live() -> None:
+    twin = replay(4, *".T.U.")
+    assert [(row.at, row.obs) for row in twin.all_rows(0)] == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5), (0, 6)]
+    assert [row.complete for row in twin.all_rows(0)] == [True, True, False, True, True, False, False]
+    assert numbers(twin.live(0)) == [3, 4, 5, 6]
+    assert numbers(twin.anchors()) == [3, 4]
+    assert twin.completed == [(0, 0), (0, 1), (0, 3), (0, 4)]
+    twin.add(0, 7, 0, 0.0, False, False)
+    assert numbers(twin.anchors()) == [4, 6]
+    assert numbers(replay(6, *".......").anchors(history=2)) == [3, 4, 5]
+    assert numbers(replay(6, *"....T..").anchors(history=2)) == [4, 6]
+
+
+def test_what_was_interrupted_or_cleared_is_never_complete_and_numbers_go_on() -> None:
+    twin = replay(9, *"..")
+    twin.interrupt(0)
+    twin.add(0, 50, 0, 0.0, False, False)
+    assert numbers(twin.anchors()) == [0]
+    assert [row.at for row in twin.live(0)] == [0, 1, 0]
+    twin.clear()
+    assert twin.live(0) == twin.anchors() == []
+    twin.add(0, 60, 0, 0.0, True, False, next_obs=61)
+    assert [(row.number, row.at) for row in twin.live(0)] == [(3, 0), (4, 1)]
+    assert numbers(twin.anchors()) == [3]
+    assert twin.completed == [(0, 0), (0, 3)]
+
+
+def test_transitions_are_in_the_order_of_completion_over_all_envs() -> None:
+    twin = replay(9, "..", ".T", "..", num_envs=2)
+    assert twin.completed == [(0, 0), (1, 0), (1, 1), (0, 1)]
+    assert [twin.index(row) for row in twin.anchors()] == [0, 1, 3, 2]
+    assert oracle.recent_count(1000, 0.996, 5, 1, 2) == int(1000 * 0.996**500)
+    assert oracle.recent_count(1000, 0.5, 5, 1, 2) == 5
+    assert oracle.recent_count(3, 0.5, 5, 1, 2) == 3
+
+
+def test_windows_and_stacks_stay_within_their_episode_and_what_is_known() -> None:
+    twin = replay(20, *"..U...")
+    rows = twin.anchors()
+    windows = [twin.window(row, 2, 0.5) for row in rows]
+    assert [w.reward for w in windows] == [1 + 1, 2 + 2, 4, 16 + 16, 32]
+    assert [(w.steps, w.discount, w.last.number) for w in windows] == [
+        (2, 0.25, 2),
+        (2, 0.25, 3),
+        (1, 0.5, 3),
+        (2, 0.25, 6),
+        (1, 0.5, 6),
+    ]
+    assert [w.truncated for w in windows] == [False, True, True, False, False]
+    assert replay(20, *".T").window(replay(20, *".T").anchors()[0], 5, 0.5).discount == 0.0
+    assert [twin.stack(row, 3) for row in rows] == [
+        [None, None, 0],
+        [None, 0, 1],
+        [0, 1, 2],
+        [None, None, 4],
+        [None, 4, 5],
+    ]
+
+
+def test_rows_that_stand_alone_are_complete_at_once() -> None:
+    twin = oracle.Replay(1, 2, alone=True)
+    for t in range(3):
+        twin.add(0, t, 0, 1.0, t == 1, False, next_obs=t + 10)
+    assert numbers(twin.anchors()) == [1, 2]
+    assert [twin.window(row, 1, 0.5).discount for row in twin.anchors()] == [0.0, 0.5]
+    assert [row.episode.next_obs(0) for row in twin.anchors()] == [11, 12]
+
+
+def test_priorities_start_at_the_largest_error_so_far_and_end_with_what_can_be_drawn() -> None:
+    known = oracle.Priorities()
+    known.see([0, 1])
+    assert known.update([1, 1, 7], [5.0, -3.0, 100.0]) == 1
+    assert known.errors == {0: 1.0, 1: 3.0}
+    known.see([1, 2])
+    assert known.errors == {1: 3.0, 2: 5.0}
+    assert known.probabilities(1.0, 1.0) == {1: 0.4, 2: 0.6}
+    assert known.probabilities(0.0, 1.0, among=[2]) == {2: 1.0}
+    known.see([])
+    known.see([1])
+    assert known.errors == {1: 5.0}
+
+
 # Splitting a block
 
 

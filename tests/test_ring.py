@@ -383,6 +383,7 @@ class Pair:
 
 
 @given(st.integers(0, 2**32))
+@settings(max_examples=40)
 def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
     pair = Pair(np.random.default_rng(seed))
     for step in range(30):

@@ -977,6 +977,7 @@ def test_an_estimator_of_ones_own_is_given_the_columns_it_names_and_none_for_wha
     assert rollout["score"].tolist() == [[t, t + 1] for t in range(3)]
     assert rollout.sample(1)["deep"].shape == (1, 1, 2)
     rollout["mask"] = np.array([[True, False]] * 3)
+    rollout["truncated"][1, 1] = True
     rollout.set_final_value([1], [1], [4.0])
     rollout.finish(Mine())
     assert seen["mask"].tolist() == [[True, False]] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,7 @@ def check_weights(sampler: Prioritized, batch: Any, known: oracle.Priorities, am
     smallest = min(chances[i] for i in index)
     if sampler.normalize == "buffer":  # of the same total as the chances
         smallest = min(everywhere.values()) * chances[index[0]] / everywhere[index[0]]
+    assert isinstance(sampler.beta, float)
     want = [(chances[i] / smallest) ** -sampler.beta for i in index]
     assert batch["weight"].tolist() == pytest.approx(want, rel=1e-5)
 
@@ -155,11 +157,11 @@ def uneven(**options: Any) -> Twin:
 def asynchronous(**options: Any) -> Twin:
     """Three envs of which one steps always, one sometimes, and one stopped long ago."""
     twin = Twin(3, 14, **options)
-    for t in range(60):
+    for _ in range(9):
+        twin.add("...")
+    for t in range(51):
         envs = [0] if t % 4 else [0, 1]
-        twin.add("".join("U" if (t + e) % 9 == 8 else "." for e in envs), [*envs] if t >= 9 else None) if t >= 9 else (
-            twin.add("...")
-        )
+        twin.add("".join("U" if (t + env) % 9 == 8 else "." for env in envs), envs)
     return twin
 
 
@@ -505,6 +507,21 @@ def test_transitions_that_a_wider_view_hid_come_back_as_new_ones() -> None:
 # The traps of prioritized replay, by name.
 
 
+def test_trap_p1_what_float32_would_lose_beside_a_huge_priority_keeps_its_exact_chance() -> None:
+    # The sums are those of SumTree, whose own tests go up to 2^25 rows.
+    errors = [1.0] * 20 + [2.0**30] + [1.0] * 20
+    twin = rated(errors, alpha=1.0, eps=1.0, stratified=False)
+    known = oracle.Priorities()
+    known.errors = dict(enumerate(errors))
+    check_weights(twin.buffer.sampler, twin.buffer.sample(50), known)
+    tree = twin.buffer.sampler._tree
+    assert tree.total == 2.0**30 + 1 + 40 * 2
+    assert tree.find([40.5 + 2.0**30, tree.total - 0.5]).tolist() == [20, 40]
+    twin.buffer.update_priorities([20], [0.0])  # and nothing of it is left behind
+    assert tree.total == 40 * 2 + 1
+    check_fit_of_one_percent(many(twin, 3_000_000), {i: (1 if i == 20 else 2) / 81 for i in range(41)})
+
+
 def test_trap_p2_one_error_that_is_no_number_is_refused_by_position_and_poisons_nothing() -> None:
     for poison in (math.nan, math.inf, -math.inf, 1e300, -1e39):
         for wrap in (np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.float64)):
@@ -575,22 +592,28 @@ def test_trap_p6_two_buffers_without_a_seed_do_not_draw_alike() -> None:
 
 
 def test_trap_p6_no_global_generator_is_read_or_moved() -> None:
-    import random
+    numpys: Any = np.random.mtrand._rand
 
     def states() -> list[Any]:
-        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-        return [python, numpy[0], numpy[1].tolist(), *numpy[2:], torch.get_rng_state().tolist()]
+        return [random.getstate(), numpys.get_state()[1].tolist(), torch.get_rng_state().tolist()]
 
-    for make in SAMPLERS.values():
-        drawn = []
-        for global_seed in (1, 2):
-            generator = torch.Generator().manual_seed(global_seed)
-            torch.set_rng_state(generator.get_state())
-            twin = uneven(sampler=make(), seed=0)
-            before = states()
-            drawn.append([twin.buffer.sample(9) for _ in range(4)])
-            assert states() == before
-        assert all(same_batches(a, b) for a, b in zip(*drawn, strict=True))
+    before = random.getstate(), numpys.get_state(), torch.get_rng_state()
+    try:
+        for make in SAMPLERS.values():
+            drawn = []
+            for seed in (1, 2):
+                random.seed(seed)
+                numpys.seed(seed)
+                torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
+                twin = uneven(sampler=make(), seed=0)
+                given_ = states()
+                drawn.append([twin.buffer.sample(9) for _ in range(4)])
+                assert states() == given_
+            assert all(same_batches(a, b) for a, b in zip(*drawn, strict=True))
+    finally:
+        random.setstate(before[0])
+        numpys.set_state(before[1])
+        torch.set_rng_state(before[2])
 
 
 def test_trap_p7_an_update_for_a_transition_that_was_overwritten_is_left_alone_and_counted() -> None:
@@ -802,7 +825,8 @@ def test_a_loaded_state_goes_on_exactly_like_the_saved_sampler(name: str) -> Non
         batch = one.buffer.sample(7)
         if one.buffer.has_priorities:
             one.buffer.update_priorities(batch["index"], rng.exponential(size=7))  # not numbers of float32
-    one.add("..."), other.add("...")
+    for twin in (one, other):
+        twin.add("...")
     other.buffer._draws = one.buffer._draws
     state = one.buffer.sampler.state_dict()
     other.buffer.sampler.load_state_dict(state)
@@ -816,7 +840,8 @@ def test_a_loaded_state_goes_on_exactly_like_the_saved_sampler(name: str) -> Non
             errors = rng.exponential(size=7)
             assert one.buffer.update_priorities(batches[0]["index"], errors) == 0
             assert other.buffer.update_priorities(batches[1]["index"], errors) == 0
-        one.add(".T."), other.add(".T.")
+        for twin in (one, other):
+            twin.add(".T.")
     assert contents(one.buffer)[:-1] == contents(other.buffer)[:-1]  # all but how many rows were drawn before
 
 

@@ -35,7 +35,7 @@ class Mixture:
     """
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
-        if not buffers or set(buffers) != set(shares) or any(share < 0 for share in shares.values()):
+        if not buffers or set(buffers) != set(shares) or not all(0 <= share < np.inf for share in shares.values()):
             raise SchemaError(
                 f"Mixture: expected a share of at least 0 for each of {list(buffers)}, got {dict(shares)}"
             )
@@ -85,8 +85,9 @@ class Mixture:
         errors = td_error.detach().double().cpu().numpy() if isinstance(td_error, Tensor) else np.asarray(td_error)
         if errors.shape[:1] != source.shape:
             raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
-        if not np.isfinite(errors).all():  # before any buffer is changed
-            bad = np.flatnonzero(~np.isfinite(errors).reshape(len(errors), -1).all(1))[0]
+        usable = np.abs(errors) <= np.finfo(np.float32).max
+        if not usable.all():  # before any buffer is changed
+            bad = np.flatnonzero(~usable.reshape(len(errors), -1).all(1))[0]
             raise NotFiniteError(f"td_error: entry {bad} is {errors[bad]}; mend the loss before it spreads")
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)

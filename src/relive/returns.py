@@ -223,8 +223,8 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tenso
 class Estimator(Protocol):
     """What ``rollout.finish`` takes: it names the columns it reads and returns the columns to attach.
 
-    ``reads`` may name any column. ``value`` comes as ``[T + 1, N]``, all others as ``[T, N, ...]``; ``final_value`` and
-    ``mask`` are None when there is nothing in them. The result is column -> ``[T, N, ...]``.
+    ``reads`` may name any column. ``value`` comes as ``[T + 1, N]``, all others as ``[T, N, ...]``; ``final_value``
+    is None when no step was truncated, ``mask`` when every step is real. The result is column -> ``[T, N, ...]``.
     """
 
     @property

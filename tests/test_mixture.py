@@ -1,0 +1,248 @@
+"""Mixtures: every buffer has its share of every batch, to the row, and gets back what is learned of its rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relive import FrameStack, Mixture, NStep, Prioritized, Recent, Transition, Uniform, WithoutReplacement
+from relive.errors import EmptyError, NotFiniteError, SchemaError, ShapeError
+from twins import Twin, contents, same_batches
+
+VIEW = NStep(2, 0.5)
+
+
+def twin(steps: int, sampler: Any = None, num_envs: int = 2, **options: Any) -> Twin:
+    """A buffer with this many steps of each env."""
+    made = Twin(num_envs, 40, sampler=sampler, view=VIEW, **options)
+    for t in range(steps):
+        made.add("".join("T" if (t + env) % 7 == 6 else "." for env in range(num_envs)))
+    return made
+
+
+def mixed(
+    shares: dict[str, float], samplers: dict[str, Any] | None = None, **options: Any
+) -> tuple[Mixture, list[Twin]]:
+    """A mixture of as many buffers as there are shares, each of another size."""
+    twins = [twin(10 + 5 * i, (samplers or {}).get(name), seed=i, **options) for i, name in enumerate(shares)]
+    return Mixture({name: t.buffer for name, t in zip(shares, twins, strict=True)}, shares), twins
+
+
+def check(mixture: Mixture, twins: list[Twin], batch: Any, size: int) -> list[int]:
+    """Every row is one of its source's transitions; returns how many rows each source has."""
+    assert batch.batch_size == (size,)
+    assert batch["source"].dtype is torch.int64
+    source = batch["source"]
+    assert source.tolist() == sorted(source.tolist())  # one buffer after another
+    for i, one in enumerate(twins):
+        part = batch[source == i].exclude("source")
+        one.check_batch(part)
+    return [int((source == i).sum()) for i in range(len(twins))]
+
+
+@pytest.mark.parametrize(
+    ("shares", "size", "rows"),
+    [
+        ({"offline": 0.5, "online": 0.5}, 256, [128, 128]),
+        ({"offline": 1, "online": 3}, 8, [2, 6]),
+        ({"a": 0.25, "b": 0.25, "c": 0.5}, 8, [2, 2, 4]),
+        ({"a": 1.0}, 5, [5]),
+        ({"a": 0.0, "b": 2.0}, 5, [0, 5]),
+        ({"a": 3.0, "b": 0.0}, 5, [5, 0]),
+        ({"a": 1, "b": 1, "c": 1}, 99, [33, 33, 33]),
+        ({"a": 0.1, "b": 0.9}, 10, [1, 9]),
+    ],
+)
+def test_shares_are_exact_where_they_come_to_whole_rows(shares: dict[str, float], size: int, rows: list[int]) -> None:
+    mixture, twins = mixed(shares)
+    for _ in range(3):
+        assert check(mixture, twins, mixture.sample(size), size) == rows
+    assert sum(mixture.shares.values()) == pytest.approx(1)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),
+    st.integers(1, 60),
+)
+@settings(max_examples=40)
+def test_every_batch_is_full_and_no_share_is_off_by_a_row_or_more(weights: list[int], size: int) -> None:
+    shares = {str(i): float(weight) for i, weight in enumerate(weights)}
+    mixture, twins = mixed(shares)
+    rows = check(mixture, twins, mixture.sample(size), size)
+    assert sum(rows) == size
+    for share, count in zip(mixture.shares.values(), rows, strict=True):
+        assert abs(count - share * size) <= 1
+        assert share > 0 or count == 0
+
+
+def test_a_mixture_of_one_hands_out_the_buffers_own_batches() -> None:
+    mixture, _ = mixed({"a": 1.0})
+    alone = twin(10, seed=0)
+    for _ in range(3):
+        assert same_batches(mixture.sample(7).exclude("source"), alone.buffer.sample(7))
+
+
+def test_each_buffer_draws_as_it_would_alone_with_its_own_sampler_and_view() -> None:
+    samplers = {"a": Prioritized(alpha=1.0), "b": WithoutReplacement(), "c": Recent(0.5, 3)}
+    mixture, twins = mixed({"a": 1, "b": 1, "c": 2}, samplers)
+    again = {"a": Prioritized(alpha=1.0), "b": WithoutReplacement(), "c": Recent(0.5, 3)}
+    alone = mixed({"a": 1, "b": 1, "c": 2}, again)[1]
+    for _ in range(3):
+        parts = [list(one.buffer.batches(4, rows)) for one, rows in zip(alone, (3, 3, 6), strict=True)]
+        for k, batch in enumerate(mixture.batches(4, 12)):
+            for i, part in enumerate(parts):
+                mine = batch[batch["source"] == i].exclude("source")
+                assert same_batches(mine, part[k].select(*mine.keys()))
+        assert len(mixture) == sum(len(one.buffer) for one in twins)
+        for one in (*twins, *alone):
+            one.add("..")
+
+
+def test_a_round_of_updates_narrows_the_window_of_every_buffer() -> None:
+    mixture, twins = mixed({"a": 1, "b": 1}, {"a": Recent(0.9, 1), "b": Recent(0.99, 1)})
+    batches = list(mixture.batches(5, 400))
+    for i, one in enumerate(twins):
+        anchors = [one.truth.index(row) for row in one.anchors()]
+        for k, batch in enumerate(batches, start=1):
+            size = one.buffer.sampler.window(k, 5)
+            drawn = set(batch["index"][batch["source"] == i].tolist())
+            assert drawn <= set(anchors[-size:])
+    assert len(set(batches[-1]["index"][batches[-1]["source"] == 1].tolist())) <= twins[1].buffer.sampler.window(5, 5)
+
+
+def test_fields_that_not_all_buffers_have_are_left_out() -> None:
+    both = mixed({"a": 1, "b": 1}, {"a": Prioritized(), "b": Recent(0.9, 5, inner=Prioritized())})[0].sample(6)
+    assert {"weight", "probability"} <= set(both.keys())
+    one = mixed({"a": 1, "b": 1}, {"a": Prioritized(), "b": Uniform()})[0].sample(6)
+    assert not {"weight", "probability"} & set(one.keys())
+    # a buffer without rows in the batch does not count
+    mixture = mixed({"a": 1, "b": 0}, {"a": Prioritized(), "b": Uniform()})[0]
+    assert {"weight", "probability"} <= set(mixture.sample(6).keys())
+
+
+@pytest.mark.parametrize("dress", ["dict", "mixed", "image"])
+def test_nested_and_large_observations_are_mixed_as_well(dress: str) -> None:
+    mixture, twins = mixed({"a": 1, "b": 2}, dress=dress)
+    assert check(mixture, twins, mixture.sample(9), 9) == [3, 6]
+
+
+def test_priorities_go_back_to_the_buffers_that_the_rows_came_from() -> None:
+    samplers = {"a": Prioritized(alpha=1.0), "b": Uniform(), "c": Recent(0.5, 3, inner=Prioritized(alpha=1.0))}
+    mixture, twins = mixed({"a": 1, "b": 1, "c": 1}, samplers)
+    batch = mixture.sample(15)
+    errors = 10.0 + torch.arange(15)
+    for wrap in (lambda x: x, lambda x: x.numpy(), lambda x: x.to(torch.bfloat16), lambda x: x.requires_grad_()):
+        assert mixture.update_priorities(batch, wrap(errors.clone())) == 0
+        for i in (0, 2):
+            rows = batch["source"] == i
+            want = dict(zip(batch["index"][rows].tolist(), errors[rows].tolist(), strict=True))
+            ring = twins[i].buffer._ring
+            places, unknown = ring.find(np.array(list(want), np.int64))
+            assert unknown == -1
+            inner = getattr(twins[i].buffer.sampler, "inner", twins[i].buffer.sampler)
+            assert inner.state_dict()["errors"][places].tolist() == list(want.values())
+
+
+def test_priorities_that_come_too_late_are_counted_over_all_buffers() -> None:
+    mixture, twins = mixed({"a": 1, "b": 1}, {"a": Prioritized(), "b": Prioritized()})
+    batch = mixture.sample(10)
+    for _ in range(60):
+        twins[1].add("..")
+    assert mixture.update_priorities(batch, np.ones(10)) == 5
+    assert [one.buffer.stats()["late_updates"] for one in twins] == [0.0, 5.0]
+
+
+def test_errors_of_sequences_go_back_with_their_masks() -> None:
+    mixture, twins = mixed({"a": 1, "b": 1}, {"a": Prioritized(eta=0.5), "b": Prioritized(eta=0.5)})
+    batch = mixture.sample(4)
+    errors, mask = np.array([[2.0, 4.0]] * 4), np.array([[True, True], [True, False]] * 2)
+    assert mixture.update_priorities(batch, errors, torch.as_tensor(mask)) == 0
+    want = {i: 3.5 if mask[row, 1] else 2.0 for row, i in enumerate(batch["index"].tolist()) if row < 2}
+    places, _ = twins[0].buffer._ring.find(np.array(list(want), np.int64))
+    assert twins[0].buffer.sampler.state_dict()["errors"][places].tolist() == list(want.values())
+
+
+@pytest.mark.parametrize(
+    ("errors", "error", "message"),
+    [
+        (np.ones(3), ShapeError, "expected 4 errors"),
+        (np.ones(5), ShapeError, "expected 4 errors"),
+        (np.float64(1.0), ShapeError, "expected 4 errors"),
+        (np.array([1.0, 2.0, 3.0, math.nan]), NotFiniteError, "td_error: entry 3 is nan"),
+        (np.array([1.0, 2.0, 3.0, -math.inf]), NotFiniteError, "td_error: entry 3 is -inf"),
+        (np.array([1.0, 2.0, 3.0, 1e300]), NotFiniteError, "td_error: entry 3 is 1e"),
+    ],
+)
+def test_errors_that_do_not_fit_are_refused_before_any_buffer_is_changed(
+    errors: Any, error: type[Exception], message: str
+) -> None:
+    mixture, twins = mixed({"a": 1, "b": 1}, {"a": Prioritized(), "b": Prioritized()})
+    batch = mixture.sample(4)
+    before = [contents(one.buffer) for one in twins]
+    with pytest.raises(error, match=message):
+        mixture.update_priorities(batch, errors)
+    assert [contents(one.buffer) for one in twins] == before
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_batches_of_no_rows_are_refused(size: int) -> None:
+    mixture, twins = mixed({"a": 1, "b": 1})
+    before = [contents(one.buffer) for one in twins]
+    with pytest.raises(ShapeError, match="at least 1"):
+        mixture.sample(size)
+    with pytest.raises(ShapeError, match="at least 1"):
+        list(mixture.batches(size, 4))
+    assert [contents(one.buffer) for one in twins] == before
+
+
+def test_an_empty_buffer_with_rows_in_the_batch_is_told_and_one_without_is_not_missed() -> None:
+    full, empty = twin(9), twin(0)
+    mixture = Mixture({"full": full.buffer, "empty": empty.buffer}, {"full": 3, "empty": 1})
+    with pytest.raises(EmptyError):
+        mixture.sample(8)
+    assert len(Mixture({"full": full.buffer, "empty": empty.buffer}, {"full": 1, "empty": 0}).sample(8)) == 8
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [{}, {"a": 1.0}, {"a": 1.0, "c": 1.0}, {"a": 1.0, "b": -0.5}, {"a": 0.0, "b": 0.0}, {"a": 1, "b": 1, "c": 1}],
+)
+def test_shares_that_do_not_fit_the_buffers_are_refused(shares: dict[str, float]) -> None:
+    with pytest.raises(SchemaError, match="Mixture: expected"):
+        Mixture({"a": twin(2).buffer, "b": twin(2).buffer}, shares)
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf])
+def test_shares_that_are_no_numbers_are_refused(share: float) -> None:
+    with pytest.raises(SchemaError, match="Mixture: expected"):
+        Mixture({"a": twin(2).buffer, "b": twin(2).buffer}, {"a": 1.0, "b": share})
+
+
+def test_buffers_of_different_schemas_cannot_be_mixed_and_none_cannot_either() -> None:
+    with pytest.raises(SchemaError, match="one schema"):
+        Mixture({"a": twin(2).buffer, "b": twin(2, dress="mixed").buffer}, {"a": 1, "b": 1})
+    with pytest.raises(SchemaError, match="Mixture"):
+        Mixture({}, {})
+
+
+def test_buffers_may_have_other_envs_sizes_and_order() -> None:
+    online = Twin(3, 9, view=Transition(0.5)).play("...", "..T", "...")
+    offline = Twin(1, 50, ordered=False, view=Transition(0.5)).play(".", "T", "U")
+    mixture = Mixture({"online": online.buffer, "offline": offline.buffer}, {"online": 1, "offline": 1})
+    batch = mixture.sample(10)
+    assert check(mixture, [online, offline], batch, 10) == [5, 5]
+    stacked = Twin(1, 9, view=FrameStack(2, NStep(1, 0.5))).play(".", ".", ".")
+    both = Mixture({"a": stacked.buffer, "b": stacked.buffer}, {"a": 1, "b": 1}).sample(4)
+    assert both["obs"].shape == (4, 2, 4)
+
+
+def test_a_mixture_is_a_function_of_the_seeds_of_its_buffers() -> None:
+    one, other = (mixed({"a": 1, "b": 2}, {"a": Prioritized(), "b": Uniform()})[0] for _ in range(2))
+    for _ in range(4):
+        assert same_batches(one.sample(9), other.sample(9))
