@@ -138,13 +138,13 @@ class ReplayBuffer:
             FieldError, ShapeError, DTypeError, DeviceError: as :meth:`add`. Nothing is written.
         """
         chosen = self._all if envs is None else self._envs(envs)
-        lengths = {np.shape(leaf)[:1] for leaf in _leaves(steps)}
-        if len(lengths) != 1 or () in lengths or any(np.shape(leaf)[1:2] != chosen.shape for leaf in _leaves(steps)):
-            raise ShapeError(
-                f"extend: expected (steps, {len(chosen)}) in front of every field, got "
-                f"{sorted({tuple(np.shape(leaf)[:2]) for leaf in _leaves(steps)})}"
-            )
-        (count,) = lengths.pop()
+        try:
+            shapes = {tuple(np.shape(leaf)[:2]) for leaf in _leaves(steps)}
+        except ValueError as error:
+            raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
+        if len(shapes) != 1 or any(shape[1:] != chosen.shape for shape in shapes):
+            raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(shapes)}")
+        ((count, _),) = shapes
         values = {name: _flattened(value) for name, value in steps.items()}
         if count:
             self._add(values, np.tile(chosen, count))
@@ -247,11 +247,14 @@ class ReplayBuffer:
             raise NotFiniteError(
                 f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
             )
+        real = None if mask is None else as_host(mask)
+        if real is not None and (errors.ndim != 2 or real.shape != errors.shape or real.dtype != np.bool_):
+            raise ShapeError(f"mask: expected bool {errors.shape} for errors [B, L], got {real.dtype} {real.shape}")
         places, unknown = self._ring.find(where)
         if unknown >= 0:
             raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
         if errors.ndim == 2:
-            sizes = sampler.reduced(errors, None if mask is None else as_host(mask)).astype(np.float32)
+            sizes = sampler.reduced(errors, real).astype(np.float32)
         alive = places >= 0
         late = len(places) - int(np.count_nonzero(alive))
         if late:
@@ -430,23 +433,30 @@ class ReplayBuffer:
             final = check[1](given)
         else:
             leaves = check[0](values)
-        if mask is not None:
-            kept = self._mask(mask, count)
-            self._ring.interrupt(envs[~kept])  # what comes next there does not follow what came before
-            envs = envs[kept]
-            leaves = [_kept(value, kept) for value in leaves]
-            final = None if final is None else [_kept(value, kept) for value in final]
-        if final is None and self.ordered and count > self.num_envs:
-            self._require_final(leaves, envs)
-        if count <= self.num_envs:
-            if len(envs):
+        kept = None if mask is None else self._mask(mask, count)
+        if count > self.num_envs:
+            self._add_many(envs, leaves, final, np.ones(count, np.bool_) if kept is None else kept)
+        elif kept is None:
+            if count:
                 self._store(envs, leaves, final)
-            return
+        else:
+            if kept.any():
+                rows = [_kept(value, kept) for value in leaves]
+                self._store(envs[kept], rows, None if final is None else [_kept(value, kept) for value in final])
+            self._ring.interrupt(envs[~kept])  # what comes next there does not follow what came before
+
+    def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any) -> None:
+        """Store several steps, piece by piece; a row left out comes between those before and those after it."""
+        if final is None and self.ordered:
+            self._require_final(leaves, envs, kept)
         # no more at once than what cannot come round and meet itself, each step taking up to two rows
-        piece = max(min(self._ring.rows // 2, PIECE), 1)
-        for low in range(0, len(envs), piece):
-            part = slice(low, low + piece)
-            self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
+        piece, low = max(min(self._ring.rows // 2, PIECE), 1), 0
+        for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
+            for start in range(low, end, piece):
+                part = slice(start, min(start + piece, end))
+                self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
+            self._ring.interrupt(envs[end : end + 1])
+            low = end + 1
 
     def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None) -> None:
         watches = self._sampler.watches
@@ -454,10 +464,10 @@ class ReplayBuffer:
         if watches and len(where):
             self._sampler.changed(where, opens)
 
-    def _require_final(self, leaves: Sequence[Any], envs: Ints) -> None:
+    def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
         """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
         by_path = dict(zip(self._stored.leaves, leaves, strict=True))
-        done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
+        done = (as_host(by_path["terminated",]) | as_host(by_path["truncated",])) & kept
         if done.any():
             raise missing_final(int(envs[np.argmax(done)]))
 

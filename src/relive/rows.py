@@ -227,6 +227,6 @@ class ReplayRows:
         size, source = field.nbytes, numpy_view(self.blocks[path]).reshape(self.num_rows, -1).view(np.uint8)
         # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
         target = np.empty((*places.shape, *field.shape), numpy_dtype(field.dtype))
-        rows = target.reshape(places.size, -1).view(np.uint8)
+        rows = target.reshape(-1).view(np.uint8).reshape(places.size, size)
         kernels.fast().gather_rows(source, places.reshape(-1), rows, 0, size)
         return typed(target, field.dtype)
