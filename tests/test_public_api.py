@@ -33,6 +33,7 @@ FACE = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "SequenceBatch",
     "TDLambda",
     "Transition",
     "Uniform",

@@ -12,6 +12,7 @@ from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout import RolloutBuffer
 from .samplers import Prioritized, Recent, Uniform, WithoutReplacement
 from .schema import Field, Schema
+from .sequences import SequenceBatch
 from .views import FrameStack, NStep, Transition
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "SequenceBatch",
     "TDLambda",
     "Transition",
     "Uniform",

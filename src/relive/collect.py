@@ -75,7 +75,8 @@ class Collector:
             buffer's device, or a TensorDict if observations are nested. If the schema has them, ``hidden`` and the
             fields of ``from_info`` come as keywords. Hidden states are ``[layers, N, size]`` as torch.nn.LSTM takes
             them if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``: the state before
-            the step comes in, the state after it goes out. They are zero where an episode starts.
+            the step comes in, the state after it goes out. Where an episode starts they
+            are ``initial_hidden``.
         buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`.
         value_fn: ``value_fn(obs, **inputs)`` returns ``[B]``, for any B: it values the bootstrap row and the final
             observations of truncated episodes, in one call at the end of a collection. Default:
@@ -85,6 +86,9 @@ class Collector:
             truncated steps (they are then left out of every batch; in a rollout the steps before them bootstrap from
             there).
         from_info: fields of the schema that are read from the ``info`` that came with the observation.
+        initial_hidden: the state that episodes start in, nested as ``hidden`` and without the axis of envs, such as
+            ``[layers, size]``; or a function that returns it, so that a learned one is taken as it is by then. Default:
+            zeros.
         autoreset_mode: overrides ``envs.metadata["autoreset_mode"]``.
 
     Raises:
@@ -101,6 +105,7 @@ class Collector:
         seed: int | None = None,
         final_obs: Literal["require", "mask"] = "require",
         from_info: tuple[str, ...] = ("action_mask",),
+        initial_hidden: Any = None,
         autoreset_mode: Any = None,
     ) -> None:
         self._factory: Callable[[], Any] | None = envs if is_factory(envs) else None
@@ -118,7 +123,9 @@ class Collector:
         schema = buffer.schema
         self._names = schema.names
         self._wanted_info, self._from_info = from_info, tuple(name for name in from_info if name in schema)
-        self._has_hidden = "hidden" in schema
+        self._has_hidden, self._initial_hidden = "hidden" in schema, initial_hidden
+        if initial_hidden is not None and not self._has_hidden:
+            raise FieldError("initial_hidden: the schema has no 'hidden'; add the recurrent state to it")
         self._has_value = "value" in schema and isinstance(buffer, RolloutBuffer)
         self._obs_paths = [path for path in schema.leaves if path[0] == "obs"]
         self.returns: deque[float] = deque(maxlen=100)
@@ -138,18 +145,12 @@ class Collector:
         """
         obs, info = self.envs.reset(seed=seed, options=options)
         n = self.envs.num_envs
-        if isinstance(self.buffer, ReplayBuffer):
-            self.buffer.interrupt()
-        else:
-            self._cut_off(self.buffer)
+        self.buffer.interrupt()
+        self._finals = []
         self._torch_env = isinstance(first_leaf(obs), Tensor)  # it then takes tensors, too
         self._obs = self._obs_leaves(obs)
         self._info = self._info_fields(info, ~np.zeros(n, np.bool_))
-        self._hidden: Leaves = {
-            path: torch.zeros((n, *leaf.shape), dtype=leaf.dtype, device=self.buffer.device)
-            for path, leaf in self.buffer.schema.leaves.items()
-            if path[0] == "hidden"
-        }
+        self._hidden: Leaves = {path: x.expand(n, *x.shape).clone() for path, x in self._initial_states().items()}
         self._ignored: Bools = np.zeros(n, np.bool_)  # envs whose next action is ignored: NEXT_STEP resets them
         self._episode_return = np.zeros(n, np.float64)
         self._episode_length = np.zeros(n, np.int64)
@@ -269,7 +270,7 @@ class Collector:
             self._add_to_replay(self.buffer, step, real, obs, info)
 
         self._count_episodes(as_host(reward), done, real)
-        self._hidden = _zeroed(after, self._go_on(obs, info, done))
+        self._hidden = self._started(after, self._go_on(obs, info, done))
 
     def _add_to_rollout(
         self, buffer: RolloutBuffer, step: dict[str, Any], real: Bools, obs: Any, info: dict[str, Any], after: Leaves
@@ -386,19 +387,6 @@ class Collector:
             buffer.set_final_value(steps[kept], envs[kept], value[n:][kept])
         self._finals = []
 
-    def _cut_off(self, buffer: RolloutBuffer) -> None:
-        """Episodes that a reset ends are truncated at the newest step, whose next observation has been valued."""
-        self._finals = []
-        if not buffer.steps or (buffer.is_full and not buffer.wrap):
-            return
-        truncated = buffer["truncated"].clone()
-        going_on = buffer["mask"][-1] & ~(buffer["terminated"][-1] | truncated[-1])
-        truncated[-1] |= going_on
-        buffer["truncated"] = truncated
-        envs = going_on.nonzero().squeeze(1)
-        if self._has_value and len(envs):
-            buffer.set_final_value(torch.full_like(envs, buffer.steps - 1), envs, buffer.last["value"][envs])
-
     # -- conversions --------------------------------------------------------------------------------------------
 
     def _to_device(self, value: Any) -> Any:
@@ -446,6 +434,33 @@ class Collector:
                     f"got {tuple(swap_layers(state).shape)}"
                 )
         return leaves
+
+    def _initial_states(self) -> Leaves:
+        """What episodes start in, ``[...]`` of each leaf."""
+        tree: Any = self._initial_hidden
+        if callable(tree):
+            tree = tree()
+        if isinstance(self.buffer, RolloutBuffer):
+            self.buffer.initial_hidden = tree
+        states: Leaves = {}
+        for path, leaf in self.buffer.schema.leaves.items():
+            if path[0] != "hidden":
+                continue
+            state = torch.zeros(leaf.shape) if tree is None else torch.as_tensor(descend(tree, path[1:])).detach()
+            if state.shape != leaf.shape:
+                raise ShapeError(
+                    f"initial_hidden: expected {leaf.shape} for '{dotted(path)}', without the axis of envs, "
+                    f"got {tuple(state.shape)}"
+                )
+            states[path] = state.to(self.buffer.device, leaf.dtype)
+        return states
+
+    def _started(self, states: Leaves, where: Bools) -> Leaves:
+        """The states, initial ones where an episode starts."""
+        if not states or not where.any():
+            return states
+        initial, rows = self._initial_states(), self._rows(where)
+        return {path: torch.where(_as(rows, x), initial[path], x) for path, x in states.items()}
 
     def _env_action(self, action: Any) -> Any:
         def convert(x: Any) -> Any:
@@ -518,9 +533,3 @@ def _fields(answer: Any) -> dict[str, Any]:
 def _as(rows: Tensor, like: Tensor) -> Tensor:
     """A flag per env, shaped to choose between rows of ``like``."""
     return rows.view(-1, *[1] * (like.dim() - 1))
-
-
-def _zeroed(states: Leaves, where: Bools) -> Leaves:
-    if not states or not where.any():
-        return states
-    return {path: x.masked_fill(_as(torch.as_tensor(where, device=x.device), x), 0) for path, x in states.items()}

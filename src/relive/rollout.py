@@ -6,14 +6,15 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import kernels, persist
+from .batching import parts
 from .checks import StepChecker, check_castable, numpy_view
 from .errors import (
     DeviceError,
@@ -30,8 +31,10 @@ from .errors import (
 from .returns import Estimator, normalize
 from .rows import PackedRows
 from .saving import contradictions, entry, restore_columns, save_columns
-from .schema import Field, Path, Schema, as_tensor, dotted, unknown_field
-from .storage import Columns, as_tensordict
+from .schema import Field, Path, Schema, as_tensor, descend, dotted, unknown_field
+from .sequences import SequenceBatch
+from .storage import Columns, as_host, as_tensordict
+from .windows import Flags, Overlap, States, WindowReader, cut, splitter, stride_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -58,12 +61,17 @@ class RolloutBuffer:
         device: where the columns live.
         wrap: keep the newest ``num_steps`` instead of refusing to overfill.
         debug: refuse rewards that are not finite.
+        hidden_every: keep the recurrent states of ``hidden`` for steps 0, k, 2k, ... alone, to save memory:
+            :meth:`sequences` then start where one is kept.
         seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws a seed, which
             ``buffer.seed`` then tells.
 
     Raises:
         SchemaError: sizes that are not positive, or a schema that uses the buffer's own names.
     """
+
+    initial_hidden: Any = None
+    """What episodes start in, nested as ``hidden`` without the env axis; None is zeros. Read with ``hidden_every``."""
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class RolloutBuffer:
         device: str | torch.device = "cpu",
         wrap: bool = False,
         debug: bool = False,
+        hidden_every: int = 1,
         seed: int | None = None,
     ) -> None:
         if num_steps < 1 or num_envs < 1:
@@ -88,14 +97,17 @@ class RolloutBuffer:
             raise SchemaError(f"seed is an int of 0 to 2**64 - 1, or None to draw one, got {seed!r}")
         self.seed = secrets.randbits(63) if seed is None else seed
         self._check = StepChecker(schema, num_envs, self.device)
-        self._paths = tuple(schema.leaves)
+        self._keep_states(hidden_every)
+        self._paths = tuple(path for path in schema.leaves if not self._is_sparse(path))
         apart = {("mask",): Field((), torch.bool)}
         value = schema.leaves.get(("value",))
         if value is not None:
             precise = value.dtype if value.dtype is torch.float64 else torch.float32
             apart["final_value",] = Field(value.shape, precise)
-        self._columns = Columns(schema.leaves | apart, num_steps, num_envs, self.device, wrap)
+        kept = {path: schema.leaves[path] for path in self._paths}
+        self._columns = Columns(kept | apart, num_steps, num_envs, self.device, wrap)
         self._apart = apart
+        self._ended, self._interrupted = np.ones(num_envs, np.bool_), False
         self._reserved = self._draws = 0
         self._has_last = False
         self._write_apart(slice(None), {})
@@ -126,6 +138,10 @@ class RolloutBuffer:
         if self.debug and "reward" in values:
             reward = values["reward"]
             self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
+        if self._states is not None:
+            checked = self._write_states(row, checked)
+        if self.wrap and self.is_full:
+            self._pass(slice(row, row + 1))
         self._columns.write(row, checked)
         if apart or self._apart_used:
             self._write_apart(row, apart)
@@ -141,13 +157,17 @@ class RolloutBuffer:
         Raises:
             FullError: fewer rows are left in one piece.
         """
+        if self._states is not None:
+            raise LifecycleError("reserve() hands out every row; create the buffer with hidden_every=1, or use add()")
         row = self._columns.next_row
         left = self.num_steps - row
         count = left if steps is None else steps
         if not 1 <= count <= left:
             raise FullError(f"reserve({count}): {left} rows are left in one piece; reserve 1 to {left}")
-        rows = slice(row, row + count)
-        self._columns.release(self.steps + count - self.num_steps)
+        rows, leaving = slice(row, row + count), self.steps + count - self.num_steps
+        if leaving > 0:
+            self._pass(slice(row + count - leaving, row + count))
+        self._columns.release(leaving)
         self._write_apart(rows, {})
         self._reserved = count
         return self._views(self._columns.own, rows, (count, self.num_envs))
@@ -220,12 +240,35 @@ class RolloutBuffer:
         target[rows, columns.to(self.device)] = given.to(device=self.device, dtype=target.dtype)
 
     def clear(self) -> None:
-        """Forget the rollout; the memory stays. Advantages and other attached columns are gone with it."""
+        """Forget the rollout; the memory stays. Advantages and other attached columns are gone with it.
+
+        What is added next goes on with the episodes under way; call :meth:`interrupt` if it does not.
+        """
+        self._ended, self._interrupted = self._ended_by_now(), False
         self._columns.forget()
         self._write_apart(slice(None), {})  # always: masks may also have been written through a view
         self._apart_used = False
         self._reserved = 0
         self._has_last = False
+
+    def interrupt(self) -> None:
+        """The episodes under way will not go on: the next step that is added starts new ones in all envs.
+
+        Their newest steps become truncated, valued by what was set as the bootstrap row. A rollout that is full keeps
+        them as they are, since its bootstrap row values them anyway.
+        """
+        if not self.steps:
+            self._ended = np.ones(self.num_envs, np.bool_)
+        if not self.steps or (self.is_full and not self.wrap):
+            self._interrupted = bool(self.steps)
+            return
+        truncated = self["truncated"].clone()
+        going_on = self["mask"][-1] & ~(self["terminated"][-1] | truncated[-1])
+        truncated[-1] |= going_on
+        self["truncated"] = truncated
+        envs = going_on.nonzero().squeeze(1)
+        if "value" in self.schema and len(envs):
+            self.set_final_value(torch.full_like(envs, self.steps - 1), envs, self.last["value"][envs])
 
     # -- finishing ----------------------------------------------------------------------------------------------
 
@@ -415,11 +458,100 @@ class RolloutBuffer:
             FieldError: an unknown column.
         """
         self._require_steps()
-        bounds = _bounds(len(self), batch_size, num_batches, drop_last)
+        bounds = parts(len(self), batch_size, num_batches, drop_last)
         wanted = self._wanted(fields)
         if normalize_advantage and ("advantage",) not in wanted:
             raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
         return self._batches(wanted, bounds, epochs, normalize_advantage)
+
+    # -- sequences ----------------------------------------------------------------------------------------------
+
+    def sequences(
+        self,
+        length: int | None = None,
+        *,
+        overlap: Overlap = "none",
+        complete: bool = False,
+        drop_tail: bool = False,
+        batch_size: int | None = None,
+        num_batches: int | None = None,
+        batch_steps: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        fields: tuple[str, ...] | None = None,
+        time_first: bool = True,
+        normalize_advantage: bool = False,
+    ) -> Iterator[SequenceBatch]:
+        """Windows of consecutive steps for truncated backpropagation through time, padded, with their first states.
+
+        A window never holds steps of two episodes. Those of an episode's K steps in this rollout start at its steps
+        0, s, 2s, ..., as long as each brings a step that no window before it has; only the last may be shorter than
+        ``length``. Without overlap every real step comes exactly once an epoch. Sequences are in random order, a new
+        one every epoch; columns must not be changed while they are being read.
+
+        Args:
+            length: steps of a window; None takes each episode's steps as one (whole trajectories, cut at dones).
+            overlap: how many steps successive windows share: "none" (s = length), "half" (s = length // 2), "max"
+                (s = 1), or their number.
+            complete: only of episodes that began and ended in this rollout.
+            drop_tail: leave out windows shorter than ``length``.
+            batch_size: sequences of a batch; the last one takes what remains.
+            num_batches: instead, how many batches an epoch has; their sizes differ by at most one.
+            batch_steps: instead, how many steps a batch has at most; a longer sequence comes alone. Without any of the
+                three an epoch is one batch.
+            epochs: passes over the rollout.
+            shuffle: False keeps the order: env by env, in time.
+            fields: the columns wanted; default all but ``mask``, ``final_value`` and ``hidden``, which comes anyway.
+            time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``. L is ``length``, or that of the batch's
+                longest sequence; with ``hidden_every`` there are rows in front that are unrolled for the state alone.
+            normalize_advantage: normalise ``advantage`` over each batch's steps.
+
+        Raises:
+            EmptyError: no step was added, or no window fits.
+            ShapeError: lengths, overlaps or sizes that make no sense.
+            FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
+        """
+        self._require_steps()
+        windows = cut(self._flags(), length, stride_of(length, overlap), drop_tail, complete)
+        if not len(windows):
+            raise EmptyError("no window fits: no episode is long enough, or none began and ended in this rollout")
+        split = splitter(len(windows), batch_size, num_batches, batch_steps)
+        wanted = [path for path in self._wanted(fields) if path[0] != "hidden"]
+        if normalize_advantage and ("advantage",) not in wanted:
+            raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
+        reader = self._window_reader(wanted, pack=epochs > 1)
+        rows = None if length is None else reader.most_rows(windows, min(length, self.steps))
+        orders = (self._order(len(windows), shuffle) for _ in range(epochs))
+        read = partial(reader.read, rows=rows, time_first=time_first, normalize_advantage=normalize_advantage)
+        return (read(windows[order[low:high]]) for order in orders for low, high in split(windows[order]))
+
+    def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
+        """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.
+
+        Chunks run on over the ends of episodes, as distillation wants it: ``seq["done"]`` is bool ``[L, N]``, and where
+        ``seq["is_start"]``, bool ``[L, N]``, is set, the state before that step is an initial one. ``seq["hidden"]`` is
+        the state before the chunk's first step. The columns are views.
+
+        Args:
+            length: steps of a chunk; default: one chunk of all. 1 gives step after step.
+            fields: the columns wanted; default all but ``mask``, ``final_value`` and ``hidden``.
+
+        Raises:
+            EmptyError: no step was added.
+            ShapeError: a length below 1, or one at which no state is kept (``hidden_every``).
+            FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
+        """
+        self._require_steps()
+        stride_of(length, "none")
+        size = self.steps if length is None else length
+        if self._states is not None and size % self.hidden_every and size < self.steps:
+            raise ShapeError(
+                f"chunks({size}): states are kept every {self.hidden_every} steps; ask for a multiple of them"
+            )
+        wanted = [path for path in self._wanted(fields) if path[0] != "hidden"]
+        reader = self._window_reader(wanted, pack=False)
+        flags = self._flags()
+        return (reader.chunk(flags, low, min(low + size, self.steps)) for low in range(0, self.steps, size))
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -442,8 +574,13 @@ class RolloutBuffer:
             "seed": self.seed,
             "draws": self._draws,
             "has_last": self._has_last,
+            "hidden_every": self.hidden_every,
+            "interrupted": self._interrupted,
         }
-        save_columns(path, self._columns, facts)
+        apart = {".ended": torch.from_numpy(self._ended)}
+        if self._states is not None:
+            apart |= {f".states.{dotted(name)}": state for name, state in self._states.tensors.items()}
+        save_columns(path, self._columns, facts, apart)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RolloutBuffer:
@@ -463,22 +600,53 @@ class RolloutBuffer:
                 device=device,
                 wrap=entry(content, "wrap", bool),
                 debug=entry(content, "debug", bool),
+                hidden_every=entry(content, "hidden_every", int),
                 seed=entry(content, "seed", int),
             )
             restore_columns(buffer._columns, tensors, content)
             buffer._apart_used = True
+            buffer._ended[:] = tensors[".ended"].numpy()
+            buffer._interrupted = entry(content, "interrupted", bool)
+            for name, state in (buffer._states.tensors if buffer._states else {}).items():
+                state.copy_(tensors[f".states.{dotted(name)}"])
             buffer._draws, buffer._has_last = entry(content, "draws", int), entry(content, "has_last", bool)
         return buffer
 
     def __repr__(self) -> str:
         return (
             f"RolloutBuffer({self.schema!r}, num_steps={self.num_steps}, num_envs={self.num_envs}, "
-            f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, seed={self.seed})"
+            f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, "
+            f"hidden_every={self.hidden_every}, seed={self.seed})"
         )
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _keep_states(self, every: int) -> None:
+        """With ``hidden_every`` above 1, recurrent states have rows of their own, one for every k steps."""
+        if every < 1 or (every > 1 and (self.wrap or "hidden" not in self.schema)):
+            raise SchemaError(
+                f"hidden_every={every}: expected at least 1; more than that needs a field 'hidden', and no wrap"
+            )
+        self.hidden_every, self._states = every, None
+        if every > 1:
+            leaves = {path: field for path, field in self.schema.leaves.items() if path[0] == "hidden"}
+            rows = -(-self.num_steps // every)
+            self._states = Columns(leaves, rows, self.num_envs, self.device, False)
+
+    def _is_sparse(self, path: Path) -> bool:
+        return self.hidden_every > 1 and path[0] == "hidden"
+
+    def _write_states(self, row: int, checked: list[Any]) -> list[Any]:
+        """Keep the states of a step if it is their turn; what is left to store elsewhere."""
+        assert self._states is not None
+        sparse = [path[0] == "hidden" for path in self.schema.leaves]
+        if row % self.hidden_every == 0:
+            states = [value for value, apart in zip(checked, sparse, strict=True) if apart]
+            self._states.write(row // self.hidden_every, states)
+        return [value for value, apart in zip(checked, sparse, strict=True) if not apart]
+
     def _advance(self, rows: int) -> None:
+        self._interrupted = False
         self._apart_used |= self.wrap and self.is_full
         self._columns.advance(rows)
         self._reserved = 0
@@ -501,12 +669,15 @@ class RolloutBuffer:
 
     @cached_property
     def _field_checkers(self) -> dict[str, StepChecker]:
-        specs: dict[str, Any] = {name: self.schema[name] for name in self.schema.names}
+        names = [name for name in self.schema.names if not self._is_sparse((name,))]
+        specs: dict[str, Any] = {name: self.schema[name] for name in names}
         specs |= {name: field for (name,), field in self._apart.items()}
         return {name: StepChecker(Schema({name: spec}), self.num_envs, self.device) for name, spec in specs.items()}
 
     def _leaves(self, path: Path) -> list[Path]:
         leaves = self._columns.below(path)
+        if self._is_sparse(path):
+            raise FieldError(f"field 'hidden': kept every {self.hidden_every} steps; sequences() and chunks() give it")
         if not leaves:
             raise FieldError(unknown_field(path, self.keys(), "this rollout"))
         return leaves
@@ -561,6 +732,53 @@ class RolloutBuffer:
     def _real_rows(self) -> Tensor | None:
         return self["mask"].flatten().nonzero().squeeze(1) if self._has_mask() else None
 
+    def _flags(self) -> Flags:
+        """What cuts the rollout into episodes."""
+        done = self._column("terminated") | self._column("truncated")
+        return Flags(done, self._column("mask"), self._ended)
+
+    def _column(self, name: str) -> Any:
+        (path,) = self._leaves((name,))
+        return as_host(self._columns.ordered(path))
+
+    def _ended_by_now(self) -> Any:
+        """Whether the next step of each env starts an episode, bool ``[N]``."""
+        if self._interrupted:
+            return np.ones(self.num_envs, np.bool_)
+        known = {("terminated",), ("truncated",)} <= self._columns.own
+        return self._flags().ended.view(np.bool_) if self.steps and known else self._ended
+
+    def _pass(self, rows: slice) -> None:
+        """Rows (by their place) are about to be given up, being the oldest: remember what they say of the next ones."""
+        if {("terminated",), ("truncated",)} <= self._columns.own:
+            flags = (as_host(self._columns.tensors[name,][rows]) for name in ("terminated", "truncated", "mask"))
+            terminated, truncated, real = flags
+            self._ended = Flags(terminated | truncated, real, self._ended).ended.view(np.bool_)
+
+    def _window_reader(self, wanted: list[Path], pack: bool) -> WindowReader:
+        columns = {path: self._columns.ordered(path) for path in wanted}
+        hidden = [path for path in self.schema.leaves if path[0] == "hidden"]
+        states = None
+        if self._states is not None:
+            initial = {path: self._initial(path) for path in hidden}
+            states = States({path: self._states.tensors[path] for path in hidden}, self.hidden_every, initial)
+        elif hidden:
+            states = States({path: self._columns.ordered(path) for path in hidden}, 1, {})
+        return WindowReader(columns, states, self.schema, pack)
+
+    def _initial(self, path: Path) -> Tensor:
+        leaf = self.schema.leaves[path]
+        if self.initial_hidden is None:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.device)
+        return torch.as_tensor(descend(self.initial_hidden, path[1:])).detach().to(self.device, leaf.dtype)
+
+    def _order(self, count: int, shuffle: bool) -> Any:
+        """The next permutation of ``count`` windows, or their own order."""
+        if not shuffle:
+            return np.arange(count)
+        self._draws += 1
+        return kernels.permutation(count, self.seed, self._draws - 1).numpy()
+
     def _permutation(self) -> Tensor:
         """The next permutation of the flat rows that are real."""
         rows = self._real_rows()
@@ -569,13 +787,13 @@ class RolloutBuffer:
         return order if rows is None else rows[order]
 
     def _batches(
-        self, wanted: list[Path], bounds: list[int], epochs: int, normalize_advantage: bool
+        self, wanted: list[Path], bounds: list[tuple[int, int]], epochs: int, normalize_advantage: bool
     ) -> Iterator[TensorDict]:
         # packing costs as much as one pass of gathering each field by itself
         rows = PackedRows({path: self._columns.ordered(path) for path in wanted}, pack=epochs > 1)
         for _ in range(epochs):
             order = self._permutation()
-            for low, high in pairwise(bounds):
+            for low, high in bounds:
                 batch = rows.gather(order[low:high])
                 if normalize_advantage:
                     batch["advantage",] = normalize(batch["advantage",])
@@ -584,21 +802,3 @@ class RolloutBuffer:
 
 def _path(name: Name) -> Path:
     return (name,) if isinstance(name, str) else name
-
-
-def _bounds(total: int, batch_size: int | None, num_batches: int | None, drop_last: bool) -> list[int]:
-    """Where the minibatches of an epoch begin, and where the last one ends."""
-    if (batch_size is None) == (num_batches is None):
-        raise ShapeError("minibatches: pass either batch_size or num_batches")
-    if num_batches is not None:
-        if not 1 <= num_batches <= total:
-            raise ShapeError(f"num_batches={num_batches}: {total} transitions make 1 to {total} minibatches")
-        size, more = divmod(total, num_batches)
-        if drop_last:
-            more = 0
-        return [i * size + min(i, more) for i in range(num_batches + 1)]
-    assert batch_size is not None
-    if batch_size < 1 or (drop_last and batch_size > total):
-        raise ShapeError(f"batch_size={batch_size}: the rollout holds {total} transitions; ask for 1 to {total}")
-    bounds = list(range(0, total + 1, batch_size))
-    return bounds if drop_last or bounds[-1] == total else [*bounds, total]

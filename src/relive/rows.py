@@ -69,22 +69,22 @@ class RowLayout:
         )
 
     def arrays(self, rows: Array) -> dict[Path, Array]:
-        """The fields of ``rows`` (uint8, ``[R, nbytes]``) as strided NumPy views ``[R, ...]``, bits of their dtype."""
+        """The fields of ``rows`` (uint8, ``[..., nbytes]``) as strided NumPy views ``[..., *shape]`` of their bits."""
         if not self.fields:
             return {}
-        records = rows.view(self._dtype)[:, 0]
+        records = rows.view(self._dtype)[..., 0]
         return {path: records[str(i)] for i, path in enumerate(self.fields)}
 
     def views(self, rows: Tensor) -> dict[Path, Tensor]:
-        """The fields of ``rows`` (uint8, ``[R, nbytes]``) as typed views ``[R, ...]`` into the same memory."""
+        """The fields of ``rows`` (uint8, ``[..., nbytes]``) as typed views ``[..., *shape]`` into the same memory."""
         if rows.is_cpu:  # a view by way of NumPy costs a third of one by way of torch
             arrays = self.arrays(rows.numpy())
             return {path: typed(arrays[path], field.dtype) for path, field in self.fields.items()}
         fields: dict[Path, Tensor] = {}
         for path, field in self.fields.items():
             item, count = field.dtype.itemsize, field.nbytes // field.dtype.itemsize
-            view = rows.view(field.dtype).narrow(1, self.offsets[path] // item, count)
-            fields[path] = view.unflatten(1, field.shape) if field.shape else view.squeeze(1)
+            view = rows.view(field.dtype).narrow(-1, self.offsets[path] // item, count)
+            fields[path] = view.unflatten(-1, field.shape) if field.shape else view.squeeze(-1)
         return fields
 
 

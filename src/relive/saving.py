@@ -158,9 +158,14 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
         sampler.load_state_dict(parts)
 
 
-def save_columns(path: str | os.PathLike[str], columns: Columns, facts: Mapping[str, Any]) -> None:
-    """Write the rows of a rollout in the order of time, each column with its bootstrap row, to a directory."""
-    tensors = {dotted(name): columns.with_last(name) for name in columns.live}
+def save_columns(
+    path: str | os.PathLike[str], columns: Columns, facts: Mapping[str, Any], apart: Mapping[str, Tensor]
+) -> None:
+    """Write the rows of a rollout in the order of time, each column with its bootstrap row, to a directory.
+
+    ``apart`` are further tensors, by names that no column has.
+    """
+    tensors = {dotted(name): columns.with_last(name) for name in columns.live} | dict(apart)
     attached = [list(name) for name in columns.live if name not in columns.own]
     persist.write(path, tensors, {**facts, "steps": columns.count, "attached": attached})
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import reference
 
-__all__ = ["copy_row", "discounted_return", "fast", "gae", "permutation", "vtrace"]
+__all__ = ["copy_row", "discounted_return", "fast", "gae", "gather_windows", "permutation", "vtrace"]
 
 
 @cache
@@ -51,3 +51,8 @@ def permutation(n: int, seed: int, counter: int) -> Tensor:
 def copy_row(sources: Any, targets: Any, nbytes: Any, row: int) -> None:
     """See :func:`relive.kernels.reference.copy_row`."""
     fast().copy_row(sources, targets, nbytes, row)
+
+
+def gather_windows(source: Tensor, *args: Any) -> Tensor:
+    """See :func:`relive.kernels.reference.gather_windows`."""
+    return (fast() if source.is_cpu else reference).gather_windows(source, *args)

@@ -17,6 +17,7 @@ from .ring import (
 )
 from .rows import copy_row
 from .tree import magnitudes, tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set, tree_shares
+from .windows import episode_starts, gather_windows, plan_windows
 
 __all__ = [
     "add_rows",
@@ -25,13 +26,16 @@ __all__ = [
     "copy_row",
     "discounted_return",
     "draw",
+    "episode_starts",
     "gae",
     "gather_rows",
+    "gather_windows",
     "ids_of",
     "live",
     "magnitudes",
     "masses",
     "permutation",
+    "plan_windows",
     "scatter_rows",
     "stack_places",
     "tree_build",

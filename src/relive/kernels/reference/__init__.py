@@ -27,6 +27,7 @@ from .tree import (
     tree_set,
     tree_shares,
 )
+from .windows import episode_starts, gather_windows, plan_windows
 
 __all__ = [
     "add_rows",
@@ -35,14 +36,17 @@ __all__ = [
     "copy_row",
     "discounted_return",
     "draw",
+    "episode_starts",
     "gae",
     "gather_rows",
+    "gather_windows",
     "heaviest",
     "ids_of",
     "live",
     "magnitudes",
     "masses",
     "permutation",
+    "plan_windows",
     "refuse_missing",
     "scatter_rows",
     "stack_places",

@@ -1,0 +1,54 @@
+"""How many items, or steps, each minibatch of an epoch takes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ShapeError
+
+__all__ = ["parts", "parts_by_steps"]
+
+
+def parts(
+    total: int, batch_size: int | None, num_batches: int | None, drop_last: bool = False, items: str = "transitions"
+) -> list[tuple[int, int]]:
+    """(begin, end) of each minibatch of ``total`` items.
+
+    Raises:
+        ShapeError: sizes that do not fit.
+    """
+    if (batch_size is None) == (num_batches is None):
+        raise ShapeError("pass either batch_size or num_batches")
+    if num_batches is not None:
+        if not 1 <= num_batches <= total:
+            raise ShapeError(f"num_batches={num_batches}: {total} {items} make 1 to {total} minibatches")
+        size, more = divmod(total, num_batches)
+        if drop_last:
+            more = 0
+        return list(pairwise(i * size + min(i, more) for i in range(num_batches + 1)))
+    assert batch_size is not None
+    if batch_size < 1 or (drop_last and batch_size > total):
+        raise ShapeError(f"batch_size={batch_size}: the rollout holds {total} {items}; ask for 1 to {total}")
+    bounds = list(range(0, total + 1, batch_size))
+    return list(pairwise(bounds if drop_last or bounds[-1] == total else [*bounds, total]))
+
+
+def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[int, int]]:
+    """(begin, end) of minibatches of at most ``batch_steps`` steps; an item that is longer comes alone.
+
+    Raises:
+        ShapeError: ``batch_steps`` is not positive.
+    """
+    if batch_steps < 1:
+        raise ShapeError(f"batch_steps={batch_steps}: ask for at least 1")
+    until: NDArray[np.int64] = np.cumsum(lengths)
+    begin, found = 0, list[tuple[int, int]]()
+    while begin < len(lengths):
+        before = until[begin] - lengths[begin]
+        end = max(int(np.searchsorted(until, before + batch_steps, side="right")), begin + 1)
+        found.append((begin, end))
+        begin = end
+    return found

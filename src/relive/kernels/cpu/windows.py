@@ -1,0 +1,99 @@
+"""Windows of rollouts: where episodes start, which windows they are cut into, and rows as padded batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .jit import address_t, jit, memcpy
+
+__all__ = ["episode_starts", "gather_windows", "plan_windows"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.uint8]
+
+
+@jit
+def episode_starts(done: Bools, real: Bools, ended: Bools, starts: Bools) -> None:
+    """See :func:`relive.kernels.reference.windows.episode_starts`."""
+    for t in range(done.shape[0]):
+        for env in range(done.shape[1]):
+            starts[t, env] = real[t, env] & ended[env]
+            ended[env] = done[t, env] | (ended[env] & (1 - real[t, env]))
+
+
+@jit
+def plan_windows(
+    done: Bools, real: Bools, starts: Bools, length: int, stride: int, tails: bool, complete: bool, windows: Ints
+) -> int:
+    """See :func:`relive.kernels.reference.windows.plan_windows`."""
+    found = 0
+    steps, envs = done.shape
+    for env in range(envs):
+        t, origin, begins = 0, 0, 0
+        while t < steps:
+            if starts[t, env]:
+                origin, begins = t, 1
+            if not real[t, env]:
+                t += 1
+                continue
+            end = t
+            while end + 1 < steps and not done[end, env] and real[end + 1, env]:
+                end += 1
+            if not complete or (starts[t, env] and done[end, env]):
+                found = _cut(env, t, end + 1 - t, origin, begins, length, stride, tails, windows, found)
+            t = end + 1
+    return found
+
+
+@jit
+def _cut(
+    env: int, start: int, run: int, origin: int, begins: int, length: int, stride: int, tails: bool, windows: Ints,
+    found: int,
+) -> int:  # fmt: skip
+    """The windows of one run; how many there are by now."""
+    first = 0
+    while first == 0 or first + length - stride < run:
+        size = min(length, run - first)
+        if size == length or tails:
+            if found < len(windows):
+                windows[found, 0], windows[found, 1], windows[found, 2] = env, start + first, size
+                windows[found, 3], windows[found, 4] = origin, begins
+            found += 1
+        first += stride
+    return found
+
+
+def gather_windows(
+    source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, time_first: bool
+) -> Tensor:
+    """See :func:`relive.kernels.reference.windows.gather_windows`."""
+    count, width = len(first), source.shape[1]
+    # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
+    out = np.empty((length, count, width) if time_first else (count, length, width), np.uint8)
+    rows, pads, at, sizes = source.numpy(), pad.numpy(), first.numpy(), lengths.numpy()
+    _gather(rows, at, step, sizes, pads, count if time_first else 1, 1 if time_first else length, length, out)
+    return torch.from_numpy(out)
+
+
+@jit
+def _gather(
+    source: Any, first: Ints, step: int, lengths: Ints, pad: Any, per_step: int, per_window: int, length: int, out: Any
+) -> None:
+    """``per_step`` and ``per_window`` are how many rows of ``out`` lie between successive steps and windows."""
+    here, there, blank = source.ctypes.data, out.ctypes.data, pad.ctypes.data
+    width = np.intp(pad.size)
+    whole = step == 1 and per_step == 1
+    for b in range(first.size):
+        size, row, target = lengths[b], here + first[b] * width, there + b * per_window * width
+        if whole:
+            memcpy(address_t(target), address_t(row), width * size)
+        else:
+            for t in range(size):
+                memcpy(address_t(target + t * per_step * width), address_t(row + t * step * width), width)
+        for t in range(size, length):
+            memcpy(address_t(target + t * per_step * width), address_t(blank), width)

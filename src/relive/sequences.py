@@ -1,0 +1,156 @@
+"""SequenceBatch: windows of consecutive steps, padded to a common length, with the state each begins in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from .errors import FieldError, ShapeError
+from .schema import unknown_field
+from .storage import as_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["SequenceBatch"]
+
+
+class SequenceBatch(Mapping[str, Any]):
+    """B sequences of up to L rows: a mapping from names to padded tensors, and to what is known of each sequence.
+
+    ======================== ==========================================================================================
+    ``seq["obs"]``, ...      ``[L, B, ...]``, or ``[B, L, ...]`` unless ``time_first``; zeros where a sequence has no
+                             row, but ``action_mask`` True. A TensorDict where the field is nested.
+    ``seq["mask"]``          bool ``[L, B]``: the steps to learn from, neither padding nor burn-in.
+    ``seq["hidden"]``        the recurrent state before the first row, nested as in the schema: ``[layers, B, size]`` of
+                             a field of shape ``(layers, size)``, ``[B, size]`` of one of shape ``(size,)``; contiguous.
+    ``seq["lengths"]``       int64 ``[B]``: rows that are not padding, which are the first ones.
+    ``seq["burn_in"]``       int64 ``[B]``: rows before the first step to learn from, unrolled for their state alone.
+    ``seq["is_start"]``      bool ``[B]``: the first row is that of an episode, and ``hidden`` an initial state.
+    ``seq["env"]``           int64 ``[B]``
+    ``seq["start"]``         int64 ``[B]``: the time of the first step to learn from; the number of its row in a replay.
+    ======================== ==========================================================================================
+
+    Batches of a replay also have ``index`` (int64 ``[B]``) and, row by row, ``reward``, ``discount``, ``steps`` and
+    ``next`` of n-step windows: see :class:`relive.Sequence`. In chunks (:meth:`relive.RolloutBuffer.chunks`), which run
+    on over the ends of episodes, ``is_start`` is ``[L, B]``.
+    """
+
+    def __init__(self, data: TensorDict, facts: Mapping[str, Tensor], hidden: Any = None, *, time_first: bool) -> None:
+        self.data, self.time_first = data, time_first
+        self._facts, self._hidden = dict(facts), hidden
+
+    # -- a mapping ----------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._facts:
+            return self._facts[name]
+        if name == "hidden" and self._hidden is not None:
+            return self._hidden
+        if name not in self.data.keys():
+            raise FieldError(unknown_field(name, tuple(self), "this batch of sequences"))
+        return self.data[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in tuple(self)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from cast("Iterator[str]", self.data.keys())
+        yield from self._facts
+        if self._hidden is not None:
+            yield "hidden"
+
+    def __len__(self) -> int:
+        return len(tuple(self))
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, self.data.batch_size))
+        axes = "L, B" if self.time_first else "B, L"
+        return f"SequenceBatch([{axes}] = [{shape}], {', '.join(self)})"
+
+    # -- sizes --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return int(self.data.batch_size[1 if self.time_first else 0])
+
+    @cached_property
+    def num_steps(self) -> int:
+        """Steps to learn from: ``mask.sum()``."""
+        return int(self["mask"].sum())
+
+    # -- other forms --------------------------------------------------------------------------------------------
+
+    def flat(self, values: Any = None) -> Any:
+        """The steps to learn from, ``[S, ...]``, sequence after sequence.
+
+        Args:
+            values: a tensor ``[L, B, ...]``, such as a network's output; default: all fields, as a TensorDict.
+        """
+        if values is None:
+            leaves = self.data.flatten_keys("\0")
+            columns = {tuple(name.split("\0")): self.flat(leaf) for name, leaf in leaves.items() if name != "mask"}
+            return as_tensordict(columns, (self.num_steps,))
+        self._require_rows(values)
+        return self._by_sequence(values)[self._by_sequence(self["mask"])]
+
+    def pad(self, values: Tensor) -> Tensor:
+        """The inverse of :meth:`flat`: ``[S, ...]`` as ``[L, B, ...]``, zero in all other rows."""
+        if values.shape[:1] != (self.num_steps,):
+            raise ShapeError(f"pad: expected the {self.num_steps} steps of this batch, got {tuple(values.shape)}")
+        mask = self._by_sequence(self["mask"])
+        padded = values.new_zeros((*mask.shape, *values.shape[1:]))
+        return self._by_sequence(padded.index_put((mask,), values))
+
+    def packed(self, name: str) -> PackedSequence:
+        """A field as torch.nn's recurrent modules take it without padding, burn-in included."""
+        values = self[name]
+        self._require_rows(values)
+        lengths = self["lengths"].cpu()
+        return pack_padded_sequence(values, lengths, batch_first=not self.time_first, enforce_sorted=False)
+
+    def bootstrap(self, values: Tensor) -> Tensor:
+        """``values`` ``[L, B, ...]`` of the rows that the n-step windows of a replay end before; 0 on padding.
+
+        The target is ``seq["reward"] + seq["discount"] * seq.bootstrap(value)``, ``[L, B]``.
+        """
+        self._require_rows(values)
+        after = self["next"]
+        time = 0 if self.time_first else 1
+        index = after.clamp(min=0).view(*after.shape, *[1] * (values.dim() - 2)).expand_as(values)
+        known = (after >= 0).view(*after.shape, *[1] * (values.dim() - 2))
+        return torch.where(known, values.gather(time, index), 0)
+
+    def to(self, device: str | torch.device) -> SequenceBatch:
+        """The same batch on another device."""
+        facts = {name: fact.to(device) for name, fact in self._facts.items()}
+        hidden = mapped(self._hidden, lambda state: state.to(device))
+        return SequenceBatch(self.data.to(device), facts, hidden, time_first=self.time_first)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _by_sequence(self, values: Tensor) -> Tensor:
+        return values.transpose(0, 1) if self.time_first else values
+
+    def _require_rows(self, values: Any) -> None:
+        expected = tuple(self.data.batch_size)
+        if tuple(values.shape[:2]) != expected:
+            axes = "[L, B, ...]" if self.time_first else "[B, L, ...]"
+            raise ShapeError(f"expected {axes} with {expected} in front, got {tuple(values.shape)}")
+
+
+def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Nested dicts and tuples with ``function`` of every leaf."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {name: mapped(member, function) for name, member in cast("dict[str, Any]", tree).items()}
+    if isinstance(tree, tuple):
+        return tuple(mapped(member, function) for member in cast("tuple[Any, ...]", tree))
+    return function(tree)

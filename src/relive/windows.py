@@ -1,0 +1,233 @@
+"""The sequences of a rollout: its episodes cut into windows, and windows read as padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from . import kernels
+from .batching import parts, parts_by_steps
+from .errors import ShapeError
+from .returns import normalize
+from .rows import LARGE_FIELD, RowLayout
+from .schema import Field, Path, Schema
+from .sequences import SequenceBatch
+from .storage import as_tensordict
+from .vectors import swap_layers
+
+__all__ = ["Flags", "States", "WindowReader", "cut", "stride_of"]
+
+Ints = NDArray[np.int64]
+Overlap = Literal["none", "half", "max"] | int
+WHOLE = 2**31
+"""A window longer than any rollout."""
+ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
+"""The columns of a table of windows."""
+
+
+def stride_of(length: int | None, overlap: Overlap) -> int:
+    """How many steps lie between the starts of successive windows.
+
+    Raises:
+        ShapeError: a length below 1, or an overlap that is not less than it.
+    """
+    if length is None:
+        if overlap != "none":
+            raise ShapeError(f"overlap={overlap!r} needs a length; whole trajectories do not overlap")
+        return WHOLE
+    if not isinstance(cast("object", length), int) or length < 1:
+        raise ShapeError(f"length={length!r}: a sequence has at least 1 step")
+    strides = {"none": length, "half": max(length // 2, 1), "max": 1}
+    if isinstance(overlap, str):
+        if overlap not in strides:
+            raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
+        return strides[overlap]
+    if not 0 <= overlap < length:
+        raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")
+    return length - overlap
+
+
+class Flags:
+    """What cuts a rollout into episodes: ``done``, ``real`` and ``starts``, uint8 ``[T, N]``.
+
+    Args:
+        done: bool ``[T, N]``, ``terminated | truncated``.
+        real: bool ``[T, N]``, the rollout's mask.
+        ended: bool ``[N]``, whether the episode before the first row had ended.
+    """
+
+    def __init__(self, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> None:
+        self.done, self.real = (np.ascontiguousarray(x).view(np.uint8) for x in (done, real))
+        self.starts, self.ended = np.empty_like(self.done), ended.astype(np.uint8)
+        """The first steps of episodes; and whether the last episodes have ended by now, ``[N]``."""
+        kernels.fast().episode_starts(self.done, self.real, self.ended, self.starts)
+
+
+def cut(flags: Flags, length: int | None, stride: int, drop_tail: bool, complete: bool) -> Ints:
+    """The windows ``[K, 5]``: env, start, length, where the episode starts (or 0), whether it does start there."""
+    size = WHOLE if length is None else length
+    arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail, complete
+    room = np.empty((flags.done.size // min(stride, size) + flags.done.size // 8 + 8, 5), np.int64)
+    found = kernels.fast().plan_windows(*arguments, room)
+    if found > len(room):
+        room = np.empty((found, 5), np.int64)
+        kernels.fast().plan_windows(*arguments, room)
+    return room[:found]
+
+
+def splitter(
+    total: int, batch_size: int | None, num_batches: int | None, batch_steps: int | None
+) -> Callable[[Ints], list[tuple[int, int]]]:
+    """How an epoch's windows, in their order, are split into batches: (begin, end) of each; by default all in one.
+
+    Raises:
+        ShapeError: sizes that make no sense.
+    """
+    given = [size for size in (batch_size, num_batches, batch_steps) if size is not None]
+    if len(given) > 1:
+        raise ShapeError("sequences: pass at most one of batch_size, num_batches and batch_steps")
+    if batch_steps is not None:
+        parts_by_steps(np.zeros(0, np.int64), batch_steps)
+        return lambda windows: parts_by_steps(windows[:, LENGTH], batch_steps)
+    split = parts(total, batch_size if given else total, num_batches, items="sequences")
+    return lambda _: split
+
+
+class States:
+    """The recurrent states of a rollout: columns ``[T, N, ...]``, or every k-th row of them.
+
+    Args:
+        columns: path -> ``[ceil(T / every), N, ...]``.
+        every: k.
+        initial: the state that episodes start in, path -> ``[...]``; used where that of an episode's start is not kept.
+    """
+
+    def __init__(self, columns: Mapping[Path, Tensor], every: int, initial: Mapping[Path, Tensor]) -> None:
+        self._columns = {path: column.flatten(0, 1) for path, column in columns.items()}
+        self.every, self._initial = every, initial
+
+    def first_rows(self, windows: Ints) -> Ints:
+        """Where to start to unroll: at the window, at the last state kept before it, or at the episode's start."""
+        start = windows[:, START]
+        return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
+
+    def at(self, rows: Ints, envs: Ints, num_envs: int) -> dict[Path, Tensor]:
+        """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``."""
+        found: dict[Path, Tensor] = {}
+        unknown = torch.from_numpy(rows % self.every != 0)
+        index = torch.from_numpy(rows // self.every * num_envs + envs)
+        for path, column in self._columns.items():
+            state = column.index_select(0, index.to(column.device))
+            if self.every > 1 and bool(unknown.any()):
+                state[unknown.to(column.device)] = self._initial[path]
+            found[path] = swap_layers(state).contiguous()
+        return found
+
+
+class WindowReader:
+    """Reads windows of one rollout as padded batches.
+
+    Args:
+        columns: path -> contiguous ``[T, N, ...]``, without the hidden states.
+        states: the hidden states, if there are any.
+        schema: how they are nested.
+        pack: first lay the small fields of a row next to each other, environment by environment: it costs one pass
+            over them, and each window is then one run of bytes.
+    """
+
+    def __init__(self, columns: Mapping[Path, Tensor], states: States | None, schema: Schema, pack: bool) -> None:
+        self._columns, self._states, self._schema = columns, states, schema
+        some = next(iter(columns.values()))
+        (self._steps, self._envs), self._device = some.shape[:2], some.device
+        fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
+        small = {
+            path: field for path, field in fields.items() if not field.nbytes or (pack and field.nbytes <= LARGE_FIELD)
+        }
+        self._layout = RowLayout(small)
+        self._rows = torch.empty((self._envs, self._steps, self._layout.nbytes), dtype=torch.uint8, device=self._device)
+        for path, view in self._layout.views(self._rows).items():
+            view.copy_(columns[path].transpose(0, 1))
+        self._pad = torch.zeros(self._layout.nbytes, dtype=torch.uint8, device=self._device)
+        for path, view in self._layout.views(self._pad[None]).items():
+            view.fill_(_padding(path))
+
+    def most_rows(self, windows: Ints, length: int) -> int:
+        """Rows that any batch of these windows of up to ``length`` steps needs."""
+        burn = self.burn_in(windows)
+        return int((windows[:, LENGTH] + burn).max()) if burn.any() else length
+
+    def burn_in(self, windows: Ints) -> Ints:
+        """How many steps of each window are unrolled for their state alone."""
+        return windows[:, START] - (windows[:, START] if self._states is None else self._states.first_rows(windows))
+
+    def read(
+        self, windows: Ints, rows: int | None, time_first: bool, normalize_advantage: bool = False
+    ) -> SequenceBatch:
+        """Windows as one batch of ``rows`` rows each, or of as many as the longest needs."""
+        env, start, burn = windows[:, ENV].copy(), windows[:, START].copy(), self.burn_in(windows)
+        first, lengths = start - burn, windows[:, LENGTH] + burn
+        high = int(lengths.max()) if rows is None else rows
+        is_start = (windows[:, BEGINS] == 1) & (first == windows[:, ORIGIN])
+        facts = {"lengths": lengths, "burn_in": burn, "is_start": is_start, "env": env, "start": start}
+        moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
+        leaves = self._gather(torch.from_numpy(first), torch.from_numpy(env), moved["lengths"], high, time_first)
+        time = torch.arange(high, device=self._device)
+        mask = time[:, None] < moved["lengths"]
+        if burn.any():
+            mask &= time[:, None] >= moved["burn_in"]
+        leaves["mask",] = mask = mask if time_first else mask.T.contiguous()
+        if normalize_advantage:
+            leaves["advantage",] = normalize(leaves["advantage",], mask)
+        shape = (high, len(env)) if time_first else (len(env), high)
+        hidden = None if self._states is None else self._hidden(first, env)
+        return SequenceBatch(as_tensordict(leaves, shape), moved, hidden, time_first=time_first)
+
+    def chunk(self, flags: Flags, low: int, high: int) -> SequenceBatch:
+        """The steps from ``low`` up to, not including, ``high`` of all envs, ``[L, N, ...]``."""
+        leaves = {path: column[low:high] for path, column in self._columns.items()}
+        for name, flag in (("mask", flags.real), ("done", flags.done)):
+            leaves[name,] = torch.from_numpy(flag[low:high].view(np.bool_)).to(self._device)
+        envs, first = np.arange(self._envs), np.full(self._envs, low)
+        facts = {
+            "lengths": np.full(self._envs, high - low),
+            "burn_in": np.zeros(self._envs, np.int64),
+            "is_start": flags.starts[low:high].view(np.bool_),
+            "env": envs,
+            "start": first,
+        }
+        moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
+        hidden = None if self._states is None else self._hidden(first, envs)
+        return SequenceBatch(as_tensordict(leaves, (high - low, self._envs)), moved, hidden, time_first=True)
+
+    def _hidden(self, first: Ints, envs: Ints) -> Any:
+        assert self._states is not None
+        return self._schema.rebuild("hidden", self._states.at(first, envs, self._envs).__getitem__)
+
+    def _gather(self, first: Tensor, env: Tensor, lengths: Tensor, rows: int, time_first: bool) -> dict[Path, Tensor]:
+        packed: dict[Path, Tensor] = {}
+        if self._layout.fields:
+            index = (env * self._steps + first).to(self._device)
+            out = kernels.gather_windows(self._rows.flatten(0, 1), index, 1, lengths, self._pad, rows, time_first)
+            packed = self._layout.views(out)
+        index = (first * self._envs + env).to(self._device)
+        found: dict[Path, Tensor] = {}
+        for path, column in self._columns.items():
+            if path in packed:
+                found[path] = packed[path]
+                continue
+            source = column.reshape(self._steps * self._envs, -1).view(torch.uint8)
+            pad = torch.full(column.shape[2:], _padding(path), dtype=column.dtype, device=self._device)
+            bits = pad.reshape(1, -1).view(torch.uint8)[0]
+            out = kernels.gather_windows(source, index, self._envs, lengths, bits, rows, time_first)
+            found[path] = out.view(column.dtype).reshape(*out.shape[:2], *column.shape[2:])
+        return found
+
+
+def _padding(path: Path) -> bool:
+    """What stands in a row that is none: a distribution without any legal action would be NaN."""
+    return path[0] == "action_mask"
