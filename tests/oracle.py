@@ -597,3 +597,75 @@ ESTIMATORS: dict[str, Callable[..., Any]] = {
     "lambda_returns": lambda_returns,
     "vtrace": vtrace,
 }
+
+
+# Episodes cut into windows: what recurrent networks are trained on.
+
+
+class Stretch(NamedTuple):
+    """The steps ``start <= t < start + length`` of one env; ``is_start`` where an episode begins with them."""
+
+    env: int
+    start: int
+    length: int
+    is_start: bool
+
+
+def windows(count: int, length: int | None, stride: int, drop_tail: bool = False) -> list[tuple[int, int]]:
+    """(first step, number of steps) of the windows of ``count`` steps, in the order of time; None is one of them all.
+
+    They begin at 0, stride, 2 stride, ...; one that brings nothing new does not exist.
+    """
+    length = count if length is None else length
+    found: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for first in range(0, count, stride):
+        steps = range(first, min(first + length, count))
+        if not seen.issuperset(steps) and (len(steps) == length or not drop_tail):
+            found.append((first, len(steps)))
+        seen.update(steps)
+    return found
+
+
+def starts_episode(done: Any, mask: Any, ended: Any, t: int, env: int) -> bool:
+    """Whether step ``t`` is the first of its episode: since the last one's end nothing real has happened.
+
+    ``ended`` says of each env whether the episode before the block had ended.
+    """
+    for before in reversed(range(t)):
+        if done[before][env]:
+            return bool(mask[t][env])
+        if mask[before][env]:
+            return False
+    return bool(mask[t][env] and ended[env])
+
+
+def stretches(
+    terminated: Any,
+    truncated: Any,
+    mask: Any = None,
+    *,
+    length: int | None = None,
+    stride: int = 1,
+    complete: bool = False,
+    drop_tail: bool = False,
+    ended: Any = None,
+) -> list[Stretch]:
+    """The windows of a whole block, env by env in the order of time; ``complete`` keeps those of whole episodes."""
+    terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+    done = terminated | truncated
+    mask = np.ones(done.shape, bool) if mask is None else np.asarray(mask, bool)
+    ended = np.ones(done.shape[1], bool) if ended is None else ended
+    found: list[Stretch] = []
+    for run in (run for runs in split(terminated, truncated, mask) for run in runs):
+        begins = starts_episode(done, mask, ended, run.t0, run.env)
+        if complete and not (begins and run.end in ("terminated", "truncated")):
+            continue
+        for first, count in windows(run.t1 - run.t0, length, stride, drop_tail):
+            found.append(Stretch(run.env, run.t0 + first, count, begins and first == 0))
+    return found
+
+
+def state_row(done: Any, mask: Any, ended: Any, start: int, env: int, every: int) -> int:
+    """The newest step up to ``start`` whose state is known: each k-th is kept, and that of an episode's start is given."""
+    return next(t for t in range(start, -1, -1) if t % every == 0 or starts_episode(done, mask, ended, t, env))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
 
 import numpy as np
@@ -44,11 +45,11 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
     """
     if batch_steps < 1:
         raise ShapeError(f"batch_steps={batch_steps}: ask for at least 1")
-    until: NDArray[np.int64] = np.cumsum(lengths)
+    until: list[int] = np.cumsum(lengths).tolist()
     begin, found = 0, list[tuple[int, int]]()
     while begin < len(lengths):
-        before = until[begin] - lengths[begin]
-        end = max(int(np.searchsorted(until, before + batch_steps, side="right")), begin + 1)
+        before = until[begin - 1] if begin else 0
+        end = max(bisect_right(until, before + batch_steps), begin + 1)
         found.append((begin, end))
         begin = end
     return found
