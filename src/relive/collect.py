@@ -238,6 +238,7 @@ class Collector:
                 seed=seed,
                 final_obs=self._final_obs,
                 from_info=self._wanted_info,
+                initial_hidden=self._initial_hidden if "hidden" in schema else None,
                 autoreset_mode=self._mode if envs is None else None,
             )
             return collector.collect(num_steps)
@@ -440,19 +441,21 @@ class Collector:
         tree: Any = self._initial_hidden
         if callable(tree):
             tree = tree()
-        if isinstance(self.buffer, RolloutBuffer):
-            self.buffer.initial_hidden = tree
         states: Leaves = {}
         for path, leaf in self.buffer.schema.leaves.items():
             if path[0] != "hidden":
                 continue
-            state = torch.zeros(leaf.shape) if tree is None else torch.as_tensor(descend(tree, path[1:])).detach()
+            state = (
+                torch.zeros(leaf.shape) if tree is None else torch.as_tensor(descend(tree, path[1:])).detach().clone()
+            )
             if state.shape != leaf.shape:
                 raise ShapeError(
                     f"initial_hidden: expected {leaf.shape} for '{dotted(path)}', without the axis of envs, "
                     f"got {tuple(state.shape)}"
                 )
             states[path] = state.to(self.buffer.device, leaf.dtype)
+        if states and isinstance(self.buffer, RolloutBuffer):
+            self.buffer.initial_hidden = self.buffer.schema.rebuild("hidden", states.__getitem__)
         return states
 
     def _started(self, states: Leaves, where: Bools) -> Leaves:

@@ -263,10 +263,10 @@ class RolloutBuffer:
             self._interrupted = bool(self.steps)
             return
         truncated = self["truncated"].clone()
-        going_on = self["mask"][-1] & ~(self["terminated"][-1] | truncated[-1])
+        going_on = ~(self["terminated"][-1] | truncated[-1])
         truncated[-1] |= going_on
         self["truncated"] = truncated
-        envs = going_on.nonzero().squeeze(1)
+        envs = (going_on & self["mask"][-1]).nonzero().squeeze(1)
         if "value" in self.schema and len(envs):
             self.set_final_value(torch.full_like(envs, self.steps - 1), envs, self.last["value"][envs])
 
@@ -494,7 +494,7 @@ class RolloutBuffer:
             overlap: how many steps successive windows share: "none" (s = length), "half" (s = length // 2), "max"
                 (s = 1), or their number.
             complete: only of episodes that began and ended in this rollout.
-            drop_tail: leave out windows shorter than ``length``.
+            drop_tail: leave out windows shorter than ``length``. With either there may be none, and then no batch.
             batch_size: sequences of a batch; the last one takes what remains.
             num_batches: instead, how many batches an epoch has; their sizes differ by at most one.
             batch_steps: instead, how many steps a batch has at most; a longer sequence comes alone. Without any of the
@@ -502,21 +502,20 @@ class RolloutBuffer:
             epochs: passes over the rollout.
             shuffle: False keeps the order: env by env, in time.
             fields: the columns wanted; default all but ``mask``, ``final_value`` and ``hidden``, which comes anyway.
-            time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``. L is ``length``, or that of the batch's
-                longest sequence; with ``hidden_every`` there are rows in front that are unrolled for the state alone.
+            time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``. L is ``length``, or the rollout's steps if
+                those are fewer; without a length it is that of the batch's longest sequence. With ``hidden_every``
+                there are further rows in front, which are unrolled for the state alone.
             normalize_advantage: normalise ``advantage`` over each batch's steps.
 
         Raises:
-            EmptyError: no step was added, or no window fits.
+            EmptyError: no step was added.
             ShapeError: lengths, overlaps or sizes that make no sense.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         self._require_steps()
         windows = cut(self._flags(), length, stride_of(length, overlap), drop_tail, complete)
-        if not len(windows):
-            raise EmptyError("no window fits: no episode is long enough, or none began and ended in this rollout")
         split = splitter(len(windows), batch_size, num_batches, batch_steps)
-        wanted = [path for path in self._wanted(fields) if path[0] != "hidden"]
+        wanted = self._steps_wanted(fields)
         if normalize_advantage and ("advantage",) not in wanted:
             raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
         reader = self._window_reader(wanted, pack=epochs > 1)
@@ -548,7 +547,7 @@ class RolloutBuffer:
             raise ShapeError(
                 f"chunks({size}): states are kept every {self.hidden_every} steps; ask for a multiple of them"
             )
-        wanted = [path for path in self._wanted(fields) if path[0] != "hidden"]
+        wanted = self._steps_wanted(fields)
         reader = self._window_reader(wanted, pack=False)
         flags = self._flags()
         return (reader.chunk(flags, low, min(low + size, self.steps)) for low in range(0, self.steps, size))
@@ -580,6 +579,7 @@ class RolloutBuffer:
         apart = {".ended": torch.from_numpy(self._ended)}
         if self._states is not None:
             apart |= {f".states.{dotted(name)}": state for name, state in self._states.tensors.items()}
+            apart |= {f".initial.{dotted(name)}": self._initial(name) for name in self._states.tensors}
         save_columns(path, self._columns, facts, apart)
 
     @classmethod
@@ -607,8 +607,12 @@ class RolloutBuffer:
             buffer._apart_used = True
             buffer._ended[:] = tensors[".ended"].numpy()
             buffer._interrupted = entry(content, "interrupted", bool)
-            for name, state in (buffer._states.tensors if buffer._states else {}).items():
-                state.copy_(tensors[f".states.{dotted(name)}"])
+            if buffer._states is not None:
+                for name, state in buffer._states.tensors.items():
+                    state.copy_(tensors[f".states.{dotted(name)}"])
+                buffer.initial_hidden = buffer.schema.rebuild(
+                    "hidden", lambda path: tensors[f".initial.{dotted(path)}"]
+                )
             buffer._draws, buffer._has_last = entry(content, "draws", int), entry(content, "has_last", bool)
         return buffer
 
@@ -725,6 +729,13 @@ class RolloutBuffer:
         if not names or isinstance(names, str):
             raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
         return [leaf for name in names for leaf in self._leaves((name,))]
+
+    def _steps_wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
+        """The columns of sequences: ``hidden`` comes once for each, and ``is_start`` and ``mask`` anyway."""
+        names = fields
+        if isinstance(fields, tuple):
+            names = tuple(name for name in fields if name != "hidden" or name not in self.schema)
+        return [path for path in self._wanted(names) if path[0] not in ("hidden", "is_start", "mask")]
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
         return {path: self._columns.ordered(path).flatten(0, 1) for path in self._wanted(fields)}

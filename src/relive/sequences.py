@@ -31,14 +31,15 @@ class SequenceBatch(Mapping[str, Any]):
                              a field of shape ``(layers, size)``, ``[B, size]`` of one of shape ``(size,)``; contiguous.
     ``seq["lengths"]``       int64 ``[B]``: rows that are not padding, which are the first ones.
     ``seq["burn_in"]``       int64 ``[B]``: rows before the first step to learn from, unrolled for their state alone.
-    ``seq["is_start"]``      bool ``[B]``: the first row is that of an episode, and ``hidden`` an initial state.
+    ``seq["is_start"]``      bool ``[L, B]``: rows that begin an episode, before which the state is an initial one. Only
+                             first rows can; in chunks (:meth:`relive.RolloutBuffer.chunks`), which run on over the ends
+                             of episodes, any.
     ``seq["env"]``           int64 ``[B]``
     ``seq["start"]``         int64 ``[B]``: the time of the first step to learn from; the number of its row in a replay.
     ======================== ==========================================================================================
 
     Batches of a replay also have ``index`` (int64 ``[B]``) and, row by row, ``reward``, ``discount``, ``steps`` and
-    ``next`` of n-step windows: see :class:`relive.Sequence`. In chunks (:meth:`relive.RolloutBuffer.chunks`), which run
-    on over the ends of episodes, ``is_start`` is ``[L, B]``.
+    ``next`` of n-step windows: see :class:`relive.Sequence`.
     """
 
     def __init__(self, data: TensorDict, facts: Mapping[str, Tensor], hidden: Any = None, *, time_first: bool) -> None:
@@ -57,7 +58,14 @@ class SequenceBatch(Mapping[str, Any]):
         return self.data[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in tuple(self)
+        return any(name == known for known in self)  # Mapping's own looks for a KeyError
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """``seq[name]`` if there is one."""
+        try:
+            return self[name]
+        except FieldError:
+            return default
 
     def __iter__(self) -> Iterator[str]:
         yield from cast("Iterator[str]", self.data.keys())
@@ -66,7 +74,7 @@ class SequenceBatch(Mapping[str, Any]):
             yield "hidden"
 
     def __len__(self) -> int:
-        return len(tuple(self))
+        return sum(1 for _ in self)  # tuple(self) would ask for this length
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.data.batch_size))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import kernels
 from .batching import parts, parts_by_steps
-from .errors import ShapeError
+from .errors import FieldError, ShapeError
 from .returns import normalize
 from .rows import LARGE_FIELD, RowLayout
 from .schema import Field, Path, Schema
@@ -43,13 +43,13 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
     if not isinstance(cast("object", length), int) or length < 1:
         raise ShapeError(f"length={length!r}: a sequence has at least 1 step")
     strides = {"none": length, "half": max(length // 2, 1), "max": 1}
-    if isinstance(overlap, str):
-        if overlap not in strides:
-            raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
+    if isinstance(overlap, str) and overlap in strides:
         return strides[overlap]
-    if not 0 <= overlap < length:
+    if not isinstance(cast("object", overlap), int):
+        raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
+    if not 0 <= cast("int", overlap) < length:
         raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")
-    return length - overlap
+    return length - cast("int", overlap)
 
 
 class Flags:
@@ -71,7 +71,7 @@ class Flags:
 def cut(flags: Flags, length: int | None, stride: int, drop_tail: bool, complete: bool) -> Ints:
     """The windows ``[K, 5]``: env, start, length, where the episode starts (or 0), whether it does start there."""
     size = WHOLE if length is None else length
-    arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail, complete
+    arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
     room = np.empty((flags.done.size // min(stride, size) + flags.done.size // 8 + 8, 5), np.int64)
     found = kernels.fast().plan_windows(*arguments, room)
     if found > len(room):
@@ -94,8 +94,8 @@ def splitter(
     if batch_steps is not None:
         parts_by_steps(np.zeros(0, np.int64), batch_steps)
         return lambda windows: parts_by_steps(windows[:, LENGTH], batch_steps)
-    split = parts(total, batch_size if given else total, num_batches, items="sequences")
-    return lambda _: split
+    split = parts(max(total, 1), batch_size if given else total or 1, num_batches, items="sequences")
+    return lambda _: split if total else []
 
 
 class States:
@@ -142,6 +142,10 @@ class WindowReader:
 
     def __init__(self, columns: Mapping[Path, Tensor], states: States | None, schema: Schema, pack: bool) -> None:
         self._columns, self._states, self._schema = columns, states, schema
+        for name in {path[0] for path in columns} & {"lengths", "burn_in", "env", "start", "done"}:
+            raise FieldError(
+                f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
+            )
         some = next(iter(columns.values()))
         (self._steps, self._envs), self._device = some.shape[:2], some.device
         fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
@@ -172,14 +176,16 @@ class WindowReader:
         env, start, burn = windows[:, ENV].copy(), windows[:, START].copy(), self.burn_in(windows)
         first, lengths = start - burn, windows[:, LENGTH] + burn
         high = int(lengths.max()) if rows is None else rows
-        is_start = (windows[:, BEGINS] == 1) & (first == windows[:, ORIGIN])
-        facts = {"lengths": lengths, "burn_in": burn, "is_start": is_start, "env": env, "start": start}
+        facts = {"lengths": lengths, "burn_in": burn, "env": env, "start": start}
         moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
         leaves = self._gather(torch.from_numpy(first), torch.from_numpy(env), moved["lengths"], high, time_first)
         time = torch.arange(high, device=self._device)
         mask = time[:, None] < moved["lengths"]
         if burn.any():
             mask &= time[:, None] >= moved["burn_in"]
+        starts = torch.zeros_like(mask)
+        starts[0] = torch.from_numpy((windows[:, BEGINS] == 1) & (first == windows[:, ORIGIN]))
+        leaves["is_start",] = starts if time_first else starts.T.contiguous()
         leaves["mask",] = mask = mask if time_first else mask.T.contiguous()
         if normalize_advantage:
             leaves["advantage",] = normalize(leaves["advantage",], mask)
@@ -190,13 +196,12 @@ class WindowReader:
     def chunk(self, flags: Flags, low: int, high: int) -> SequenceBatch:
         """The steps from ``low`` up to, not including, ``high`` of all envs, ``[L, N, ...]``."""
         leaves = {path: column[low:high] for path, column in self._columns.items()}
-        for name, flag in (("mask", flags.real), ("done", flags.done)):
+        for name, flag in (("is_start", flags.starts), ("mask", flags.real), ("done", flags.done)):
             leaves[name,] = torch.from_numpy(flag[low:high].view(np.bool_)).to(self._device)
         envs, first = np.arange(self._envs), np.full(self._envs, low)
         facts = {
             "lengths": np.full(self._envs, high - low),
             "burn_in": np.zeros(self._envs, np.int64),
-            "is_start": flags.starts[low:high].view(np.bool_),
             "env": envs,
             "start": first,
         }
