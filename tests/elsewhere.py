@@ -39,7 +39,7 @@ class Far(Tensor):
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Far:  # noqa: PYI034
+    def __new__(cls, inner: Tensor) -> Far:
         far = Tensor._make_wrapper_subclass(
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
             dtype=inner.dtype, device=ELSEWHERE,

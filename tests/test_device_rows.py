@@ -32,7 +32,7 @@ PLAYS = ("..", ".T", "..", "U.", "B.", "..", "TT", ".U", "..", "|", "..", "..", 
 FLAGS = {"reward", "terminated", "truncated"}
 
 DTYPES = Schema({
-    "obs": {"half": Field((2,), torch.bfloat16), "depth": Field((40, 16), torch.bfloat16), "on": Field((3,), torch.bool)},
+    "obs": {"x": Field((2,), torch.bfloat16), "depth": Field((40, 16), torch.bfloat16), "on": Field((3,), torch.bool)},
     "action": Field((), torch.int8),
     "phase": Field((1,), torch.complex128),
     "half": Field((3,), torch.float16),

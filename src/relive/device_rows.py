@@ -229,7 +229,7 @@ class _Part:
         self._words[:, : words.shape[1]].index_copy_(0, where, words)
 
     def take(self, where: Tensor, start: int = 0, end: int | None = None) -> Tensor:
-        """Bytes ``start`` to ``end`` (multiples of 8; default all) of rows ``where`` (int64, ``[K]``), copied: uint8."""
+        """Bytes ``start`` to ``end`` (multiples of 8; default all) of the rows ``where`` (int64 ``[K]``), copied."""
         stop = self._words.shape[1] if end is None else end // WORD
         return self._words[:, start // WORD : stop].index_select(0, where).view(torch.uint8)
 

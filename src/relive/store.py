@@ -96,7 +96,7 @@ class Store(Protocol):
         ...
 
     def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
-        """Rows as they are saved, in RAM: packed as :func:`relive.rows.row_layout` says, uint8 ``[K, W]``; large ones."""
+        """Rows as they are saved, in RAM: packed as :func:`relive.rows.row_layout` says, and the large fields."""
         ...
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
