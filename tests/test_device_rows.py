@@ -13,16 +13,18 @@ from pathlib import Path as File
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 import relive.plan
 import relive.replay
 import twins
 from elsewhere import ELSEWHERE, far_device
-from relive import Field, FrameStack, Mixture, NStep, Prioritized, ReplayBuffer, Schema, Transition
+from relive import Collector, Field, FrameStack, Mixture, NStep, Prioritized, ReplayBuffer, Schema, Transition
 from relive.checks import numpy_view
 from relive.device_rows import HOSTED, DeviceRows
 from relive.errors import DeviceError, FieldError, FileFormatError, SchemaError
@@ -282,6 +284,19 @@ def test_what_was_handed_over_may_be_written_to_afterwards(place: Place) -> None
         pair.there.add(given)
         twins.mapped(lambda x: x.zero_() if isinstance(x, Tensor) else x.fill(0), given)
     pair.check()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_collector_fills_the_same(place: Place, mode: AutoresetMode) -> None:
+    envs = [SyncVectorEnv([lambda: gym.make("CartPole-v1", max_episode_steps=9)] * 3, autoreset_mode=mode)
+            for _ in range(2)]  # fmt: skip
+    schema = Schema.from_env(envs[0])
+    buffers = ReplayBuffer(schema, 90, 3, seed=0), place.buffer(schema, 90, 3, seed=0)
+    for env, buffer in zip(envs, buffers, strict=True):
+        Collector(env, lambda obs: (obs[:, 2] > 0).long(), buffer, seed=0).collect(60)
+    assert buffers[0].stats() == buffers[1].stats()
+    alike(buffers[0].data(), buffers[1].data(), place.device)
+    alike(buffers[0].sample(50), buffers[1].sample(50), place.device)
 
 
 # The store.

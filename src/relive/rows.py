@@ -105,7 +105,7 @@ class RowLayout:
         return {path: self.view(rows, path) for path in self.fields}  # elsewhere than in RAM
 
     def view(self, rows: Tensor, path: Path, start: int = 0) -> Tensor:
-        """One field of ``rows`` (uint8, ``[..., bytes]``) that hold a row's bytes from ``start`` on, as a typed view."""
+        """One field of ``rows`` (uint8, ``[..., bytes]``) that hold a row from byte ``start`` on, as a typed view."""
         field = self.fields[path]
         item, count = field.dtype.itemsize, field.nbytes // field.dtype.itemsize
         values: Any = rows.view(field.dtype).narrow(-1, (self.offsets[path] - start) // item, count)
