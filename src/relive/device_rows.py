@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import kernels
 from .checks import numpy_view
 from .rows import ReplayRows, RowLayout, batch_layout, field_groups, require_dump, row_layout, staged_leaves
 from .schema import Field, Path
@@ -23,6 +22,9 @@ HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 
 PIECE = 2**26
 """Bytes of rows that are moved at once when all are saved or restored."""
+
+ALIGNED = 16
+"""Bytes at whose multiples a field of any dtype may begin, and rows end."""
 
 WORD = 8
 """Rows are moved by the int64, which is faster than by the byte and keeps the bits of every dtype."""
@@ -53,8 +55,7 @@ class DeviceRows:
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
         self._part_of = {path: part for part in self._parts for path in part.layout.fields}
         self._packed = [part for part in self._parts if not any(path in large for path in part.layout.fields)]
-        obs = [path for path in leaves if path[0] == "obs" and path not in large]
-        self._following = {} if alone else {("next_obs", *path[1:]): path for path in obs}
+        self._following = [] if alone else [path for path in leaves if path[0] == "obs" and path not in large]
         self._ended: Any = np.zeros(0, np.uint8)
 
     @property
@@ -115,10 +116,10 @@ class DeviceRows:
         planned, then, now = packet.sent()
         found = batch.views(planned)
         for part in self._packed:
-            found |= part.layout.views(part.take(now))
+            found |= part.fields(now, part.layout.fields)
             if self._following:
-                following = part.take(then, 0, part.obs_bytes)
-                found |= {path: part.layout.view(following, obs) for path, obs in self._following.items()}
+                following = part.fields(then, self._following)
+                found |= {("next_obs", *path[1:]): field for path, field in following.items()}
         return Windows({path: found[path] for path in self._order}, last, now, then)
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
@@ -128,29 +129,27 @@ class DeviceRows:
             noted[...] = np.where(array < 0, self.num_rows, array)
         return tuple(packet.sent())
 
-    def gather(self, path: Path, where: Where) -> Tensor:
-        """See :class:`relive.store.Store`."""
-        if path in HOSTED:
-            places = where.cpu().numpy()
-            return self.tensors(numpy_view(self._host.gather(path, np.where(places == self.num_rows, -1, places))))[0]
-        part = self._part_of[path]
-        begin = part.layout.offsets[path]
-        start, end = begin // WORD * WORD, -(-(begin + self.leaves[path].nbytes) // WORD) * WORD
-        field: Any = part.layout.view(part.take(where.reshape(-1), start, end), path, start)
-        return field.unflatten(0, where.shape)
+    def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
+        """See :class:`relive.store.Store`; what is packed together is gathered at once."""
+        wanted, found, flat = list(paths), dict[Path, Any](), where.reshape(-1)
+        hosted = [path for path in wanted if path in HOSTED]
+        if hosted:
+            places = flat.cpu().numpy()
+            found |= self.read(np.where(places == self.num_rows, -1, places), hosted)
+        for part in dict.fromkeys(self._part_of[path] for path in wanted if path not in HOSTED):
+            found |= part.fields(flat, [path for path in wanted if self._part_of.get(path) is part])
+        return {path: found[path].unflatten(0, where.shape) for path in wanted}
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
-        """See :class:`relive.store.Store`; one copy to the device, and one gather for all packed fields."""
-        wanted, count, width = list(self.leaves if paths is None else paths), places.size, self.target.shape[1]
-        packet = _Packet(self.device, ((count,), np.int64), ((count, width), np.uint8))
-        flat, where = places.reshape(-1), packet.arrays[0]
-        where[:] = np.where(flat < 0, self.num_rows, flat)
-        kernels.fast().gather_rows(self.target, flat, packet.arrays[1], 0, width)
-        where, hosted = packet.sent()
-        found = self._host.layout.views(hosted)
-        for part in dict.fromkeys(self._part_of[path] for path in wanted if path not in HOSTED):
-            found |= part.layout.views(part.take(where))
-        return {path: found[path].unflatten(0, places.shape) for path in wanted}
+        """See :class:`relive.store.Store`."""
+        wanted = list(self.leaves if paths is None else paths)
+        hosted = [path for path in wanted if path in HOSTED]
+        near = list(map(numpy_view, self._host.read(places, hosted).values()))
+        found = dict(zip(hosted, self.tensors(*near), strict=True))
+        if len(hosted) < len(wanted):
+            (where,) = self.places(places)
+            found |= self.gather([path for path in wanted if path not in HOSTED], where)
+        return {path: found[path] for path in wanted}
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """See :class:`relive.store.Store`; in one copy."""
@@ -172,7 +171,8 @@ class DeviceRows:
         for piece in self._pieces(places):
             (where,) = self.places(places[piece])
             for part in self._parts:
-                for path, array in part.layout.arrays(part.take(where).cpu().numpy()).items():
+                packed = part.take(where, 0, part.layout.nbytes).cpu().numpy()
+                for path, array in part.layout.arrays(packed).items():
                     arrays[path][piece] = array
         return rows, large
 
@@ -228,10 +228,18 @@ class _Part:
         """Store staged rows at ``where`` (int64 ``[K]``)."""
         self._words[:, : words.shape[1]].index_copy_(0, where, words)
 
-    def take(self, where: Tensor, start: int = 0, end: int | None = None) -> Tensor:
-        """Bytes ``start`` to ``end`` (multiples of 8; default all) of the rows ``where`` (int64 ``[K]``), copied."""
-        stop = self._words.shape[1] if end is None else end // WORD
-        return self._words[:, start // WORD : stop].index_select(0, where).view(torch.uint8)
+    def fields(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
+        """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``: the run of bytes that they lie in, copied."""
+        wanted, offsets = list(paths), self.layout.offsets
+        begin = min(offsets[path] for path in wanted)
+        end = max(offsets[path] + self.layout.fields[path].nbytes for path in wanted)
+        start = begin // ALIGNED * ALIGNED
+        rows = self.take(where, start, -(-end // ALIGNED) * ALIGNED)
+        return {path: self.layout.view(rows, path, start) for path in wanted}
+
+    def take(self, where: Tensor, start: int, end: int) -> Tensor:
+        """Bytes ``start`` to ``end``, multiples of 16, of the rows ``where``, copied: uint8 ``[K, end - start]``."""
+        return self._words[:, start // WORD : end // WORD].index_select(0, where).view(torch.uint8)
 
 
 class _Packet:
@@ -244,7 +252,7 @@ class _Packet:
         for shape, dtype in arrays:
             nbytes = prod(shape) * np.dtype(dtype).itemsize
             self._spans.append((end, end + nbytes))
-            end += -(-nbytes // 16) * 16
+            end += -(-nbytes // ALIGNED) * ALIGNED
         self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=self._pinned)
         memory = self._bytes.numpy()
         self.arrays: list[Any] = [

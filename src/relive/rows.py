@@ -268,8 +268,11 @@ class ReplayRows:
         """See :class:`Store`."""
         return arrays
 
-    def gather(self, path: Path, where: Where) -> Tensor:
+    def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """See :class:`Store`."""
+        return {path: self._gather(path, where) for path in paths}
+
+    def _gather(self, path: Path, where: Ints) -> Tensor:
         field = self.leaves[path]
         if path not in self.blocks:
             picked: Any = self.arrays[path][where]
@@ -288,7 +291,7 @@ class ReplayRows:
         kernels.fast().gather_rows(self._bytes, places.reshape(-1), rows, 0, self.layout.nbytes)
         packed = self.layout.arrays(rows.reshape(*places.shape, self.layout.nbytes))
         return {
-            path: self.gather(path, places) if path in self.blocks else typed(packed[path], self.leaves[path].dtype)
+            path: self._gather(path, places) if path in self.blocks else typed(packed[path], self.leaves[path].dtype)
             for path in (self.leaves if paths is None else paths)
         }
 
@@ -298,7 +301,7 @@ class ReplayRows:
 
     def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
         """See :class:`Store`."""
-        return self._bytes[places], {path: self.gather(path, places) for path in self.large}
+        return self._bytes[places], self.gather(self.large, places)
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`Store`."""

@@ -83,12 +83,12 @@ class Store(Protocol):
         """Places ``[...]`` as :meth:`gather` takes them."""
         ...
 
-    def gather(self, path: Path, where: Where) -> Tensor:
-        """A field of the rows ``where`` ``[...]``, as ``[..., *shape]``, copied."""
+    def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
+        """Fields of the rows ``where`` ``[...]``, as ``[..., *shape]``, copied."""
         ...
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
-        """Fields (default all) of the rows ``places`` ``[...]``, as they are stored, ``[..., *shape]``, copied."""
+        """The same (default: all fields) of the rows ``places`` ``[...]``."""
         ...
 
     def tensors(self, *arrays: Array) -> list[Tensor]:

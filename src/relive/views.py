@@ -56,10 +56,12 @@ class NStep:
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``."""
         store, found = ring.store, self.windows(ring, places)
-        for path in store.large:
-            found.fields[path] = store.gather(path, found.now)
-            if path[0] == "obs" and not ring.alone:
-                found.fields["next_obs", *path[1:]] = store.gather(path, found.then)
+        now = store.gather(store.large, found.now)
+        then = {} if ring.alone else store.gather([path for path in store.large if path[0] == "obs"], found.then)
+        for path, tensor in now.items():
+            found.fields[path] = tensor
+            if path in then:
+                found.fields["next_obs", *path[1:]] = then[path]
         return found.fields
 
     def windows(self, ring: Ring, places: Ints) -> Windows:
@@ -124,9 +126,9 @@ class FrameStack:
                 stacked = self.keys is None or (len(path) > 1 and path[1] in self.keys)
                 for name, frames, at in (("obs", now, found.now), ("next_obs", then, found.then)):
                     if stacked or large:
-                        fields[name, *path[1:]] = store.gather(path, frames if stacked else at)
+                        fields[name, *path[1:]] = store.gather([path], frames if stacked else at)[path]
             elif large:
-                fields[path] = store.gather(path, found.now)
+                fields |= store.gather([path], found.now)
         return fields
 
     def _frames(self, ring: Ring, places: Ints) -> Ints:
