@@ -19,8 +19,10 @@ LAYERS = {
     "persist": 1,
     "progress": 1,
     "storage": 2,
+    "store": 1,
     "returns": 2,
     "rows": 2,
+    "device_rows": 2,
     "sumtree": 2,
     "limits": 2,
     "batching": 2,
@@ -44,7 +46,7 @@ LAYERS = {
 }
 """The layer of each part: a module, or a package with all its modules. The flat face is above them all."""
 
-SAME_LAYER = {("schema", "errors"), ("replay", "saving"), ("rollout", "saving")}
+SAME_LAYER = {("schema", "errors"), ("replay", "saving"), ("rollout", "saving"), ("device_rows", "rows")}
 """The imports within one layer that are wanted."""
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

@@ -22,16 +22,18 @@ class StepChecker:
     """Turns one vector step into a list of arrays ready to be stored, one per leaf, or raises without side effects.
 
     The common case, arrays of exactly the stored shape and dtype, costs a few attribute reads per field. For the CPU
-    the result holds NumPy arrays and contiguous tensors, elsewhere tensors on the device; nothing is copied.
+    the result holds NumPy arrays and contiguous tensors, elsewhere tensors on the device; nothing is copied but the
+    arrays that have to get there. With ``upload=False`` these stay as they are.
     """
 
-    __slots__ = ("_branches", "_device", "_host", "_names", "_num_envs", "_plan", "_schema")
+    __slots__ = ("_arrays", "_branches", "_device", "_host", "_names", "_num_envs", "_plan", "_schema")
 
-    def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
+    def __init__(self, schema: Schema, num_envs: int, device: torch.device, *, upload: bool = True) -> None:
         self._schema = schema
         self._num_envs = num_envs
         self._device = device
         self._host = device.type == "cpu"
+        self._arrays = self._host or not upload
         self._names = frozenset(schema.names)
         self._branches = schema.branches
         self._plan = [
@@ -45,7 +47,7 @@ class StepChecker:
         if names != self._names:
             raise FieldError(self._name_mismatch(step))
         values: list[Any] = []
-        host = self._host
+        host, arrays = self._host, self._arrays
         for name, inner, shape, dtype, np_dtype, path in self._plan:
             value = step[name]
             if inner:
@@ -54,7 +56,7 @@ class StepChecker:
             if kind is np.ndarray:
                 # assigning a float array to a float column converts it on the way
                 given = value.dtype
-                if host and value.shape == shape and (given is np_dtype or (given.kind == "f" == np_dtype.kind)):
+                if arrays and value.shape == shape and (given is np_dtype or (given.kind == "f" == np_dtype.kind)):
                     values.append(value)
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
@@ -103,7 +105,9 @@ class StepChecker:
         if tensor.dtype is not dtype:
             check_castable(tensor, dtype, name)
             tensor = tensor.to(dtype)
-        return numpy_view(tensor) if self._host else tensor.to(self._device)
+        if self._arrays and tensor.is_cpu:
+            return numpy_view(tensor)
+        return tensor.to(self._device)
 
     def _fit_shape(self, tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
         given = tuple(tensor.shape)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import NotFiniteError, SchemaError, ShapeError
+from .errors import DeviceError, NotFiniteError, SchemaError, ShapeError
 from .replay import ReplayBuffer
 from .storage import as_host
 
@@ -32,6 +32,7 @@ class Mixture:
 
     Raises:
         SchemaError: no buffer, different schemas, or shares that do not fit them.
+        DeviceError: the buffers are on different devices.
     """
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
@@ -42,6 +43,10 @@ class Mixture:
         schemas = {buffer.schema for buffer in buffers.values()}
         if len(schemas) > 1 or not sum(shares.values()) > 0:
             raise SchemaError(f"Mixture: expected buffers of one schema and a positive share, got {dict(shares)}")
+        devices = {buffer.device for buffer in buffers.values()}
+        if len(devices) > 1:
+            raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
+        (self.device,) = devices
         self.buffers = dict(buffers)
         self.shares = {name: shares[name] / sum(shares.values()) for name in self.buffers}
 
@@ -71,7 +76,7 @@ class Mixture:
             parts: list[Any] = []
             for source, batches in rounds:
                 part = next(batches)
-                part["source"] = torch.full(part.batch_size, source)
+                part["source"] = torch.full(part.batch_size, source, device=self.device)
                 parts.append(part)
             shared = [key for key in parts[0].keys() if all(key in part.keys() for part in parts)]
             yield cast("TensorDict", torch.cat([part.select(*shared) for part in parts]))

@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
+from .device_rows import device_row_bytes
 from .errors import SchemaError
 from .rows import BOOKKEEPING, row_layout
 from .schema import Field, Path, dotted
@@ -20,11 +23,14 @@ class StoragePlan:
     """The memory of a replay; ``print`` shows it as a table.
 
     ``fields`` is field -> bytes in a row, with the bookkeeping of the ring and the padding between fields among them.
+    ``host_row_bytes`` of them are in RAM, the rest on ``device``, where one row of zeros more is kept.
     """
 
     rows: int
     num_envs: int
     fields: dict[str, int]
+    host_row_bytes: int
+    device: torch.device
 
     @property
     def row_bytes(self) -> int:
@@ -32,40 +38,82 @@ class StoragePlan:
         return sum(self.fields.values())
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes in RAM."""
+        return self.rows * self.host_row_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device; 0 if that is the CPU."""
+        return (self.rows + 1) * (self.row_bytes - self.host_row_bytes)
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all rows."""
-        return self.rows * self.row_bytes
+        return self.host_bytes + self.device_bytes
+
+    def require_memory(self) -> None:
+        """Ask the system, and the device.
+
+        Raises:
+            SchemaError: there is not as much free memory.
+        """
+        wanted = (
+            ("", self.host_bytes, free_memory()),
+            (f" on {self.device}", self.device_bytes, _free_on(self.device)),
+        )
+        for where, size, free in wanted:
+            if free is not None and size > free:
+                raise SchemaError(
+                    f"the replay would take {size:,} bytes{where} and {free:,} are free; lower the capacity:\n{self}"
+                )
 
     def __str__(self) -> str:
         lines = [f"{self.rows:,} rows, {self.rows // self.num_envs:,} for each of {self.num_envs} envs"]
         width = max(map(len, self.fields))
-        for name, size in self.fields.items():
+
+        def add(name: str, size: int) -> None:
             lines.append(f"  {name:<{width}}  {size:>9,} B a row  {_readable(size * self.rows):>10}")
-        lines.append(f"  {'together':<{width}}  {self.row_bytes:>9,} B a row  {_readable(self.total_bytes):>10}")
+
+        for name, size in self.fields.items():
+            add(name, size)
+        add("together", self.row_bytes)
+        if self.device_bytes:
+            add("in RAM", self.host_row_bytes)
+            add(f"on {self.device}", self.row_bytes - self.host_row_bytes)
         return "\n".join(lines)
 
 
 def storage_plan(
-    leaves: Mapping[Path, Field], num_envs: int, capacity: int | None, capacity_bytes: int | None
+    leaves: Mapping[Path, Field],
+    num_envs: int,
+    capacity: int | None,
+    capacity_bytes: int | None,
+    device: torch.device,
 ) -> StoragePlan:
-    """The plan for so many rows, or for as many as fit into so many bytes.
+    """The plan for so many rows, or for as many as fit into so many bytes of the device.
 
     Raises:
         SchemaError: neither or both are given, or less than 2 rows per env come out.
     """
-    layout, blocks = row_layout(leaves)
     known = {dotted(path): field.nbytes for path, field in leaves.items()}
     known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())
-    row = layout.nbytes + sum(leaves[path].nbytes for path in blocks)
+    if device.type == "cpu":
+        layout, blocks = row_layout(leaves)
+        host = row = layout.nbytes + sum(leaves[path].nbytes for path in blocks)
+        fit = (capacity_bytes or 0) // row
+    else:
+        host, apart = device_row_bytes(leaves)
+        row, fit = host + apart, (capacity_bytes or 0) // max(apart, 1) - 1
     fields = known | {"padding": row - sum(known.values())}
     if (capacity is None) == (capacity_bytes is None):
         raise SchemaError("pass either capacity, in rows, or capacity_bytes")
-    wanted = capacity if capacity is not None else (capacity_bytes or 0) // row
+    wanted = capacity if capacity is not None else fit
     if num_envs < 1 or wanted < 2 * num_envs:
         raise SchemaError(
             f"a capacity of {wanted} rows ({row} bytes each): every one of the {num_envs} envs needs at least 2"
         )
-    return StoragePlan(wanted // num_envs * num_envs, num_envs, fields)
+    return StoragePlan(wanted // num_envs * num_envs, num_envs, fields, host, device)
 
 
 def free_memory() -> int | None:
@@ -81,6 +129,14 @@ def free_memory() -> int | None:
     if "SC_PHYS_PAGES" in names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def _free_on(device: torch.device) -> int | None:
+    """Bytes that can be had on a device, with what torch keeps there for later; None where it does not tell."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _readable(size: float) -> str:

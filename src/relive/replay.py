@@ -14,15 +14,17 @@ from torch import Tensor
 
 from . import kernels, persist
 from .checks import StepChecker
+from .device_rows import DeviceRows
 from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
-from .plan import StoragePlan, free_memory, storage_plan
+from .plan import StoragePlan, storage_plan
 from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import Prioritized, Recent, Sampler, Uniform
 from .saving import contradictions, describe, entry, rebuild, restore_ring, save_ring
 from .schema import Field, Schema
 from .storage import as_host, as_tensordict
+from .store import Store
 from .views import Transition, View
 
 if TYPE_CHECKING:
@@ -53,10 +55,12 @@ class ReplayBuffer:
         schema: the fields of a step, ``obs``, ``reward``, ``terminated`` and ``truncated`` among them.
         capacity: rows over all envs; an episode of k transitions takes k + 1.
         num_envs: N.
-        capacity_bytes: instead of ``capacity``, the memory to use; :meth:`plan` tells what comes of it.
+        capacity_bytes: instead of ``capacity``, the memory of ``device`` to use; :meth:`plan` tells what comes of it.
         sampler: default :class:`relive.Uniform`.
         view: default :func:`relive.Transition`.
         ordered: False stores transitions that come in no order, each with a ``next_obs`` of its own.
+        device: where rows and batches live. Off the CPU rewards, flags and bookkeeping stay in RAM, 32 bytes a row,
+            and so do samplers; the batches are the same.
         seed: batch number t is a function of (seed, t) and of what is stored. None draws a seed, which
             ``buffer.seed`` then tells.
 
@@ -74,19 +78,18 @@ class ReplayBuffer:
         sampler: Sampler | None = None,
         view: View | None = None,
         ordered: bool = True,
+        device: str | torch.device = "cpu",
         seed: int | None = None,
     ) -> None:
         self.schema, self.num_envs, self.ordered = schema, num_envs, ordered
-        self.device = torch.device("cpu")
+        self.device = torch.empty(0, device=device).device
         self.seed = secrets.randbits(63) if seed is None else seed
         self._stored = _stored(schema, ordered)
-        plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes)
-        free = free_memory()
-        if free is not None and plan.total_bytes > free:
-            raise SchemaError(
-                f"the replay would take {plan.total_bytes:,} bytes and {free:,} are free; lower the capacity:\n{plan}"
-            )
-        store = ReplayRows(self._stored.leaves, plan.rows)
+        plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device)
+        plan.require_memory()
+        on_host = self.device.type == "cpu"
+        leaves = self._stored.leaves
+        store: Store = ReplayRows(leaves, plan.rows) if on_host else DeviceRows(leaves, plan.rows, self.device)
         self._ring = Ring(num_envs, plan.rows // num_envs, store)
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._all = np.arange(num_envs, dtype=np.int64)
@@ -103,13 +106,14 @@ class ReplayBuffer:
         *,
         capacity_bytes: int | None = None,
         ordered: bool = True,
+        device: str | torch.device = "cpu",
     ) -> StoragePlan:
         """What such a buffer will take, per field, without taking it: ``print(ReplayBuffer.plan(schema, 10**6))``.
 
         Raises:
             SchemaError: as the constructor's.
         """
-        return storage_plan(_stored(schema, ordered).leaves, num_envs, capacity, capacity_bytes)
+        return storage_plan(_stored(schema, ordered).leaves, num_envs, capacity, capacity_bytes, torch.device(device))
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -314,8 +318,8 @@ class ReplayBuffer:
             raise ShapeError(f"slice: env is a number from 0 up to, not including, {self.num_envs}, got {env}")
         places = self._ring.live_places(env)[slice(start, stop)]
         fields = self._ring.store.read(places)
-        fields["complete",] = torch.from_numpy(self._ring.stamp[places] >= 0)
-        fields["index",] = torch.from_numpy(self._ring.index_of(places))
+        facts = self._ring.store.tensors(self._ring.stamp[places] >= 0, self._ring.index_of(places))
+        fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 
     def append(self, other: ReplayBuffer) -> None:
@@ -343,25 +347,20 @@ class ReplayBuffer:
                     self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
                     self.interrupt([env])
 
-    def _copy(self, store: ReplayRows, places: Ints, following: Ints, env: int) -> None:
+    def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env; the last of them need not be complete."""
-        fields = store.read(places)
-        values = [
-            as_host(fields[path]) if fields[path].dtype != torch.bfloat16 else fields[path] for path in store.leaves
-        ]
-        final = None
-        if self.ordered:
-            after = store.read(following)
-            final = [after[path] for path in store.leaves if path[0] == "obs"]
-            complete = store.meta("_stamp")[places] >= 0
-            for i, path in enumerate(store.leaves):
-                if path in (("terminated",), ("truncated",)):
-                    values[i] = values[i] & complete
         piece = max(min(self._ring.rows // 2, PIECE), 1)
         for low in range(0, len(places), piece):
-            part = slice(low, low + piece)
-            envs = np.full(len(places[part]), env, np.int64)
-            self._store(envs, [x[part] for x in values], None if final is None else [x[part] for x in final])
+            part = places[low : low + piece]
+            fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
+            final = None
+            if self.ordered:
+                obs = [path for path in store.leaves if path[0] == "obs"]
+                after = store.read(following[low : low + piece], obs)
+                final = [after[path].to(self.device) for path in obs]
+                for name in ("terminated", "truncated"):
+                    fields[name,] = (store.meta(name)[part] != 0) & (store.meta("_stamp")[part] >= 0)
+            self._store(np.full(len(part), env, np.int64), [fields[path] for path in store.leaves], final)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that is stored, and how far the draws have come, to the directory ``path``.
@@ -384,12 +383,18 @@ class ReplayBuffer:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, sampler: Sampler | None = None, view: View | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str | torch.device = "cpu",
+        sampler: Sampler | None = None,
+        view: View | None = None,
     ) -> ReplayBuffer:
         """The buffer that was saved; it goes on with the batches that the saved one would have drawn next.
 
         Args:
             path: the directory.
+            device: where its rows are to live, wherever the saved ones did.
             sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew.
             view: needed likewise.
 
@@ -408,6 +413,7 @@ class ReplayBuffer:
                 sampler=sampler or rebuild(content.get("sampler"), "sampler"),
                 view=view or rebuild(content.get("view"), "view"),
                 ordered=entry(content, "ordered", bool),
+                device=device,
                 seed=entry(content, "seed", int),
             )
             buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
@@ -473,7 +479,8 @@ class ReplayBuffer:
 
     def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
         final = Schema({"next_obs": self.schema["obs"]})
-        pair = StepChecker(self._stored, count, self.device), StepChecker(final, count, self.device)
+        step = StepChecker(self._stored, count, self.device, upload=False)
+        pair = step, StepChecker(final, count, self.device, upload=False)
         if count <= self.num_envs:
             self._checkers[count] = pair
         return pair
@@ -488,8 +495,9 @@ class ReplayBuffer:
 
     def _read(self, places: Ints, extras: Mapping[str, Any]) -> TensorDict:
         batch = self._view.read(self._ring, places)
-        for name, values in extras.items():
-            batch[name,] = torch.from_numpy(values)
+        if extras:
+            tensors = self._ring.store.tensors(*extras.values())
+            batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
         return as_tensordict(batch, (len(places),))
 
     def _keep_history(self) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .errors import FieldError, InvariantError, SchemaError
-from .rows import ReplayRows
+from .store import Apart, Store
 
 __all__ = ["Ring", "missing_final"]
 
@@ -19,6 +19,7 @@ Events = tuple[Ints, Any]
 HEAD, TAIL, NEXT, COUNT = 0, 1, 2, 3
 COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
 ALONE = 2
+NOTHING: Apart = []
 
 
 class Ring:
@@ -45,7 +46,7 @@ class Ring:
         store: where the rows lie.
     """
 
-    def __init__(self, num_envs: int, rows: int, store: ReplayRows) -> None:
+    def __init__(self, num_envs: int, rows: int, store: Store) -> None:
         if num_envs < 1 or rows < 2:
             raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
@@ -112,9 +113,9 @@ class Ring:
         """
         count, store = len(envs), self.store
         places, finals, where, opens = self._room(count)
-        staged = store.stage("step", count, steps)
+        staged, apart = store.stage("step", count, steps)
+        ends, ends_apart = (staged, NOTHING) if final is None else store.stage("final", count, final)
         mode = ALONE if alone else int(final is not None)
-        ends = staged if final is None else store.stage("final", count, final)
         found = kernels.fast().add_rows(
             envs, mode, staged, ends, store.flags, store.sizes, store.target, self.rows, self._history, self.state,
             self.counters, self.step, self.stamp, self.order, places, finals, where if events else self._none[0],
@@ -122,10 +123,10 @@ class Ring:
         )  # fmt: skip
         if found < 0:
             raise missing_final(int(envs[-1 - found]))
-        if store.blocks:
-            store.write_blocks("step", places, steps)
-            if final is not None:
-                store.write_blocks("final", finals, final)
+        if apart:
+            store.write(apart, places)
+        if ends_apart:
+            store.write(ends_apart, finals)
         return where[:found], opens[:found]
 
     def _room(self, count: int) -> tuple[Ints, Ints, Ints, Any]:

@@ -107,8 +107,8 @@ def save_ring(path: str | os.PathLike[str], ring: Ring, sampler: Sampler, facts:
     state = sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     by_row = list(sampler.per_row)
-    tensors: dict[str, Any] = {"rows": store.target[places]}
-    tensors |= {f"block.{dotted(name)}": block[torch.from_numpy(places)] for name, block in store.blocks.items()}
+    rows, large = store.dump(places)
+    tensors: dict[str, Any] = {"rows": rows} | {f"block.{dotted(name)}": block for name, block in large.items()}
     tensors |= {f"sampler.{name}": value[places] if name in by_row else value for name, value in arrays.items()}
     content = {
         **facts,
@@ -137,10 +137,8 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
     ring.state[:] = state
     ring.counters[:] = np.array(entry(content, "counters", list), np.int64)
     places = _live(ring)
-    where = torch.from_numpy(places)
-    store.target[places] = tensors["rows"].numpy()
-    for name, block in store.blocks.items():
-        block[where] = tensors[f"block.{dotted(name)}"]
+    blocks = {name: tensors[f"block.{dotted(name)}"] for name in store.large}
+    store.restore(places, tensors["rows"].numpy(), blocks)
     ring.history = entry(content, "history", int)
     ring.check()
     parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
@@ -148,7 +146,7 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
         key = name.removeprefix("sampler.")
         if key in entry(content, "sampler_rows", list):
             full = torch.zeros(store.num_rows, dtype=tensor.dtype)
-            full[where] = tensor
+            full[torch.from_numpy(places)] = tensor
             parts[key] = full.numpy()
         elif key != name:
             parts[key] = tensor.numpy()

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-from weakref import WeakKeyDictionary
+from typing import Literal, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from . import kernels
 from .errors import SchemaError
 from .ring import Ints, Ring
-from .rows import ReplayRows, RowLayout, typed
-from .schema import Field, Path
+from .schema import Path
+from .store import Windows
 
 __all__ = ["FrameStack", "NStep", "Transition", "View"]
-
-RESULTS = {
-    ("index",): Field((), torch.int64),
-    ("next_index",): Field((), torch.int64),
-    ("discount",): Field((), torch.float32),
-    ("steps",): Field((), torch.int32),
-}
 
 
 class View(Protocol):
@@ -38,34 +28,6 @@ class View(Protocol):
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of a batch."""
         ...
-
-
-READ = ("reward", "terminated", "truncated", "_stamp")
-"""What the kernel reads of a step, in its order."""
-
-WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
-"""What the kernel notes with a window, in its order."""
-
-
-def _ints(values: Iterable[int]) -> Ints:
-    return np.array(list(values), np.int64)
-
-
-def _bytes_of(layout: RowLayout, names: tuple[str, ...]) -> Ints:
-    return _ints(layout.offsets[name,] for name in names)
-
-
-class _Batch:
-    """The packed rows of a batch: the fields of a step, the next observation, and what the window came to."""
-
-    def __init__(self, store: ReplayRows) -> None:
-        obs, others, given = store.groups
-        following = {("next_obs", *path[1:]): leaf for path, leaf in obs.items()}
-        self.layout = RowLayout(obs, others, given or following, RESULTS)
-        self.given = bool(given) or ("next_obs",) in store.blocks or any(p[0] == "next_obs" for p in store.blocks)
-        stored, following_at = self.layout.starts[3 if given else 2], self.layout.starts[2]
-        sizes = stored, following_at, -1 if self.given else self.layout.starts[1]
-        self.at, self.to, self.sizes = _bytes_of(store.layout, READ), _bytes_of(self.layout, WRITTEN), _ints(sizes)
 
 
 @dataclass(slots=True)
@@ -85,9 +47,6 @@ class NStep:
 
     n: int = 1
     gamma: float = 0.99
-    _layouts: WeakKeyDictionary[ReplayRows, _Batch] = field(
-        default_factory=WeakKeyDictionary["ReplayRows", "_Batch"], init=False, repr=False, compare=False
-    )
 
     @property
     def history(self) -> int:
@@ -96,32 +55,24 @@ class NStep:
 
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``."""
-        fields, last = self.windows(ring, places)
-        for path in ring.store.blocks:
-            fields[path] = ring.store.gather_block(path, places)
-            if path[0] == "obs" and last is not None:
-                fields["next_obs", *path[1:]] = ring.store.gather_block(path, last)
-        return fields
+        store, found = ring.store, self.windows(ring, places)
+        now = store.gather(store.large, found.now)
+        then = {} if ring.alone else store.gather([path for path in store.large if path[0] == "obs"], found.then)
+        for path, tensor in now.items():
+            found.fields[path] = tensor
+            if path in then:
+                found.fields["next_obs", *path[1:]] = then[path]
+        return found.fields
 
-    def windows(self, ring: Ring, places: Ints) -> tuple[dict[Path, Tensor], Ints | None]:
+    def windows(self, ring: Ring, places: Ints) -> Windows:
         """All but the large fields, and the places of the next observations, unless those are stored as given.
 
         Raises:
             SchemaError: n is not at least 1, or above 1 where steps have no order.
         """
-        store = ring.store
-        batch = self._layouts.get(store)
-        if batch is None:
-            batch = self._layouts[store] = _Batch(store)
-        if self.n < 1 or (batch.given and self.n > 1):
+        if self.n < 1 or (ring.alone and self.n > 1):
             raise SchemaError(f"NStep(n={self.n}): n is at least 1, and exactly 1 where steps are stored without order")
-        out, last = np.empty((len(places), batch.layout.nbytes), np.uint8), np.empty(len(places), np.int64)
-        kernels.fast().windows(
-            places, ring.rows, self.n, self.gamma, ring.state, store.target, batch.at, out, batch.to, batch.sizes, last
-        )
-        arrays = batch.layout.arrays(out)
-        fields = {path: typed(arrays[path], leaf.dtype) for path, leaf in batch.layout.fields.items()}
-        return fields, None if batch.given else last
+        return ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state)
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - it reads as the view that it returns
@@ -160,38 +111,27 @@ class FrameStack:
         """
         if self.depth < 1 or self.pad not in ("repeat", "zeros"):
             raise SchemaError(f"FrameStack: depth is at least 1 and pad 'repeat' or 'zeros', got {self!r}")
-        fields, last = self.window.windows(ring, places)
-        if last is None:
+        if ring.alone:
             raise SchemaError("FrameStack needs steps in order; this replay stores them as they are given")
-        store = ring.store
+        store, found = ring.store, self.window.windows(ring, places)
         members = {path[1:2] for path in store.leaves if path[0] == "obs"}
         unknown = [key for key in self.keys or () if (key,) not in members]
         if unknown:
             raise SchemaError(f"FrameStack(keys={self.keys}): the observation has no member {unknown[0]!r}")
-        now, then = self._frames(ring, places), self._frames(ring, last)
+        fields = found.fields
+        now, then = store.places(self._frames(ring, places), self._frames(ring, found.last))
         for path in store.leaves:
-            large = path in store.blocks
+            large = path in store.large
             if path[0] == "obs":
                 stacked = self.keys is None or (len(path) > 1 and path[1] in self.keys)
-                for name, frames, at in (("obs", now, places), ("next_obs", then, last)):
-                    if stacked:
-                        fields[name, *path[1:]] = (
-                            store.gather_block(path, frames) if large else _pick(store, path, frames)
-                        )
-                    elif large:
-                        fields[name, *path[1:]] = store.gather_block(path, at)
+                for name, frames, at in (("obs", now, found.now), ("next_obs", then, found.then)):
+                    if stacked or large:
+                        fields[name, *path[1:]] = store.gather([path], frames if stacked else at)[path]
             elif large:
-                fields[path] = store.gather_block(path, places)
+                fields |= store.gather([path], found.now)
         return fields
 
     def _frames(self, ring: Ring, places: Ints) -> Ints:
         frames = np.empty((len(places), self.depth), np.int64)
         kernels.fast().stack_places(places, ring.rows, self.depth, self.pad == "repeat", ring.step, frames)
         return frames
-
-
-def _pick(store: ReplayRows, path: Path, places: Ints) -> Tensor:
-    """A small field at places ``[B, depth]``; zeros at negative ones."""
-    picked: Any = store.arrays[path][places]
-    picked[places < 0] = 0
-    return typed(picked, store.leaves[path].dtype)

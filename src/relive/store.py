@@ -1,0 +1,108 @@
+"""Where the rows of a replay lie: what rings and views know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .schema import Field, Path
+
+__all__ = ["Apart", "Array", "Ints", "Store", "Where", "Windows"]
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+Where = Any
+"""Places of rows as a store looks them up fastest: int64, an array or a tensor on its device."""
+
+Apart = list[tuple[Any, Any]]
+"""What of staged rows the kernels do not store: pairs that only the store understands."""
+
+
+class Windows(NamedTuple):
+    """The n-step windows of a batch."""
+
+    fields: dict[Path, Tensor]
+    """All but the large fields, ``[B, ...]``."""
+    last: Ints
+    """The places of the rows that hold the next observations, unless those are stored as given."""
+    now: Where
+    """The places of the anchors."""
+    then: Where
+    """``last`` likewise."""
+
+
+class Store(Protocol):
+    """Where the rows of a replay lie. Rings and views know no more of it than this.
+
+    Places are int64, the number of a row; a negative one reads as zeros. What kernels of the ring read and write,
+    ``target``, is in RAM: the bookkeeping, rewards and flags at least. Batches are on ``device``.
+    """
+
+    device: torch.device
+    leaves: dict[Path, Field]
+    num_rows: int
+    large: tuple[Path, ...]
+    """The fields that are not packed with the others, in the schema's order."""
+    flags: Ints
+    """At which bytes of a row of ``target`` terminated and truncated are."""
+    sizes: Ints
+    """Of how many bytes of ``target`` a step consists, and a final observation."""
+
+    @property
+    def target(self) -> Array:
+        """The packed rows in RAM, uint8 ``[num_rows, W]``."""
+        ...
+
+    def meta(self, name: str) -> Array:
+        """A bookkeeping field, the reward or a flag of all rows, ``[num_rows]``; flags as uint8."""
+        ...
+
+    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
+        """Get ``count`` checked rows ready: all of a "step", or the observation alone ("final") of those that ended.
+
+        Returns:
+            rows for ``target``, good until the next call, and what else there is to :meth:`write`.
+        """
+        ...
+
+    def write(self, apart: Apart, places: Ints) -> None:
+        """Store the rest of staged rows at ``places``, once ``target`` has its part; negative ones are left out."""
+        ...
+
+    def windows(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints) -> Windows:
+        """The windows that start at ``places``; see :func:`relive.kernels.reference.windows`."""
+        ...
+
+    def places(self, *arrays: Ints) -> tuple[Where, ...]:
+        """Places ``[...]`` as :meth:`gather` takes them."""
+        ...
+
+    def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
+        """Fields of the rows ``where`` ``[...]``, as ``[..., *shape]``, copied."""
+        ...
+
+    def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
+        """The same (default: all fields) of the rows ``places`` ``[...]``."""
+        ...
+
+    def tensors(self, *arrays: Array) -> list[Tensor]:
+        """Arrays as tensors on the device."""
+        ...
+
+    def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
+        """Rows as they are saved, in RAM: packed as :func:`relive.rows.row_layout` says, and the large fields."""
+        ...
+
+    def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
+        """Put rows back as :meth:`dump` gave them.
+
+        Raises:
+            ValueError: they are not such rows.
+        """
+        ...

@@ -1,0 +1,96 @@
+"""A device for tests on machines that have none: tensors that refuse to meet those of the CPU, as a GPU's do.
+
+It goes by the name of torch's "meta" device, whose tensors hold nothing; here they hold everything, out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+ELSEWHERE = torch.device("meta")
+aten = torch.ops.aten
+CROSSING = (aten._to_copy.default, aten.copy_.default)
+MIXING = (*CROSSING, aten.index.Tensor)  # an index may be of the CPU anywhere in torch
+
+
+class Traffic:
+    """What has crossed from one side to the other: bytes of each copy."""
+
+    def __init__(self) -> None:
+        self.out: list[int] = []
+        self.back: list[int] = []
+
+    def clear(self) -> None:
+        """Nothing yet."""
+        self.out.clear()
+        self.back.clear()
+
+
+class Far(Tensor):
+    """A tensor on that device."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Far:
+        far = Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
+            dtype=inner.dtype, device=ELSEWHERE,
+        )  # fmt: skip
+        far.inner = inner
+        return far
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Far({self.inner!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {}, None)
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self.traffic = traffic
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {}, self.traffic)
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any], traffic: Traffic | None) -> Any:
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    far = [tensor for tensor in tensors if isinstance(tensor, Far)]
+    device = kwargs.get("device")
+    if far and len(far) < len(tensors) and func not in MIXING:
+        raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+    lands = ELSEWHERE if device == ELSEWHERE or (far and device is None) else torch.device("cpu")
+    if func is aten.copy_.default:
+        lands = tensors[0].device
+    if traffic is not None and func in CROSSING:
+        moved = tensors[-1]
+        if isinstance(moved, Far) and lands != ELSEWHERE:
+            traffic.back.append(moved.numel() * moved.itemsize)
+        elif not isinstance(moved, Far) and lands == ELSEWHERE:
+            traffic.out.append(moved.numel() * moved.itemsize)
+    if device is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    near = tree_map(lambda x: x.inner if isinstance(x, Far) else x, (args, kwargs))
+    result = func(*near[0], **near[1])
+    if func._schema.name.endswith("_") and tensors:
+        return args[0]  # changed in place
+    return tree_map(lambda x: Far(x) if isinstance(x, Tensor) and lands == ELSEWHERE else x, result)
+
+
+@contextmanager
+def far_device() -> Iterator[Traffic]:
+    """Inside, ``torch.device("meta")`` is such a device."""
+    traffic = Traffic()
+    with _Mode(traffic):
+        yield traffic
