@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from .errors import SchemaError
 
-__all__ = ["checked", "is_count", "is_names", "is_number"]
+__all__ = ["Rule", "checked", "is_count", "is_names", "is_number"]
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]

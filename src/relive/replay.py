@@ -19,7 +19,7 @@ from .kernels.reference.random import key as stream
 from .plan import StoragePlan, free_memory, storage_plan
 from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
-from .samplers import Prioritized, Recent, Sampler, Uniform
+from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
 from .saving import contradictions, describe, entry, rebuild, restore_ring, save_ring
 from .schema import Field, Schema
 from .storage import as_host, as_tensordict
@@ -33,8 +33,6 @@ __all__ = ["ReplayBuffer"]
 KIND = "relive.ReplayBuffer"
 PIECE = 4096
 """Rows stored at once, of many; the memory they are packed in is kept."""
-LARGEST_ERROR = float(np.finfo(np.float32).max)
-"""TD errors are kept as float32."""
 RESERVED = frozenset(
     ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
 )

@@ -11,10 +11,23 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .errors import EmptyError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .parameters import Rule, checked, is_count, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
 
-__all__ = ["Extras", "Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement", "draw_uniformly"]
+__all__ = [
+    "LARGEST_ERROR",
+    "Extras",
+    "Prioritized",
+    "Recent",
+    "Sampler",
+    "Uniform",
+    "WithoutReplacement",
+    "draw_uniformly",
+]
+
+LARGEST_ERROR = float(np.finfo(np.float32).max)
+"""TD errors are kept as float32."""
 
 Doubles = NDArray[np.float64]
 Extras = dict[str, NDArray[Any]]
@@ -160,6 +173,29 @@ class WithoutReplacement:
         return "WithoutReplacement()"
 
 
+def _is_beta(beta: Any) -> bool:
+    """Whether this is an exponent, or a schedule of one."""
+    if not isinstance(beta, tuple):
+        return is_number(beta, 0)
+    schedule = cast("tuple[Any, ...]", beta)
+    return len(schedule) == 3 and is_number(schedule[0], 0) and is_number(schedule[1], 0) and is_count(schedule[2], 1)
+
+
+@checked(
+    alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
+    beta=(
+        _is_beta,
+        "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1",
+    ),
+    eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
+    stratified=(lambda stratified: isinstance(stratified, bool | np.bool_), "stratified is True or False"),
+    normalize=(lambda normalize: normalize in ("batch", "buffer"), "normalize is 'batch' or 'buffer'"),
+    default_error=(
+        lambda error: error is None or is_number(error, 0, LARGEST_ERROR),
+        "default_error is a number of at least 0 that float32 can hold, or None",
+    ),
+    eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
+)
 class Prioritized:
     """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
 
@@ -177,7 +213,7 @@ class Prioritized:
         eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
 
     Raises:
-        SchemaError: a parameter out of range.
+        SchemaError: a parameter out of range, here or when it is set later.
     """
 
     watches = True
@@ -194,16 +230,11 @@ class Prioritized:
         default_error: float | None = None,
         eta: float = 0.9,
     ) -> None:
-        if not (0 < eps < np.inf and 0 <= eta <= 1 and 0 <= (default_error or 0) < np.inf):
-            given = f"eps={eps}, eta={eta}, default_error={default_error}"
-            raise SchemaError(f"Prioritized: eps is above 0, eta from 0 to 1, default_error at least 0; got {given}")
-        if normalize not in ("batch", "buffer"):
-            raise SchemaError(f"Prioritized: normalize is 'batch' or 'buffer', got {normalize!r}")
-        self.beta, self.stratified, self.normalize, self.eta = beta, stratified, normalize, eta
-        self.default_error = default_error
-        self._alpha, self._eps = _exponent(alpha), eps
-        self._largest, self._draws = 1.0, 0
         self._ring: Ring | None = None
+        self._alpha, self._eps = 0.0, 0.0
+        self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
+        self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
+        self._largest, self._draws = 1.0, 0
 
     @property
     def alpha(self) -> float:
@@ -212,14 +243,16 @@ class Prioritized:
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._alpha = _exponent(alpha)
-        if self._ring is not None:
-            self._rebuild(self._ring.anchors())
+        self._reweigh(alpha, self._eps)
 
     @property
     def eps(self) -> float:
-        """What a transition without error is worth."""
+        """What a transition without error is worth; a change takes effect at once, too."""
         return self._eps
+
+    @eps.setter
+    def eps(self, eps: float) -> None:
+        self._reweigh(self._alpha, eps)
 
     def attach(self, ring: Ring) -> None:
         """Give every transition that can be drawn its priority, and no other row one."""
@@ -318,8 +351,22 @@ class Prioritized:
 
     def _rebuild(self, places: Ints) -> None:
         """Weigh these rows by their errors, and no others."""
-        self._tree = SumTree(len(self._errors))
-        self._tree.set(places, self._weights(self._errors[places]))
+        tree = SumTree(len(self._errors))
+        tree.set([0], self._weights(self._new_error()))  # what comes next has to fit as well
+        tree.set([0], 0.0)
+        tree.set(places, self._weights(self._errors[places]))
+        self._tree = tree
+
+    def _reweigh(self, alpha: float, eps: float) -> None:
+        """Weigh all rows anew, or leave them as they are if a weight would be too large."""
+        before = self._alpha, self._eps
+        self._alpha, self._eps = alpha, eps
+        if self._ring is not None:
+            try:
+                self._rebuild(self._ring.anchors())
+            except NotFiniteError:
+                self._alpha, self._eps = before
+                raise
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
@@ -332,7 +379,7 @@ class Prioritized:
         if not isinstance(self.beta, tuple):
             return self.beta
         first, last, draws = self.beta
-        return first + (last - first) * min(self._draws / max(draws, 1), 1.0)
+        return first + (last - first) * min(self._draws / draws, 1.0)
 
     def __repr__(self) -> str:
         return (
@@ -341,6 +388,15 @@ class Prioritized:
         )
 
 
+_ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number above 0, up to 1")
+
+
+@checked(
+    eta=_ETA,
+    sharpest=_ETA,
+    c_min=(lambda c_min: is_count(c_min, 1), "c_min is a whole number of at least 1"),
+    adapt=(lambda adapt: isinstance(adapt, bool | np.bool_), "adapt is True or False"),
+)
 class Recent:
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
 
@@ -352,6 +408,9 @@ class Recent:
         c_min: the least number of transitions in the window.
         inner: how to draw from the window: :class:`Uniform` (default) or :class:`Prioritized`.
         adapt: let eta follow the progress of learning: pass each episode's return to :meth:`observe`.
+
+    Raises:
+        SchemaError: a parameter out of range, here or when it is set later.
     """
 
     def __init__(
@@ -362,16 +421,19 @@ class Recent:
         inner: Uniform | Prioritized | None = None,
         adapt: bool = False,
     ) -> None:
-        if not (0 < eta <= 1 and c_min >= 1):
-            raise SchemaError(f"Recent: 0 < eta <= 1 and c_min >= 1, got {eta} and {c_min}")
-        self.sharpest, self.c_min, self.adapt = eta, c_min, adapt
-        self.eta = eta
-        self.inner: Uniform | Prioritized = inner or Uniform()
-        if not isinstance(cast("object", self.inner), Uniform | Prioritized):
-            raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {self.inner!r}")
+        self.eta = self.sharpest = eta
+        self.c_min, self.adapt = c_min, adapt
+        self._inner: Uniform | Prioritized = inner or Uniform()
+        if not isinstance(cast("object", self._inner), Uniform | Prioritized):
+            raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
         self._ring: Ring | None = None
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = np.zeros(2)  # rise, fall
+
+    @property
+    def inner(self) -> Uniform | Prioritized:
+        """How it draws from the window; for life, as a buffer has its sampler."""
+        return self._inner
 
     @property
     def watches(self) -> bool:
@@ -411,7 +473,12 @@ class Recent:
 
         The mean slope of the last 20 returns, as a fraction of the steepest rise or fall so far (which decay by 0.9999
         each time), goes from -1 to 1; eta goes from 1 to its sharpest with it.
+
+        Raises:
+            NotFiniteError: the return is NaN or infinite; it is left out.
         """
+        if not math.isfinite(episode_return):
+            raise NotFiniteError(f"episode_return: expected a finite number, got {episode_return}; mend the reward")
         self._returns.append(float(episode_return))
         if self.adapt and len(self._returns) == 20:
             slope = float(np.gradient(np.array(self._returns)).mean())
@@ -446,12 +513,6 @@ def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
     if mine is not None and mine is not ring:
         raise LifecycleError(f"{sampler!r} draws from another buffer already; give each buffer a sampler of its own")
     return ring
-
-
-def _exponent(alpha: float) -> float:
-    if not 0 <= alpha < np.inf:
-        raise SchemaError(f"Prioritized: alpha is at least 0 and finite, got {alpha}")
-    return alpha
 
 
 def _nothing() -> EmptyError:
