@@ -86,10 +86,7 @@ def check_weights(sampler: Prioritized, batch: Any, known: oracle.Priorities, am
     assert batch["probability"].dtype is torch.float64
     assert batch["weight"].dtype is torch.float32
     assert batch["probability"].tolist() == pytest.approx([chances[i] for i in index], rel=1e-9)
-    everywhere = known.probabilities(sampler.alpha, sampler.eps)
-    smallest = min(chances[i] for i in index)
-    if sampler.normalize == "buffer":  # of the same total as the chances
-        smallest = min(everywhere.values()) * chances[index[0]] / everywhere[index[0]]
+    smallest = min(chances.values() if sampler.normalize == "buffer" else (chances[i] for i in index))
     assert isinstance(sampler.beta, float)
     want = [(chances[i] / smallest) ** -sampler.beta for i in index]
     assert batch["weight"].tolist() == pytest.approx(want, rel=1e-5)
@@ -776,6 +773,24 @@ def test_recent_and_prioritized_together_draw_by_priority_within_the_window() ->
     chances = known.probabilities(1.0, EPS, every[-9:])
     check_fit(many(twin, 3_000_000), chances)
     check_weights(twin.buffer.sampler.inner, twin.buffer.sample(50), known, every[-9:])
+
+
+def test_weights_within_a_window_are_divided_by_the_largest_that_any_transition_of_it_has() -> None:
+    sampler = Recent(0.5, 9, inner=Prioritized(alpha=1.0, beta=0.5, normalize="buffer"))
+    twin = uneven(sampler=sampler)
+    every = [twin.truth.index(row) for row in twin.anchors()]
+    window = every[-9:]
+    errors = {index: 1e-3 if index not in window else 1.0 + i % 4 for i, index in enumerate(every)}
+    twin.buffer.update_priorities(every, np.array(list(errors.values())))
+    known = oracle.Priorities()
+    known.errors = dict(zip(every, np.float32(list(errors.values())).tolist(), strict=True))
+    weights = twin.buffer.sample(200)["weight"]
+    assert weights.max() == 1  # the rarest of the window was drawn, and what is outside has no say
+    assert weights.min() == pytest.approx(0.5)
+    for size in (1, 3, 50):
+        check_weights(sampler.inner, twin.buffer.sample(size), known, window)
+    sampler.eta = 1.0
+    check_weights(sampler.inner, twin.buffer.sample(50), known)  # from all
 
 
 def test_eta_follows_the_progress_of_learning_between_its_sharpest_and_1() -> None:

@@ -208,7 +208,8 @@ class Prioritized:
             the other.
         eps: what a transition without error is worth.
         stratified: one draw from each of B equal parts of the total, rather than B independent ones.
-        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest that any transition has.
+        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest that any transition has,
+            of the window if it draws from one (:class:`Recent`).
         default_error: the TD error of new transitions; None is the largest seen so far, 1 at first.
         eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
 
@@ -281,7 +282,8 @@ class Prioritized:
         if self._ring is None or not self._ring.drawable:
             raise _nothing()
         total = self._tree.total
-        return self.weighted(self._tree.find(self.masses(count, key, total)), total)
+        lowest = self._tree.minimum_positive() if self.normalize == "buffer" else None
+        return self.weighted(self._tree.find(self.masses(count, key, total)), total, lowest)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """The same from the ``newest`` completed transitions alone."""
@@ -298,7 +300,8 @@ class Prioritized:
         part = cast("Ints", np.searchsorted(until, masses, side="right"))
         inside = below[part] + (masses - (until - (upper - below))[part])
         masses = np.clip(inside, below[part], np.nextafter(upper[part], 0))
-        return self.weighted(self._tree.find(masses), float(until[-1]))
+        lowest = self._tree.minimum_positive(begins, ends) if self.normalize == "buffer" else None
+        return self.weighted(self._tree.find(masses), float(until[-1]), lowest)
 
     def masses(self, count: int, key: int, total: float) -> Doubles:
         """Random numbers in [0, total), stratified if that is wanted."""
@@ -306,17 +309,16 @@ class Prioritized:
         kernels.fast().masses(np.uint64(key), self.stratified, total, math.nextafter(total, 0.0), out)
         return out
 
-    def weighted(self, places: Ints, total: float) -> tuple[Ints, Extras]:
+    def weighted(self, places: Ints, total: float, lowest: float | None) -> tuple[Ints, Extras]:
         """Places with the probability of each, and the importance weight.
 
-        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta, whatever N is.
+        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta, whatever N is. ``lowest`` is the priority of the
+        one that has Pmin; None means the smallest of the batch.
         """
         beta = self._beta_now()
         self._draws += 1
-        probability, lowest = self._tree.shares(places, total)
-        if self.normalize == "buffer":
-            lowest = self._tree.minimum_positive() / total
-        weight = (probability / lowest) ** -beta
+        probability, least = self._tree.shares(places, total)
+        weight = (probability / (least if lowest is None else lowest / total)) ** -beta
         return places, {"weight": weight.astype(np.float32), "probability": probability}
 
     def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
