@@ -24,6 +24,7 @@ __all__ = [
     "Uniform",
     "WithoutReplacement",
     "draw_uniformly",
+    "nothing_to_draw",
 ]
 
 LARGEST_ERROR = float(np.finfo(np.float32).max)
@@ -107,7 +108,7 @@ def draw_uniformly(ring: Ring | None, count: int, key: int, newest: int = 0) -> 
     """Places of anchors, with replacement, from the newest completed ones (0: from all)."""
     places = ring.draw(count, key, newest) if ring is not None else None
     if places is None:
-        raise _nothing()
+        raise nothing_to_draw()
     return places
 
 
@@ -142,7 +143,7 @@ class WithoutReplacement:
         """
         ring = self._ring
         if ring is None or not ring.drawable:
-            raise _nothing()
+            raise nothing_to_draw()
         if count > ring.drawable:
             raise ShapeError(f"sample({count}): there are {ring.drawable} transitions to draw without replacement")
         found: list[Ints] = []
@@ -280,7 +281,7 @@ class Prioritized:
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
         if self._ring is None or not self._ring.drawable:
-            raise _nothing()
+            raise nothing_to_draw()
         total = self._tree.total
         lowest = self._tree.minimum_positive() if self.normalize == "buffer" else None
         return self.weighted(self._tree.find(self.masses(count, key, total)), total, lowest)
@@ -289,13 +290,13 @@ class Prioritized:
         """The same from the ``newest`` completed transitions alone."""
         ring = self._ring
         if ring is None or not ring.drawable:
-            raise _nothing()
+            raise nothing_to_draw()
         begins, ends = ring.window_places(newest)
         below = self._tree.prefix(begins)
         upper = self._tree.prefix(ends)
         until = np.cumsum(upper - below)
         if not until[-1] > 0:
-            raise _nothing()
+            raise nothing_to_draw()
         masses = self.masses(count, key, float(until[-1]))
         part = cast("Ints", np.searchsorted(until, masses, side="right"))
         inside = below[part] + (masses - (until - (upper - below))[part])
@@ -517,5 +518,6 @@ def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
     return ring
 
 
-def _nothing() -> EmptyError:
+def nothing_to_draw() -> EmptyError:
+    """The error for a buffer without a complete transition."""
     return EmptyError("there is no complete transition to draw; add steps until a next observation is known")
