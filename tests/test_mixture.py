@@ -190,14 +190,15 @@ def test_errors_that_do_not_fit_are_refused_before_any_buffer_is_changed(
     assert [contents(one.buffer) for one in twins] == before
 
 
-@pytest.mark.parametrize("size", [0, -3])
-def test_batches_of_no_rows_are_refused(size: int) -> None:
+@pytest.mark.parametrize("size", [0, -3, 2.5, "4", None])
+def test_batches_of_no_rows_are_refused_at_the_call(size: Any) -> None:
     mixture, twins = mixed({"a": 1, "b": 1})
     before = [contents(one.buffer) for one in twins]
     with pytest.raises(ShapeError, match="at least 1"):
         mixture.sample(size)
-    with pytest.raises(ShapeError, match="at least 1"):
-        list(mixture.batches(size, 4))
+    for sizes in ((size, 4), (4, size)):
+        with pytest.raises(ShapeError, match="at least 1"):
+            mixture.batches(*sizes)
     assert [contents(one.buffer) for one in twins] == before
 
 
@@ -206,6 +207,8 @@ def test_an_empty_buffer_with_rows_in_the_batch_is_told_and_one_without_is_not_m
     mixture = Mixture({"full": full.buffer, "empty": empty.buffer}, {"full": 3, "empty": 1})
     with pytest.raises(EmptyError):
         mixture.sample(8)
+    with pytest.raises(EmptyError):
+        mixture.batches(3, 8)  # at the call, not at the first batch
     assert len(Mixture({"full": full.buffer, "empty": empty.buffer}, {"full": 1, "empty": 0}).sample(8)) == 8
 
 

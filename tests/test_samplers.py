@@ -86,10 +86,7 @@ def check_weights(sampler: Prioritized, batch: Any, known: oracle.Priorities, am
     assert batch["probability"].dtype is torch.float64
     assert batch["weight"].dtype is torch.float32
     assert batch["probability"].tolist() == pytest.approx([chances[i] for i in index], rel=1e-9)
-    everywhere = known.probabilities(sampler.alpha, sampler.eps)
-    smallest = min(chances[i] for i in index)
-    if sampler.normalize == "buffer":  # of the same total as the chances
-        smallest = min(everywhere.values()) * chances[index[0]] / everywhere[index[0]]
+    smallest = min(chances.values() if sampler.normalize == "buffer" else (chances[i] for i in index))
     assert isinstance(sampler.beta, float)
     want = [(chances[i] / smallest) ** -sampler.beta for i in index]
     assert batch["weight"].tolist() == pytest.approx(want, rel=1e-5)
@@ -778,6 +775,24 @@ def test_recent_and_prioritized_together_draw_by_priority_within_the_window() ->
     check_weights(twin.buffer.sampler.inner, twin.buffer.sample(50), known, every[-9:])
 
 
+def test_weights_within_a_window_are_divided_by_the_largest_that_any_transition_of_it_has() -> None:
+    sampler = Recent(0.5, 9, inner=Prioritized(alpha=1.0, beta=0.5, normalize="buffer"))
+    twin = uneven(sampler=sampler)
+    every = [twin.truth.index(row) for row in twin.anchors()]
+    window = every[-9:]
+    errors = {index: 1e-3 if index not in window else 1.0 + i % 4 for i, index in enumerate(every)}
+    twin.buffer.update_priorities(every, np.array(list(errors.values())))
+    known = oracle.Priorities()
+    known.errors = dict(zip(every, np.float32(list(errors.values())).tolist(), strict=True))
+    weights = twin.buffer.sample(200)["weight"]
+    assert weights.max() == 1  # the rarest of the window was drawn, and what is outside has no say
+    assert weights.min() == pytest.approx(0.5)
+    for size in (1, 3, 50):
+        check_weights(sampler.inner, twin.buffer.sample(size), known, window)
+    sampler.eta = 1.0
+    check_weights(sampler.inner, twin.buffer.sample(50), known)  # from all
+
+
 def test_eta_follows_the_progress_of_learning_between_its_sharpest_and_1() -> None:
     plain = Recent(0.9, 1)
     for _ in range(60):
@@ -819,24 +834,101 @@ def test_a_sampler_belongs_to_one_buffer(make: Callable[[], Any]) -> None:
         Twin(1, 5, sampler=sampler)
 
 
+NAN, INF = float("nan"), float("inf")
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("name", "value"),
     [
-        lambda: Prioritized(alpha=-0.1),
-        lambda: Prioritized(eps=0.0),
-        lambda: Prioritized(eta=1.5),
-        lambda: Prioritized(default_error=-1.0),
-        lambda: Prioritized(normalize="max"),
-        lambda: Recent(0.0),
-        lambda: Recent(1.1),
-        lambda: Recent(0.9, 0),
-        lambda: Recent(inner=WithoutReplacement()),
-        lambda: Recent(inner=Recent()),
+        *(("alpha", alpha) for alpha in (-0.1, NAN, INF, "0.6", None, True)),
+        *(("beta", beta) for beta in (-0.1, NAN, INF, "0.4", None, (), (0.4, 1.0), (0.4, 1.0, 0), (0.4, 1.0, -5))),
+        *(("beta", beta) for beta in ((0.4, 1.0, 2.5), (0.4, -0.1, 9), (NAN, 1.0, 9), (0.4, INF, 9), (0, 1, 2, 3))),
+        *(("eps", eps) for eps in (0.0, -1e-6, NAN, INF, None)),
+        *(("stratified", stratified) for stratified in (None, "no", 1)),
+        *(("normalize", normalize) for normalize in ("max", None, True)),
+        *(("default_error", error) for error in (-1.0, NAN, INF, 1e39, "1")),
+        *(("eta", eta) for eta in (-0.1, 1.5, NAN, None)),
     ],
 )
-def test_parameters_out_of_range_are_refused(make: Callable[[], Any]) -> None:
-    with pytest.raises(SchemaError, match=r"Prioritized:|Recent:"):
+def test_parameters_of_priorities_are_checked_when_they_are_given_and_when_they_are_set(name: str, value: Any) -> None:
+    with pytest.raises(SchemaError, match=rf"Prioritized\({name}=.*\): {name} is "):
+        Prioritized(**{name: value})
+    twin = rated(ERRORS, alpha=0.6, beta=0.4)
+    sampler = twin.buffer.sampler
+    before, known = repr(sampler), twin.buffer.data()
+    chances = sampler.priorities()
+    with pytest.raises(SchemaError, match=rf"Prioritized\({name}=.*\): {name} is "):
+        setattr(sampler, name, value)
+    assert repr(sampler) == before
+    assert sampler.priorities().tolist() == chances.tolist()
+    assert same_batches(twin.buffer.data(), known)
+    twin.buffer.sample(8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("eta", eta) for eta in (0.0, -0.5, 1.1, NAN, None)),
+        *(("c_min", c_min) for c_min in (0, -1, 2.5, NAN, None, True)),
+        *(("adapt", adapt) for adapt in (None, 1)),
+    ],
+)
+def test_parameters_of_the_window_are_checked_when_they_are_given_and_when_they_are_set(name: str, value: Any) -> None:
+    with pytest.raises(SchemaError, match=rf"Recent\({name}=.*\): {name} is "):
+        Recent(**{name: value})
+    sampler = uneven(sampler=Recent(0.9, 3)).buffer.sampler
+    with pytest.raises(SchemaError, match=rf"Recent\({name}=.*\): {name} is "):
+        setattr(sampler, name, value)
+    assert repr(sampler) == "Recent(0.9, 3, inner=Uniform(), adapt=False)"
+
+
+@pytest.mark.parametrize("make", [lambda: Recent(inner=WithoutReplacement()), lambda: Recent(inner=Recent())])
+def test_a_window_is_drawn_from_uniformly_or_by_priority_and_in_no_other_way(make: Callable[[], Any]) -> None:
+    with pytest.raises(SchemaError, match=r"Recent: inner is Uniform\(\) or Prioritized\(\)"):
         make()
+    with pytest.raises(AttributeError):
+        Recent().inner = Prioritized()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_ends_of_the_ranges_and_numbers_of_numpy_are_taken() -> None:
+    Prioritized(0, 0, eps=np.float64(1e-9), stratified=np.bool_(True), default_error=0, eta=1)
+    Prioritized(np.float32(0.5), (0, np.float64(1.5), np.int64(1)), eta=0)
+    assert Recent(1, 1).eta == Recent(np.float64(1.0), np.int32(1)).eta == 1
+
+
+@pytest.mark.parametrize("largest_is_stored", [True, False])
+def test_an_exponent_that_makes_a_priority_infinite_is_refused_and_nothing_changes(largest_is_stored: bool) -> None:
+    twin = rated([1e30, 1.0, 2.0], alpha=1.0)
+    sampler = twin.buffer.sampler
+    if not largest_is_stored:  # but it is what the next transition will be given
+        twin.buffer.update_priorities([0], [0.0])
+    chances = sampler.priorities()
+    with pytest.raises(NotFiniteError):
+        sampler.alpha = 11.0
+    assert sampler.alpha == 1.0
+    assert sampler.priorities().tolist() == chances.tolist()
+    twin.buffer.sample(8)
+    twin.play(".", ".")
+    twin.check()
+
+
+def test_eps_can_be_changed_on_a_living_buffer() -> None:
+    sampler = rated(ERRORS, alpha=1.0, eps=1e-6).buffer.sampler
+    sampler.eps = 0.5
+    assert sampler.priorities().tolist() == pytest.approx([error + 0.5 for error in ERRORS], rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [NAN, INF, -INF])
+def test_a_return_that_is_no_number_is_refused_and_eta_stays(wrong: float) -> None:
+    sampler = Recent(0.9, 1, adapt=True)
+    for k in range(25):
+        sampler.observe(k)
+    before = sampler.eta
+    with pytest.raises(NotFiniteError, match="episode_return"):
+        sampler.observe(wrong)
+    assert sampler.eta == before
+    sampler.observe(25.0)
+    assert sampler.eta == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("make", [*SAMPLERS.values(), lambda: Prioritized(beta=(0.4, 1.0, 100), default_error=0.5)])

@@ -364,6 +364,28 @@ def test_children_that_rounding_pushes_beyond_their_parent_end_where_it_does() -
     check_tiling(tree, np.arange(2.0**53, tree.total, 2.0))
 
 
+@given(SIZES, st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=6), st.integers(0, 2**32))
+def test_the_twins_find_the_same_minimum_of_any_ranges_and_it_is_that_of_the_leaves(
+    size: int, ranges: list[tuple[float, float]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.random(size) * (rng.random(size) < 0.3)
+    weights[rng.integers(size)] = 1.0
+    tree = tree_of(weights)
+    assert tree.minimum_positive() == weights[weights > 0].min()
+    bounds = np.array([sorted((round(a * size), round(b * size))) for a, b in ranges], np.int64).reshape(-1, 2)
+    begins, ends = np.ascontiguousarray(bounds.T)
+    lows = [twin.tree_lowest(tree._nodes, tree._offsets, tree._minima, begins, ends) for twin in (cpu, reference)]
+    among = np.concatenate([weights[:0], *(weights[begin:end] for begin, end in bounds.tolist())])
+    want = among[among > 0].min(initial=np.inf)
+    assert lows == [want, want]
+    if want < np.inf:
+        assert tree.minimum_positive(begins, ends) == want
+    else:
+        with pytest.raises(EmptyError, match="these leaves"):
+            tree.minimum_positive(begins, ends)
+
+
 def test_a_minimum_is_kept_even_where_the_sums_do_not_feel_it() -> None:
     tree = tree_of([1e300] + [1.0] * 99)
     assert tree.minimum_positive() == 1.0

@@ -298,10 +298,36 @@ def test_an_interrupted_episode_is_read_up_to_its_last_known_observation() -> No
     assert batch["discount"].tolist() == [0.25, 0.5, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("n", [0, -1])
-def test_windows_of_no_reward_are_refused(n: int) -> None:
-    with pytest.raises(SchemaError, match=r"NStep\(n=.*at least 1"):
-        Twin(1, 5, view=NStep(n)).play(".", ".").buffer.sample(1)
+WINDOWS = [
+    ({"n": 0}, r"NStep\(n=0\): n is at least 1"),
+    ({"n": -1}, r"NStep\(n=-1\): n is at least 1"),
+    ({"n": 2.5}, r"NStep\(n=2.5\): n is at least 1"),
+    ({"n": True}, r"NStep\(n=True\): n is at least 1"),
+    ({"gamma": float("nan")}, r"NStep\(gamma=nan\): gamma is a number from 0 to 1"),
+    ({"gamma": 1.5}, r"NStep\(gamma=1.5\): gamma is a number from 0 to 1"),
+    ({"gamma": -0.1}, r"NStep\(gamma=-0.1\): gamma is a number from 0 to 1"),
+    ({"gamma": "0.9"}, r"NStep\(gamma='0.9'\): gamma is a number from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WINDOWS)
+def test_windows_that_make_no_sense_are_refused_when_they_are_made_and_when_they_are_set(
+    wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message):
+        NStep(**wrong)
+    twin = Twin(1, 5, view=NStep(2, 0.5)).play(".", ".", ".")
+    ((name, value),) = wrong.items()
+    with pytest.raises(SchemaError, match=message):
+        setattr(twin.buffer.view, name, value)
+    assert twin.buffer.view == NStep(2, 0.5)
+    twin.check()
+
+
+def test_the_ends_of_the_ranges_and_numbers_of_numpy_are_taken() -> None:
+    assert NStep(np.int64(1), np.float32(0)) == NStep(1, 0)
+    assert NStep(1, 1) == Transition(1.0)
+    assert FrameStack(np.int32(1), pad="zeros").history == 0
 
 
 def test_windows_of_several_steps_are_refused_where_steps_have_no_order() -> None:
@@ -419,11 +445,19 @@ def test_a_member_that_is_not_there_cannot_be_stacked(dress: str, keys: tuple[st
         twin.buffer.sample(1)
 
 
-@pytest.mark.parametrize("view", [FrameStack(0), FrameStack(-3), FrameStack(2, pad="mirror")])
-def test_stacks_that_make_no_sense_are_refused(view: FrameStack) -> None:
-    twin = Twin(1, 5, view=view).play(".", ".", "T")
-    with pytest.raises(SchemaError, match="depth is at least 1 and pad 'repeat' or 'zeros'"):
-        twin.buffer.sample(1)
+@pytest.mark.parametrize(
+    "wrong", [{"depth": 0}, {"depth": -3}, {"depth": 1.5}, {"pad": "mirror"}, {"window": 3}, {"keys": "camera"}]
+)
+def test_stacks_that_make_no_sense_are_refused_when_they_are_made_and_when_they_are_set(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    rule = rf"FrameStack\({name}={value!r}\): .*(depth is at least 1 and pad 'repeat' or 'zeros'|window is|keys is)"
+    with pytest.raises(SchemaError, match=rule):
+        FrameStack(**wrong)
+    twin = Twin(1, 5, view=FrameStack(2)).play(".", ".", "T")
+    with pytest.raises(SchemaError, match=rule):
+        setattr(twin.buffer.view, name, value)
+    assert twin.buffer.view == FrameStack(2)
+    twin.check()
 
 
 def test_stacks_are_refused_where_steps_have_no_order() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import DeviceError, NotFiniteError, SchemaError, ShapeError
+from .parameters import is_count
 from .replay import ReplayBuffer
 from .storage import as_host
 
@@ -64,22 +65,15 @@ class Mixture:
         return next(self.batches(1, batch_size))
 
     def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
-        """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`."""
-        if count < 1 or batch_size < 1:
-            raise ShapeError(f"batches({count}, {batch_size}): ask for at least 1")
+        """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`, from this call."""
+        if not (is_count(count, 1) and is_count(batch_size, 1)):
+            raise ShapeError(f"batches({count!r}, {batch_size!r}): ask for whole numbers of at least 1")
         rounds = [
             (i, self.buffers[name].batches(count, rows))
             for i, (name, rows) in enumerate(self._rows(batch_size).items())
             if rows
         ]
-        for _ in range(count):
-            parts: list[Any] = []
-            for source, batches in rounds:
-                part = next(batches)
-                part["source"] = torch.full(part.batch_size, source, device=self.device)
-                parts.append(part)
-            shared = [key for key in parts[0].keys() if all(key in part.keys() for part in parts)]
-            yield cast("TensorDict", torch.cat([part.select(*shared) for part in parts]))
+        return (_mixed(rounds, self.device) for _ in range(count))
 
     def update_priorities(self, batch: TensorDict, td_error: Any, mask: Any = None) -> int:
         """Pass TD errors on to the buffers the rows of ``batch`` came from; returns how many came too late.
@@ -105,3 +99,14 @@ class Mixture:
         """How many rows each buffer gives: running shares, rounded, so that they add up."""
         ends = np.round(np.cumsum(list(self.shares.values())) * batch_size).astype(int).tolist()
         return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
+
+
+def _mixed(rounds: list[tuple[int, Iterator[TensorDict]]], device: torch.device) -> TensorDict:
+    """The next batch of every buffer, one after another, with the fields that all of them have."""
+    parts: list[Any] = []
+    for source, batches in rounds:
+        part = next(batches)
+        part["source"] = torch.full(part.batch_size, source, device=device)
+        parts.append(part)
+    shared = [key for key in parts[0].keys() if all(key in part.keys() for part in parts)]
+    return cast("TensorDict", torch.cat([part.select(*shared) for part in parts]))

@@ -17,10 +17,11 @@ from .checks import StepChecker
 from .device_rows import DeviceRows
 from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
+from .parameters import is_count
 from .plan import StoragePlan, storage_plan
 from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
-from .samplers import Prioritized, Recent, Sampler, Uniform
+from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform, nothing_to_draw
 from .saving import contradictions, describe, entry, rebuild, restore_ring, save_ring
 from .schema import Field, Schema
 from .storage import as_host, as_tensordict
@@ -35,8 +36,6 @@ __all__ = ["ReplayBuffer"]
 KIND = "relive.ReplayBuffer"
 PIECE = 4096
 """Rows stored at once, of many; the memory they are packed in is kept."""
-LARGEST_ERROR = float(np.finfo(np.float32).max)
-"""TD errors are kept as float32."""
 RESERVED = frozenset(
     ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
 )
@@ -212,12 +211,14 @@ class ReplayBuffer:
         """``count`` batches; a sampler that emphasises recent experience takes them as one round of updates.
 
         Raises:
-            EmptyError: there is no complete transition.
-            ShapeError: ``count`` or ``batch_size`` is not positive.
+            EmptyError: there is no complete transition; from this call, not from the first batch.
+            ShapeError: ``count`` or ``batch_size`` is not positive; likewise.
         """
-        if count < 1:
-            raise ShapeError(f"batches({count}, ...): ask for at least 1")
+        if not is_count(count, 1):
+            raise ShapeError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
         _require_rows(batch_size)
+        if not len(self):
+            raise nothing_to_draw()
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
@@ -560,7 +561,7 @@ def _flattened(tree: Any) -> Any:
 
 
 def _require_rows(batch_size: int) -> None:
-    if not isinstance(cast("object", batch_size), int | np.integer) or batch_size < 1:
+    if not is_count(batch_size, 1):
         raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1")
 
 

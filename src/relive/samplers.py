@@ -11,10 +11,24 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .errors import EmptyError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .parameters import Rule, checked, is_count, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
 
-__all__ = ["Extras", "Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement", "draw_uniformly"]
+__all__ = [
+    "LARGEST_ERROR",
+    "Extras",
+    "Prioritized",
+    "Recent",
+    "Sampler",
+    "Uniform",
+    "WithoutReplacement",
+    "draw_uniformly",
+    "nothing_to_draw",
+]
+
+LARGEST_ERROR = float(np.finfo(np.float32).max)
+"""TD errors are kept as float32."""
 
 Doubles = NDArray[np.float64]
 Extras = dict[str, NDArray[Any]]
@@ -94,7 +108,7 @@ def draw_uniformly(ring: Ring | None, count: int, key: int, newest: int = 0) -> 
     """Places of anchors, with replacement, from the newest completed ones (0: from all)."""
     places = ring.draw(count, key, newest) if ring is not None else None
     if places is None:
-        raise _nothing()
+        raise nothing_to_draw()
     return places
 
 
@@ -129,7 +143,7 @@ class WithoutReplacement:
         """
         ring = self._ring
         if ring is None or not ring.drawable:
-            raise _nothing()
+            raise nothing_to_draw()
         if count > ring.drawable:
             raise ShapeError(f"sample({count}): there are {ring.drawable} transitions to draw without replacement")
         found: list[Ints] = []
@@ -160,6 +174,29 @@ class WithoutReplacement:
         return "WithoutReplacement()"
 
 
+def _is_beta(beta: Any) -> bool:
+    """Whether this is an exponent, or a schedule of one."""
+    if not isinstance(beta, tuple):
+        return is_number(beta, 0)
+    schedule = cast("tuple[Any, ...]", beta)
+    return len(schedule) == 3 and is_number(schedule[0], 0) and is_number(schedule[1], 0) and is_count(schedule[2], 1)
+
+
+@checked(
+    alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
+    beta=(
+        _is_beta,
+        "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1",
+    ),
+    eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
+    stratified=(lambda stratified: isinstance(stratified, bool | np.bool_), "stratified is True or False"),
+    normalize=(lambda normalize: normalize in ("batch", "buffer"), "normalize is 'batch' or 'buffer'"),
+    default_error=(
+        lambda error: error is None or is_number(error, 0, LARGEST_ERROR),
+        "default_error is a number of at least 0 that float32 can hold, or None",
+    ),
+    eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
+)
 class Prioritized:
     """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
 
@@ -172,12 +209,13 @@ class Prioritized:
             the other.
         eps: what a transition without error is worth.
         stratified: one draw from each of B equal parts of the total, rather than B independent ones.
-        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest that any transition has.
+        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest that any transition has,
+            of the window if it draws from one (:class:`Recent`).
         default_error: the TD error of new transitions; None is the largest seen so far, 1 at first.
         eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
 
     Raises:
-        SchemaError: a parameter out of range.
+        SchemaError: a parameter out of range, here or when it is set later.
     """
 
     watches = True
@@ -194,16 +232,11 @@ class Prioritized:
         default_error: float | None = None,
         eta: float = 0.9,
     ) -> None:
-        if not (0 < eps < np.inf and 0 <= eta <= 1 and 0 <= (default_error or 0) < np.inf):
-            given = f"eps={eps}, eta={eta}, default_error={default_error}"
-            raise SchemaError(f"Prioritized: eps is above 0, eta from 0 to 1, default_error at least 0; got {given}")
-        if normalize not in ("batch", "buffer"):
-            raise SchemaError(f"Prioritized: normalize is 'batch' or 'buffer', got {normalize!r}")
-        self.beta, self.stratified, self.normalize, self.eta = beta, stratified, normalize, eta
-        self.default_error = default_error
-        self._alpha, self._eps = _exponent(alpha), eps
-        self._largest, self._draws = 1.0, 0
         self._ring: Ring | None = None
+        self._alpha, self._eps = 0.0, 0.0
+        self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
+        self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
+        self._largest, self._draws = 1.0, 0
 
     @property
     def alpha(self) -> float:
@@ -212,14 +245,16 @@ class Prioritized:
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._alpha = _exponent(alpha)
-        if self._ring is not None:
-            self._rebuild(self._ring.anchors())
+        self._reweigh(alpha, self._eps)
 
     @property
     def eps(self) -> float:
-        """What a transition without error is worth."""
+        """What a transition without error is worth; a change takes effect at once, too."""
         return self._eps
+
+    @eps.setter
+    def eps(self, eps: float) -> None:
+        self._reweigh(self._alpha, eps)
 
     def attach(self, ring: Ring) -> None:
         """Give every transition that can be drawn its priority, and no other row one."""
@@ -246,26 +281,28 @@ class Prioritized:
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
         if self._ring is None or not self._ring.drawable:
-            raise _nothing()
+            raise nothing_to_draw()
         total = self._tree.total
-        return self.weighted(self._tree.find(self.masses(count, key, total)), total)
+        lowest = self._tree.minimum_positive() if self.normalize == "buffer" else None
+        return self.weighted(self._tree.find(self.masses(count, key, total)), total, lowest)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """The same from the ``newest`` completed transitions alone."""
         ring = self._ring
         if ring is None or not ring.drawable:
-            raise _nothing()
+            raise nothing_to_draw()
         begins, ends = ring.window_places(newest)
         below = self._tree.prefix(begins)
         upper = self._tree.prefix(ends)
         until = np.cumsum(upper - below)
         if not until[-1] > 0:
-            raise _nothing()
+            raise nothing_to_draw()
         masses = self.masses(count, key, float(until[-1]))
         part = cast("Ints", np.searchsorted(until, masses, side="right"))
         inside = below[part] + (masses - (until - (upper - below))[part])
         masses = np.clip(inside, below[part], np.nextafter(upper[part], 0))
-        return self.weighted(self._tree.find(masses), float(until[-1]))
+        lowest = self._tree.minimum_positive(begins, ends) if self.normalize == "buffer" else None
+        return self.weighted(self._tree.find(masses), float(until[-1]), lowest)
 
     def masses(self, count: int, key: int, total: float) -> Doubles:
         """Random numbers in [0, total), stratified if that is wanted."""
@@ -273,17 +310,16 @@ class Prioritized:
         kernels.fast().masses(np.uint64(key), self.stratified, total, math.nextafter(total, 0.0), out)
         return out
 
-    def weighted(self, places: Ints, total: float) -> tuple[Ints, Extras]:
+    def weighted(self, places: Ints, total: float, lowest: float | None) -> tuple[Ints, Extras]:
         """Places with the probability of each, and the importance weight.
 
-        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta, whatever N is.
+        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta, whatever N is. ``lowest`` is the priority of the
+        one that has Pmin; None means the smallest of the batch.
         """
         beta = self._beta_now()
         self._draws += 1
-        probability, lowest = self._tree.shares(places, total)
-        if self.normalize == "buffer":
-            lowest = self._tree.minimum_positive() / total
-        weight = (probability / lowest) ** -beta
+        probability, least = self._tree.shares(places, total)
+        weight = (probability / (least if lowest is None else lowest / total)) ** -beta
         return places, {"weight": weight.astype(np.float32), "probability": probability}
 
     def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
@@ -318,8 +354,22 @@ class Prioritized:
 
     def _rebuild(self, places: Ints) -> None:
         """Weigh these rows by their errors, and no others."""
-        self._tree = SumTree(len(self._errors))
-        self._tree.set(places, self._weights(self._errors[places]))
+        tree = SumTree(len(self._errors))
+        tree.set([0], self._weights(self._new_error()))  # what comes next has to fit as well
+        tree.set([0], 0.0)
+        tree.set(places, self._weights(self._errors[places]))
+        self._tree = tree
+
+    def _reweigh(self, alpha: float, eps: float) -> None:
+        """Weigh all rows anew, or leave them as they are if a weight would be too large."""
+        before = self._alpha, self._eps
+        self._alpha, self._eps = alpha, eps
+        if self._ring is not None:
+            try:
+                self._rebuild(self._ring.anchors())
+            except NotFiniteError:
+                self._alpha, self._eps = before
+                raise
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
@@ -332,7 +382,7 @@ class Prioritized:
         if not isinstance(self.beta, tuple):
             return self.beta
         first, last, draws = self.beta
-        return first + (last - first) * min(self._draws / max(draws, 1), 1.0)
+        return first + (last - first) * min(self._draws / draws, 1.0)
 
     def __repr__(self) -> str:
         return (
@@ -341,6 +391,15 @@ class Prioritized:
         )
 
 
+_ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number above 0, up to 1")
+
+
+@checked(
+    eta=_ETA,
+    sharpest=_ETA,
+    c_min=(lambda c_min: is_count(c_min, 1), "c_min is a whole number of at least 1"),
+    adapt=(lambda adapt: isinstance(adapt, bool | np.bool_), "adapt is True or False"),
+)
 class Recent:
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
 
@@ -352,6 +411,9 @@ class Recent:
         c_min: the least number of transitions in the window.
         inner: how to draw from the window: :class:`Uniform` (default) or :class:`Prioritized`.
         adapt: let eta follow the progress of learning: pass each episode's return to :meth:`observe`.
+
+    Raises:
+        SchemaError: a parameter out of range, here or when it is set later.
     """
 
     def __init__(
@@ -362,16 +424,19 @@ class Recent:
         inner: Uniform | Prioritized | None = None,
         adapt: bool = False,
     ) -> None:
-        if not (0 < eta <= 1 and c_min >= 1):
-            raise SchemaError(f"Recent: 0 < eta <= 1 and c_min >= 1, got {eta} and {c_min}")
-        self.sharpest, self.c_min, self.adapt = eta, c_min, adapt
-        self.eta = eta
-        self.inner: Uniform | Prioritized = inner or Uniform()
-        if not isinstance(cast("object", self.inner), Uniform | Prioritized):
-            raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {self.inner!r}")
+        self.eta = self.sharpest = eta
+        self.c_min, self.adapt = c_min, adapt
+        self._inner: Uniform | Prioritized = inner or Uniform()
+        if not isinstance(cast("object", self._inner), Uniform | Prioritized):
+            raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
         self._ring: Ring | None = None
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = np.zeros(2)  # rise, fall
+
+    @property
+    def inner(self) -> Uniform | Prioritized:
+        """How it draws from the window; for life, as a buffer has its sampler."""
+        return self._inner
 
     @property
     def watches(self) -> bool:
@@ -411,7 +476,12 @@ class Recent:
 
         The mean slope of the last 20 returns, as a fraction of the steepest rise or fall so far (which decay by 0.9999
         each time), goes from -1 to 1; eta goes from 1 to its sharpest with it.
+
+        Raises:
+            NotFiniteError: the return is NaN or infinite; it is left out.
         """
+        if not math.isfinite(episode_return):
+            raise NotFiniteError(f"episode_return: expected a finite number, got {episode_return}; mend the reward")
         self._returns.append(float(episode_return))
         if self.adapt and len(self._returns) == 20:
             slope = float(np.gradient(np.array(self._returns)).mean())
@@ -448,11 +518,6 @@ def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
     return ring
 
 
-def _exponent(alpha: float) -> float:
-    if not 0 <= alpha < np.inf:
-        raise SchemaError(f"Prioritized: alpha is at least 0 and finite, got {alpha}")
-    return alpha
-
-
-def _nothing() -> EmptyError:
+def nothing_to_draw() -> EmptyError:
+    """The error for a buffer without a complete transition."""
     return EmptyError("there is no complete transition to draw; add steps until a next observation is known")

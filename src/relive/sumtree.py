@@ -120,17 +120,24 @@ class SumTree:
         out = np.empty(len(positions))
         return out, kernels.fast().tree_shares(self._nodes, self._size, positions, total, out)
 
-    def minimum_positive(self) -> float:
-        """The smallest weight that is not 0. The first call takes O(size), and minima are kept from then on.
+    def minimum_positive(self, begins: Ints | None = None, ends: Ints | None = None) -> float:
+        """The smallest weight that is not 0: of all, or of the leaves from each of ``begins`` up to that of ``ends``.
+
+        The first call takes O(size); minima are kept from then on, and a range then takes O(log n).
 
         Raises:
-            EmptyError: all weights are 0.
+            EmptyError: all these weights are 0.
         """
         self._refuse_empty()
         if not self._minima.size:
             self._minima = np.full(self._nodes.size - int(self._offsets[1]), np.inf)
             kernels.fast().tree_build(self._nodes, self._offsets, self._minima)
-        return self._minima.item(-1)
+        if begins is None or ends is None:
+            return self._minima.item(-1)
+        lowest = kernels.fast().tree_lowest(self._nodes, self._offsets, self._minima, begins, ends)
+        if lowest == np.inf:
+            raise EmptyError("all weights of these leaves are 0; ask for leaves that have one")
+        return lowest
 
     def clear(self) -> None:
         """All weights are 0 again."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import kernels
 from .errors import SchemaError
+from .parameters import checked, is_count, is_names, is_number
 from .ring import Ints, Ring
 from .schema import Path
 from .store import Windows
@@ -30,6 +31,13 @@ class View(Protocol):
         ...
 
 
+WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without order"
+
+
+@checked(
+    n=(lambda n: is_count(n, 1), WINDOW_RULE),
+    gamma=(lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1"),
+)
 @dataclass(slots=True)
 class NStep:
     """n-step transitions (Sutton and Barto 2018, section 7.1): windows of up to ``n`` rewards from the anchor on.
@@ -42,7 +50,10 @@ class NStep:
 
     Args:
         n: rewards per window.
-        gamma: discount per step. Both may be changed at any time.
+        gamma: discount per step, from 0 to 1. Both may be changed at any time.
+
+    Raises:
+        SchemaError: n or gamma is out of range, here or when it is set later.
     """
 
     n: int = 1
@@ -68,10 +79,10 @@ class NStep:
         """All but the large fields, and the places of the next observations, unless those are stored as given.
 
         Raises:
-            SchemaError: n is not at least 1, or above 1 where steps have no order.
+            SchemaError: n is above 1 where steps have no order.
         """
-        if self.n < 1 or (ring.alone and self.n > 1):
-            raise SchemaError(f"NStep(n={self.n}): n is at least 1, and exactly 1 where steps are stored without order")
+        if ring.alone and self.n > 1:
+            raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
         return ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state)
 
 
@@ -80,6 +91,15 @@ def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - it reads as the vi
     return NStep(1, gamma)
 
 
+STACK_RULE = "depth is at least 1 and pad 'repeat' or 'zeros'"
+
+
+@checked(
+    depth=(lambda depth: is_count(depth, 1), STACK_RULE),
+    pad=(lambda pad: pad in ("repeat", "zeros"), STACK_RULE),
+    window=(lambda window: isinstance(window, NStep), "window is NStep(...) or Transition(...)"),
+    keys=(lambda keys: keys is None or is_names(keys), "keys is a tuple of names, such as ('camera',), or None"),
+)
 @dataclass(slots=True)
 class FrameStack:
     """Observations stacked from single frames, for replays that store each frame once (Mnih et al. 2015).
@@ -91,6 +111,9 @@ class FrameStack:
         window: the view that decides where ``next_obs`` is.
         pad: what stands for the frames before an episode's first: "repeat" that one, or "zeros".
         keys: the members of a nested observation to stack, e.g. ("camera",); default all.
+
+    Raises:
+        SchemaError: one of them makes no sense, here or when it is set later.
     """
 
     depth: int = 4
@@ -101,16 +124,14 @@ class FrameStack:
     @property
     def history(self) -> int:
         """The frames before the anchor's."""
-        return max(self.depth - 1, 0)
+        return self.depth - 1
 
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
 
         Raises:
-            SchemaError: depth or pad make no sense, or steps are stored without order.
+            SchemaError: the observation has no such member, or steps are stored without order.
         """
-        if self.depth < 1 or self.pad not in ("repeat", "zeros"):
-            raise SchemaError(f"FrameStack: depth is at least 1 and pad 'repeat' or 'zeros', got {self!r}")
         if ring.alone:
             raise SchemaError("FrameStack needs steps in order; this replay stores them as they are given")
         store, found = ring.store, self.window.windows(ring, places)

@@ -17,7 +17,17 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
-from .tree import magnitudes, tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set, tree_shares
+from .tree import (
+    magnitudes,
+    tree_build,
+    tree_find,
+    tree_get,
+    tree_lowest,
+    tree_offsets,
+    tree_prefix,
+    tree_set,
+    tree_shares,
+)
 
 __all__ = [
     "add_rows",
@@ -41,6 +51,7 @@ __all__ = [
     "tree_build",
     "tree_find",
     "tree_get",
+    "tree_lowest",
     "tree_offsets",
     "tree_prefix",
     "tree_set",

@@ -20,6 +20,7 @@ __all__ = [
     "tree_build",
     "tree_find",
     "tree_get",
+    "tree_lowest",
     "tree_offsets",
     "tree_prefix",
     "tree_set",
@@ -102,6 +103,31 @@ def tree_shares(nodes: Doubles, size: int, positions: Ints, total: float, out: D
         out[i] /= total
         lowest = min(lowest, out[i])
     return lowest
+
+
+@jit
+def tree_lowest(nodes: Doubles, offsets: Offsets, minima: Doubles, begins: Ints, ends: Ints) -> float:
+    """See :func:`relive.kernels.reference.tree.tree_lowest`: whole blocks are looked up in the levels above."""
+    lowest = np.inf
+    for i in range(begins.size):
+        low, high, level = _u64(begins[i]), _u64(max(ends[i], begins[i])), 0
+        while low < high:
+            while low < high and low % _WIDTH:
+                lowest = min(lowest, _low_of(nodes, offsets, minima, level, low))
+                low += _u64(1)
+            while low < high and high % _WIDTH:
+                high -= _u64(1)
+                lowest = min(lowest, _low_of(nodes, offsets, minima, level, high))
+            low, high, level = low // _WIDTH, high // _WIDTH, level + 1
+    return lowest
+
+
+@jit
+def _low_of(nodes: Doubles, offsets: Offsets, minima: Doubles, level: int, node: Any) -> Any:
+    """The smallest positive weight below a node of a level, or inf."""
+    if level:
+        return minima[offsets[level] - offsets[1] + node]
+    return nodes[node] if nodes[node] > 0.0 else np.inf
 
 
 @jit

@@ -26,6 +26,7 @@ __all__ = [
     "tree_build",
     "tree_find",
     "tree_get",
+    "tree_lowest",
     "tree_offsets",
     "tree_prefix",
     "tree_set",
@@ -102,6 +103,15 @@ def tree_shares(nodes: Doubles, size: int, positions: Ints, total: float, out: D
     tree_get(nodes, size, positions, out)
     out /= total
     return float(out.min(initial=np.inf))
+
+
+def tree_lowest(nodes: Doubles, offsets: Offsets, minima: Doubles, begins: Ints, ends: Ints) -> float:
+    """The smallest positive weight among the leaves of some ranges, which exist, each from begin up to end; or inf."""
+    assert minima.size == len(nodes) - int(offsets[1])  # read by the fast twin alone
+    lows = [float("inf")]
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        lows += [weight for weight in nodes[begin:end].tolist() if weight > 0]
+    return min(lows)
 
 
 def magnitudes(values: Doubles, limit: float, out: NDArray[np.float32]) -> int:

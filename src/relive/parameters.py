@@ -1,0 +1,55 @@
+"""Parameters that may be set at any time, and are checked whenever they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, TypeVar, cast
+
+from .errors import SchemaError
+
+__all__ = ["Rule", "checked", "is_count", "is_names", "is_number"]
+
+T = TypeVar("T")
+Rule = tuple[Callable[[Any], bool], str]
+
+
+def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
+    """A class decorator: attribute -> whether a value will do, and the rule in words, for the error.
+
+    It holds for a value given to the constructor as for one set later, and a value that is refused changes nothing.
+
+    Raises:
+        SchemaError: from the constructor or the assignment; names the attribute, the value and the rule.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        def check_and_set(self: T, name: str, value: Any) -> None:
+            rule = rules.get(name)
+            if rule is not None and not rule[0](value):
+                raise SchemaError(f"{cls.__name__}({name}={value!r}): {rule[1]}")
+            object.__setattr__(self, name, value)
+
+        cast("Any", cls).__setattr__ = check_and_set
+        return cls
+
+    return decorate
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether this is a whole number of at least ``least``."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+
+
+def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Whether this is a finite number from ``least`` to ``most``; neither a bool nor NaN is one."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    number = float(value)
+    return math.isfinite(number) and least <= number <= most
+
+
+def is_names(value: Any) -> bool:
+    """Whether this is a tuple or list of strings."""
+    return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
