@@ -287,7 +287,9 @@ class Pair:
 
     def drawable(self, state: dict[str, Any]) -> set[int]:
         out = np.empty(self.num_rows, np.int64)
-        rows = reference.anchors(self.rows, self.history, state["state"], state["step"], state["stamp"], out)
+        rows = reference.anchors(
+            self.rows, state["state"], state["counters"], state["step"], state["stamp"], out
+        )
         return set(out[:rows].tolist())
 
     def add(self, alone: bool = False) -> None:

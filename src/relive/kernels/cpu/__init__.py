@@ -16,6 +16,7 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
+from .sequences import ends_full, sequences, window_start
 from .tree import magnitudes, tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set, tree_shares
 from .windows import episode_starts, gather_windows, plan_windows
 
@@ -26,6 +27,7 @@ __all__ = [
     "copy_row",
     "discounted_return",
     "draw",
+    "ends_full",
     "episode_starts",
     "gae",
     "gather_rows",
@@ -37,6 +39,7 @@ __all__ = [
     "permutation",
     "plan_windows",
     "scatter_rows",
+    "sequences",
     "stack_places",
     "tree_build",
     "tree_find",
@@ -48,5 +51,6 @@ __all__ = [
     "uniforms",
     "vtrace",
     "window",
+    "window_start",
     "windows",
 ]

@@ -16,6 +16,7 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
+from .sequences import ends_full, sequences, window_start
 from .tree import (
     heaviest,
     magnitudes,
@@ -36,6 +37,7 @@ __all__ = [
     "copy_row",
     "discounted_return",
     "draw",
+    "ends_full",
     "episode_starts",
     "gae",
     "gather_rows",
@@ -49,6 +51,7 @@ __all__ = [
     "plan_windows",
     "refuse_missing",
     "scatter_rows",
+    "sequences",
     "stack_places",
     "tree_build",
     "tree_find",
@@ -59,5 +62,6 @@ __all__ = [
     "tree_shares",
     "vtrace",
     "window",
+    "window_start",
     "windows",
 ]
