@@ -30,6 +30,8 @@ LAYERS = {
     "vectors": 3,
     "samplers": 4,
     "views": 4,
+    "sequence_view": 4,
+    "weights": 3,
     "windows": 4,
     "random_policy": 4,
     "rollout": 5,
@@ -44,7 +46,7 @@ LAYERS = {
 }
 """The layer of each part: a module, or a package with all its modules. The flat face is above them all."""
 
-SAME_LAYER = {("schema", "errors"), ("replay", "saving"), ("rollout", "saving")}
+SAME_LAYER = {("schema", "errors"), ("weights", "ring"), ("replay", "saving"), ("rollout", "saving")}
 """The imports within one layer that are wanted."""
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

@@ -124,8 +124,12 @@ class PackedRows:
 
 
 def row_layout(leaves: Mapping[Path, Field]) -> tuple[RowLayout, set[Path]]:
-    """How the rows of a replay are packed, and which fields are blocks of their own."""
-    large = {path for path, field in leaves.items() if field.nbytes > LARGE_FIELD}
+    """How the rows of a replay are packed, and which fields are blocks of their own: large ones, and hidden states.
+
+    Of those a sequence needs the first alone, so that all others would be read in vain.
+    """
+    limits = {path: 0 if path[0] == "hidden" else LARGE_FIELD for path in leaves}
+    large = {path for path, field in leaves.items() if field.nbytes > limits[path]}
     groups = _groups({path: field for path, field in leaves.items() if path not in large})
     return RowLayout(*groups, BOOKKEEPING), large
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from . import kernels
 from .errors import SchemaError
-from .ring import Ints, Ring
+from .ring import Ints, Ring, Rule
 from .rows import ReplayRows, RowLayout, typed
 from .schema import Field, Path
 
-__all__ = ["FrameStack", "NStep", "Transition", "View"]
+__all__ = ["FrameStack", "NStep", "Transition", "View", "rule_of", "time_first_of"]
 
 RESULTS = {
     ("index",): Field((), torch.int64),
@@ -28,7 +28,11 @@ RESULTS = {
 
 
 class View(Protocol):
-    """Turns the places of anchors into the fields of a batch."""
+    """Turns the places of anchors into the fields of a batch.
+
+    One that reads sequences has two more members: ``rule`` (:class:`relive.ring.Rule`), what can be drawn, and
+    ``time_first`` (bool), whether time is the first axis of what it reads or the second.
+    """
 
     @property
     def history(self) -> int:
@@ -38,6 +42,17 @@ class View(Protocol):
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of a batch."""
         ...
+
+
+def rule_of(view: View) -> Rule:
+    """What can be drawn through a view: single transitions, unless it says more."""
+    rule: Rule | None = getattr(view, "rule", None)
+    return Rule(view.history) if rule is None else rule
+
+
+def time_first_of(view: View) -> bool | None:
+    """Whether time is the first axis of a batch of sequences; None for a view of transitions."""
+    return getattr(view, "time_first", None)
 
 
 READ = ("reward", "terminated", "truncated", "_stamp")

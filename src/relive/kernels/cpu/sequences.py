@@ -50,8 +50,8 @@ def ends_window(
 
 @jit
 def sequences(
-    places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any, source: Any,
-    at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
+    places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
+    source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
 ) -> None:  # fmt: skip
     """See :func:`relive.kernels.reference.sequences.sequences`."""
     if places.size == 0:

@@ -4,9 +4,9 @@ Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at pl
 ``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
 many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
 ``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], and then the rule of what can
-be drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells. ``stamp`` of a complete
-transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when it was
-written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
+be drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells. ``stamp`` of a
+complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
+it was written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
 """
 
 from __future__ import annotations
@@ -336,9 +336,7 @@ def add_rows(
             ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
             if ended[i] and mode == 0:
                 return -1 - i
-    events = append(
-        envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens
-    )
+    events = append(envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens)
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:
         scatter_rows(final, finals, target, sizes[1])

@@ -49,8 +49,8 @@ def ends_window(place: int, rows: int, state: Ints, counters: Ints, step: Any, s
 
 
 def sequences(
-    places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any, source: Any,
-    at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
+    places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
+    source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
 ) -> None:  # fmt: skip
     """The windows that end at anchors, as packed rows ``[T, B]``, or ``[B, T]`` unless ``time_first``, flattened.
 
@@ -59,9 +59,9 @@ def sequences(
 
     ``at`` says at which byte of a row of ``source`` (uint8 ``[R, W]``) its reward, terminated, truncated and stamp are.
     The first ``sizes[0]`` bytes of each row are copied; of the observation that an episode ended on ``sizes[1]``, to
-    ``blank`` (uint8), the row that stands wherever there is nothing. The bytes ``to`` get the window's reward, done
-    bits, discount and number of rewards, the row of the batch after them, 0 and -1 after the window, and whether the step
-    belongs to the window. ``per`` ``[6, B]`` gets the public index of the anchor, the number of rows, how many of them
+    ``blank`` (uint8), the row that stands wherever there is nothing. The bytes ``to`` get the reward, done bits,
+    discount and number of rewards of the n-step window, and the row of the batch after it, 0 and -1 behind the last
+    step; and whether the step belongs to the window. ``per`` ``[6, B]`` gets the public index of the anchor, the number of rows, how many of them
     are burn-in, the env, the number of the window's first step, and the place of row 0. ``table``, if not empty, gets
     the place of each row; -1 where there is none, and -2 - place for an observation that an episode ended on.
     """
