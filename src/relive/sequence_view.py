@@ -145,7 +145,7 @@ class Sequence:
         out, facts = np.empty((rows * count, batch.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
         apart = [path for path in store.blocks if path[0] != "hidden"]
         table = np.empty(rows * count if apart else 0, np.int64)
-        kernels.fast().sequences(
+        kernels.fast().read_sequences(
             places, ring.rows, self.burn_in, self.n, self.gamma, ring.state, ring.counters, ring.step, store.target,
             batch.at, self.time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
         )  # fmt: skip

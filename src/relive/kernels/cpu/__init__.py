@@ -16,7 +16,7 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
-from .sequences import ends_full, sequences, window_start
+from .sequences import ends_full, read_sequences, window_start
 from .tree import magnitudes, tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set, tree_shares
 from .windows import episode_starts, gather_windows, plan_windows
 
@@ -38,8 +38,8 @@ __all__ = [
     "masses",
     "permutation",
     "plan_windows",
+    "read_sequences",
     "scatter_rows",
-    "sequences",
     "stack_places",
     "tree_build",
     "tree_find",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..reference.sequences import HISTORY, LENGTH, STRIDE, TAILS
 from .jit import address_t, fetch, jit, memcpy, remainder
 
-__all__ = ["HISTORY", "LENGTH", "STRIDE", "TAILS", "ends_full", "ends_window", "sequences", "window_start"]
+__all__ = ["HISTORY", "LENGTH", "STRIDE", "TAILS", "ends_full", "ends_window", "read_sequences", "window_start"]
 
 Ints = NDArray[np.int64]
 HEAD = 0
@@ -49,11 +49,11 @@ def ends_window(
 
 
 @jit
-def sequences(
+def read_sequences(
     places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
     source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
 ) -> None:  # fmt: skip
-    """See :func:`relive.kernels.reference.sequences.sequences`."""
+    """See :func:`relive.kernels.reference.sequences.read_sequences`."""
     if places.size == 0:
         return
     count, total, width = places.size, out.shape[0] // places.size, source.shape[1]

@@ -16,7 +16,7 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
-from .sequences import ends_full, sequences, window_start
+from .sequences import ends_full, read_sequences, window_start
 from .tree import (
     heaviest,
     magnitudes,
@@ -49,9 +49,9 @@ __all__ = [
     "masses",
     "permutation",
     "plan_windows",
+    "read_sequences",
     "refuse_missing",
     "scatter_rows",
-    "sequences",
     "stack_places",
     "tree_build",
     "tree_find",

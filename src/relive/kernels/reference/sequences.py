@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HISTORY", "LENGTH", "STRIDE", "TAILS", "ends_full", "ends_window", "sequences", "window_start"]
+__all__ = ["HISTORY", "LENGTH", "STRIDE", "TAILS", "ends_full", "ends_window", "read_sequences", "window_start"]
 
 Ints = NDArray[np.int64]
 HISTORY, LENGTH, STRIDE, TAILS = 3, 4, 5, 6
@@ -48,7 +48,7 @@ def ends_window(place: int, rows: int, state: Ints, counters: Ints, step: Any, s
     return bool(state[e, 2] == 0 if after[0] == begin + newest else step[after[1]] == 0)
 
 
-def sequences(
+def read_sequences(
     places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
     source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
 ) -> None:  # fmt: skip
@@ -61,9 +61,10 @@ def sequences(
     The first ``sizes[0]`` bytes of each row are copied; of the observation that an episode ended on ``sizes[1]``, to
     ``blank`` (uint8), the row that stands wherever there is nothing. The bytes ``to`` get the reward, done bits,
     discount and number of rewards of the n-step window, and the row of the batch after it, 0 and -1 behind the last
-    step; and whether the step belongs to the window. ``per`` ``[6, B]`` gets the public index of the anchor, the number of rows, how many of them
-    are burn-in, the env, the number of the window's first step, and the place of row 0. ``table``, if not empty, gets
-    the place of each row; -1 where there is none, and -2 - place for an observation that an episode ended on.
+    step; and whether the step belongs to the window. ``per`` ``[6, B]`` gets the public index of the anchor, the
+    number of rows, how many of them are burn-in, the env, the number of the window's first step, and the place of row
+    0. ``table``, if not empty, gets the place of each row; -1 where there is none, and -2 - place for an observation
+    that an episode ended on.
     """
     count, total = len(places), len(out) // max(len(places), 1)
 
