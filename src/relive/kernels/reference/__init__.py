@@ -17,6 +17,7 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
+from .sequences import ends_full, read_sequences, window_start
 from .tree import (
     heaviest,
     magnitudes,
@@ -36,6 +37,7 @@ __all__ = [
     "copy_row",
     "discounted_return",
     "draw",
+    "ends_full",
     "episode_starts",
     "gae",
     "gather_rows",
@@ -47,6 +49,7 @@ __all__ = [
     "masses",
     "permutation",
     "plan_windows",
+    "read_sequences",
     "refuse_missing",
     "scatter_rows",
     "stack_places",
@@ -59,5 +62,6 @@ __all__ = [
     "tree_shares",
     "vtrace",
     "window",
+    "window_start",
     "windows",
 ]
