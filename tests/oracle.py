@@ -60,6 +60,11 @@ class Episode:
         """Whether the episode has ended."""
         return bool(self.steps) and self.steps[-1].done
 
+    @property
+    def known(self) -> int:
+        """How many of its steps have a known next observation: all, or all but the newest."""
+        return sum(self.next_obs(at) is not None for at in range(len(self)))
+
     def next_obs(self, index: int) -> Any:
         """The true observation after step ``index``; None after a newest step whose next one was not seen."""
         return self.steps[index + 1].obs if index + 1 < len(self.steps) else self.newest_obs
@@ -211,6 +216,24 @@ class Window(NamedTuple):
     last: Row
 
 
+class Excerpt(NamedTuple):
+    """The rows of a sequence: ``burn_in`` first, the ``length`` steps of its window, and what is looked ahead to."""
+
+    rows: list[Row]
+    burn_in: int
+    length: int
+
+
+def window_starts(steps: int, length: int, stride: int) -> list[int]:
+    """Where the windows of an episode of so many steps start: each brings a step that none before it has."""
+    starts: list[int] = []
+    for start in range(0, steps, stride):
+        before = range(0) if not starts else range(starts[-1] + length)
+        if any(step not in before for step in range(start, min(start + length, steps))):
+            starts.append(start)
+    return starts
+
+
 class Replay:
     """What a replay of ``rows`` rows per env holds, found anew for each question from the list of episodes.
 
@@ -265,18 +288,27 @@ class Replay:
         """The rows of an env that are still there, oldest first."""
         return [row for row in self.all_rows(env)[-self.rows :] if row.number >= self._cleared[env]]
 
-    def anchors(self, history: int = 0) -> list[Row]:
-        """The transitions that can be drawn, in the order of completion.
+    def anchors(self, history: int = 0, length: int = 1, stride: int = 1, tails: bool = True) -> list[Row]:
+        """The steps that can be drawn, in the order of completion.
 
-        Each is live and complete, as are the ``history`` rows before it, or as many as its episode has.
+        Each is the last of one of its episode's windows, and live and complete, as are the ``history`` rows before it,
+        or as many as its episode has.
         """
         found: dict[tuple[int, int], Row] = {}
+        cuts: dict[int, set[int]] = {}
         for env in range(self.num_envs):
             live = self.live(env)
             numbers = {row.number for row in live}
             for row in live:
                 needed = range(row.number - min(row.at, history), row.number)
-                if row.complete and numbers.issuperset(needed):
+                if id(row.episode) not in cuts:
+                    episode, ends = row.episode, set[int]()
+                    for start in window_starts(episode.known, length, stride):
+                        end = min(start + length, episode.known)
+                        if end - start == length or (tails and (episode.done or episode.cut)):
+                            ends.add(end - 1)
+                    cuts[id(episode)] = ends
+                if row.complete and numbers.issuperset(needed) and row.at in cuts[id(row.episode)]:
                     found[row.env, row.number] = row
         return [found[key] for key in self.completed if key in found]
 
@@ -297,6 +329,14 @@ class Replay:
             truncated=last.truncated,
             last=row._replace(number=row.number + len(steps), at=row.at + len(steps)),
         )
+
+    def excerpt(self, row: Row, length: int, stride: int, burn_in: int, n: int) -> Excerpt:
+        """The window that ends with a step, what comes before it, and what its n-step windows reach beyond it."""
+        starts = window_starts(row.episode.known, length, stride)
+        start = next(start for start in starts if min(start + length, row.episode.known) == row.at + 1)
+        first, last = max(start - burn_in, 0), min(row.at + n, row.episode.known)
+        rows = [row._replace(number=row.number - row.at + at, at=at) for at in range(first, last + 1)]
+        return Excerpt(rows, start - first, row.at + 1 - start)
 
     def stack(self, row: Row, depth: int) -> list[Any]:
         """The newest ``depth`` observations of the row's episode up to it, oldest first; None before its first."""
@@ -667,5 +707,5 @@ def stretches(
 
 
 def state_row(done: Any, mask: Any, ended: Any, start: int, env: int, every: int) -> int:
-    """The newest step up to ``start`` whose state is known: each k-th is kept, and that of an episode's start is given."""
+    """The newest step up to ``start`` whose state is known: each k-th is kept, and an episode's first is given."""
     return next(t for t in range(start, -1, -1) if t % every == 0 or starts_episode(done, mask, ended, t, env))

@@ -29,6 +29,7 @@ from relive.checks import numpy_view
 from relive.device_rows import HOSTED, DeviceRows
 from relive.errors import DeviceError, FieldError, FileFormatError, SchemaError
 from relive.rows import ReplayRows
+from relive.sequence_view import Sequence as SequenceView
 
 PLAYS = ("..", ".T", "..", "U.", "B.", "..", "TT", ".U", "..", "|", "..", "..", ".T", "..", "..", "T.", "..")
 FLAGS = {"reward", "terminated", "truncated"}
@@ -297,6 +298,68 @@ def test_a_collector_fills_the_same(place: Place, mode: AutoresetMode) -> None:
     assert buffers[0].stats() == buffers[1].stats()
     alike(buffers[0].data(), buffers[1].data(), place.device)
     alike(buffers[0].sample(50), buffers[1].sample(50), place.device)
+
+
+RECURRENT = Schema({
+    "obs": {"x": (3,), "camera": Field((36, 32), torch.uint8)},
+    "action": Field((), torch.int64),
+    "action_mask": {"small": Field((5,), torch.bool), "large": Field((1100,), torch.bool)},
+    "hidden": ((2, 4), Field((3,), torch.float16)),
+    "extra": Field((300,), torch.float64),
+    "reward": (),
+    "terminated": Field((), torch.bool),
+    "truncated": Field((), torch.bool),
+})  # fmt: skip
+
+
+def random_step(schema: Schema, generator: np.random.Generator) -> dict[str, Any]:
+    """Fields ``[2, ...]`` of random numbers; one step in eight ends an episode."""
+
+    def leaf(path: tuple[str, ...]) -> Any:
+        field, odds = schema.leaves[path], 0.5 if path[0] == "action_mask" else 0.06
+        numbers = torch.from_numpy(generator.random((2, *field.shape)))
+        return (numbers < odds if field.dtype is torch.bool else (numbers * 100).to(field.dtype)).numpy()
+
+    step = {name: schema.rebuild(name, leaf) for name in schema.names}
+    return step | {"next_obs": schema.rebuild("obs", leaf)}
+
+
+@pytest.mark.parametrize("fields", [RECURRENT.names, ("obs", "action", "reward", "terminated", "truncated", "hidden"),
+                                    ("action", "action_mask", "reward", "terminated", "truncated")])  # fmt: skip
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized, stratified", "recent, uniform"])
+def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: str) -> None:
+    named = {name: RECURRENT[name] for name in fields}
+    schema = Schema(named if "obs" in named else {"obs": (2,), **named})
+    weigh = "episodes" if sampler == "uniform" else "windows"
+    views = [SequenceView(4, 2, "half", 3), SequenceView(3, time_first=False, weigh=weigh), SequenceView(5, 1)]
+    build = twins.SAMPLERS[sampler]
+    ram, there = (make(schema, 60, 2, seed=5, view=views[0], sampler=build()) for make in (ReplayBuffer, place.buffer))
+    generator = np.random.default_rng(1)
+    for turn in range(90):
+        step = random_step(schema, generator)
+        ram.add(step)
+        there.add(mixed(place, step, turn))
+        if turn in (40, 60, 89):
+            for view in views:
+                ram.view = there.view = view
+                for ours, theirs in ((ram.sample(9), there.sample(9)), (ram.data(), there.data())):
+                    alike_sequences(ours, theirs, place.device)
+                if ram.has_priorities:
+                    for buffer, batch in ((ram, ours), (there, theirs)):
+                        mask = batch["mask"].T if view.time_first else batch["mask"]  # [B, T']
+                        errors = np.linspace(0, 2, mask.numel()).reshape(mask.shape)
+                        assert buffer.update_priorities(batch["index"], errors, mask) == 0
+
+
+def alike_sequences(ours: Any, theirs: Any, device: torch.device) -> None:
+    assert list(ours) == list(theirs)
+    alike(ours.data, theirs.data, device)
+    assert (ours.num_sequences, ours.num_steps) == (theirs.num_sequences, theirs.num_steps)
+    one, other = (twins.leaves({**b._facts, "hidden": () if b._hidden is None else b._hidden}) for b in (ours, theirs))
+    assert one.keys() == other.keys()
+    for path, tensor in one.items():
+        assert (other[path].device, other[path].dtype, other[path].shape) == (device, tensor.dtype, tensor.shape), path
+        assert bits(other[path].cpu()) == bits(tensor), path
 
 
 # The store.

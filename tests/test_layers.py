@@ -20,7 +20,8 @@ LAYERS = {
     "persist": 1,
     "progress": 1,
     "storage": 2,
-    "store": 1,
+    "layout": 2,
+    "store": 2,
     "returns": 2,
     "rows": 2,
     "device_rows": 2,
@@ -33,6 +34,8 @@ LAYERS = {
     "vectors": 3,
     "samplers": 4,
     "views": 4,
+    "sequence_view": 4,
+    "weights": 3,
     "windows": 4,
     "random_policy": 4,
     "rollout": 5,
@@ -47,7 +50,9 @@ LAYERS = {
 }
 """The layer of each part: a module, or a package with all its modules. The flat face is above them all."""
 
-SAME_LAYER = {("schema", "errors"), ("replay", "saving"), ("rollout", "saving"), ("device_rows", "rows")}
+SEAM = {(part, "layout") for part in ("device_rows", "rows", "store", "windows")}
+SEAM |= {("device_rows", "rows"), ("device_rows", "store"), ("rows", "store")}
+SAME_LAYER = {("schema", "errors"), ("weights", "ring"), ("replay", "saving"), ("rollout", "saving"), *SEAM}
 """The imports within one layer that are wanted."""
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

@@ -33,6 +33,7 @@ FACE = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "Sequence",
     "SequenceBatch",
     "TDLambda",
     "Transition",

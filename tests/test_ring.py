@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive import Field, FrameStack, ReplayBuffer, Schema, Transition
+from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ReliveError, SchemaError
 from relive.kernels import cpu, reference
-from relive.ring import Ring
+from relive.ring import Ring, Rule
 from relive.rows import ReplayRows
 from twins import KINDS, Twin, stacked
 
@@ -30,10 +30,26 @@ LEAVES = Schema(
 
 HISTORIES = (0, 1, 2, 3, 7)
 
+RULES = [
+    *(Rule(history) for history in HISTORIES),
+    *(
+        Sequence(length, burn_in, overlap).rule
+        for length, burn_in, overlap in ((2, 0, 0), (3, 2, 2), (4, 1, 2), (3, 0, 1))
+    ),
+    Sequence(3, 1, "half", drop_tail=True).rule,
+    Sequence(9, 0, "none").rule,
+]
+"""Which rows can be drawn: all that have their history, or the last of windows."""
 
-def with_history(rows: int) -> Any:
-    """A view that reads so many rows before an anchor."""
-    return FrameStack(rows + 1) if rows else Transition()
+
+class Ruled:
+    """A view of transitions by another rule."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule, self.history = rule, rule.history
+
+    def read(self, ring: Ring, places: Any) -> Any:
+        return Transition().read(ring, places)
 
 
 # Which rows are live, complete and drawable: every play of a small world.
@@ -45,17 +61,17 @@ def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
 
 
 def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
-    """After a play, for every history: the invariants, what can be drawn in which order, and which ids are live."""
+    """After a play, for every rule: the invariants, what can be drawn in which order, and which ids are live."""
     twin = Twin(num_envs, rows).play(*play)
     ring, truth = twin.buffer._ring, twin.truth
     every = [row for env in range(num_envs) for row in truth.all_rows(env)]
     assert ring.heads.tolist() == [len(truth.all_rows(env)) for env in range(num_envs)]
     assert ring.completed == len(truth.completed)
     assert ring.episodes == sum(e.done for n in range(num_envs) for e in truth.experience.episodes(n))
-    for history in HISTORIES:
-        twin.buffer.view = with_history(history)
+    for rule in RULES:
+        twin.buffer.view = Ruled(rule)
         twin.buffer.check()
-        anchors = truth.anchors(history)
+        anchors = truth.anchors(*rule[:4])
         places = ring.anchors()
         assert ring.drawable == len(anchors) == len(places)
         in_time = sorted(anchors, key=lambda row: (row.env, row.number))
@@ -200,9 +216,10 @@ def applied(drawable: set[int], places: Any, opens: Any) -> set[int]:
     return drawable
 
 
-@given(st.integers(1, 3), st.integers(2, 6), st.sampled_from(HISTORIES), st.data())
+@given(st.integers(1, 3), st.integers(2, 8), st.sampled_from(RULES), st.data())
+@settings(max_examples=200)
 def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
-    num_envs: int, rows: int, history: int, data: st.DataObject
+    num_envs: int, rows: int, rule: Rule, data: st.DataObject
 ) -> None:
     told: list[tuple[Any, Any]] = []
 
@@ -215,14 +232,18 @@ def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
         def changed(self, places: Any, opens: Any) -> None:
             told.append((places.copy(), opens.copy()))
 
-    twin = Twin(num_envs, rows, sampler=Watcher(), view=with_history(history))
+    twin = Twin(num_envs, rows, sampler=Watcher(), view=Ruled(rule))
     for kinds in data.draw(st.lists(st.text("...TUB", min_size=num_envs, max_size=num_envs), max_size=25)):
         before = set(twin.buffer._ring.anchors().tolist())
         told.clear()
-        twin.add(kinds)
+        if data.draw(st.integers(0, 9)):
+            twin.add(kinds)
+        else:
+            twin.interrupt(data.draw(st.sampled_from([None, [0]])))
         for places, opens in told:
             before = applied(before, places, opens)
         assert before == set(twin.buffer._ring.anchors().tolist())
+        twin.buffer.check()
 
 
 def test_clearing_tells_the_watcher_that_nothing_can_be_drawn() -> None:
@@ -252,7 +273,7 @@ class Pair:
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
         self.num_envs, self.rows = int(rng.integers(1, 4)), int(rng.integers(2, 9))
-        self.history = int(rng.choice(HISTORIES))
+        self.rule = RULES[int(rng.integers(len(RULES)))]
         self.width = int(rng.integers(2, 5)) * 16
         self.sizes = np.array([self.width - 16, int(rng.integers(1, self.width - 16))], np.int64)
         self.flags = np.array([0, 1], np.int64)
@@ -263,7 +284,7 @@ class Pair:
         self.states = [
             {
                 "state": begin.copy(),
-                "counters": np.array([done.sum(), 0, 0]),
+                "counters": np.array([done.sum(), 0, 0, *self.rule[:4]]),
                 "step": np.zeros(self.num_rows, np.int32),
                 "stamp": np.zeros(self.num_rows, np.int64),
                 "order": np.zeros(self.num_rows, np.int32),
@@ -287,7 +308,7 @@ class Pair:
 
     def drawable(self, state: dict[str, Any]) -> set[int]:
         out = np.empty(self.num_rows, np.int64)
-        rows = reference.anchors(self.rows, self.history, state["state"], state["step"], state["stamp"], out)
+        rows = reference.anchors(self.rows, state["state"], state["counters"], state["step"], state["stamp"], out)
         return set(out[:rows].tolist())
 
     def add(self, alone: bool = False) -> None:
@@ -303,11 +324,11 @@ class Pair:
         for twin, s in self.each():
             old = {name: array.copy() for name, array in s.items()}
             places, finals = (np.full(len(envs), -9, np.int64) for _ in range(2))
-            room = len(envs) * (2 * self.history + 4) if watch else 0
+            room = len(envs) * (2 * self.rule.history + 4) if watch else 0
             where, opens = np.zeros(room, np.int64), np.zeros(room, np.uint8)
             found = twin.add_rows(
-                envs, mode, staged, final, self.flags, self.sizes, s["target"], self.rows, self.history, s["state"],
-                s["counters"], s["step"], s["stamp"], s["order"], places, finals, where, opens,
+                envs, mode, staged, final, self.flags, self.sizes, s["target"], self.rows, s["state"], s["counters"],
+                s["step"], s["stamp"], s["order"], places, finals, where, opens,
             )  # fmt: skip
             results.append((found if found < 0 else 0, places.tolist(), finals.tolist()))
             if found < 0:
@@ -350,29 +371,29 @@ class Pair:
         sizes = np.array([int(rng.integers(0, 33)), 64, -1 if alone else int(rng.integers(0, 33))])
         depth, repeat = int(rng.integers(1, 6)), bool(rng.integers(2))
         for twin, s in self.each():
-            book = s["state"], s["step"], s["stamp"]
+            book = s["state"], s["counters"], s["step"], s["stamp"]
             windows = []
             for size in range(len(complete) + 3):
                 first, until = (np.full(self.num_envs, -9, np.int64) for _ in range(2))
                 total = twin.window(
-                    self.rows, self.history, size, s["state"], s["counters"], s["step"], s["stamp"], s["order"],
+                    self.rows, size, s["state"], s["counters"], s["step"], s["stamp"], s["order"],
                     first, until,
                 )  # fmt: skip
                 windows.append([total, *first, *until])
             drawn = [np.full(40, -9, np.int64) for _ in range(2)]
             there = [
                 twin.draw(
-                    np.uint64(key) if twin is cpu else key, self.rows, self.history, which, s["state"], s["counters"],
+                    np.uint64(key) if twin is cpu else key, self.rows, which, s["state"], s["counters"],
                     s["step"], s["stamp"], s["order"], s["target"], places,
                 )
                 for which, places in zip((0, newest), drawn, strict=True)
             ]  # fmt: skip
             anchors = np.full(self.num_rows, -9, np.int64)
-            count = twin.anchors(self.rows, self.history, *book, anchors)
+            count = twin.anchors(self.rows, *book, anchors)
             ids = np.full(len(live), -9, np.int64)
             twin.ids_of(live, self.rows, s["state"], ids)
             found = np.full(len(index), -9, np.int64)
-            bad = twin.live(index, self.rows, self.history, *book, found)
+            bad = twin.live(index, self.rows, *book, found)
             source[:, 16:24] = s["stamp"][:, None].view(np.uint8)
             last, out = np.full(len(complete), -9, np.int64), np.full((len(complete), 96), 9, np.uint8)
             twin.windows(complete, self.rows, n, gamma, s["state"], source, at, out, to, sizes, last)
@@ -451,14 +472,14 @@ def test_the_twins_draw_alike_where_anchors_are_so_rare_that_they_are_counted_ou
         results = []
         for twin in (cpu, reference):
             rows = 5000
-            state, counters = np.array([[rows, 0, 1, 1]], np.int64), np.array([1, 1, 0], np.int64)
+            state, counters = np.array([[rows, 0, 1, 1]], np.int64), np.array([1, 1, 0, *Rule()[:4]], np.int64)
             step, stamp = np.zeros(rows, np.int32), np.full(rows, -1, np.int64)
             stamp[3210], stamp[3211:] = 0, -2
             order = np.zeros(rows, np.int32)
             order[3211:] = 1
             memory, places = np.zeros((rows, 16), np.uint8), np.full(6, -9, np.int64)
             key = np.uint64(5) if twin is cpu else 5
-            assert twin.draw(key, rows, 0, newest, state, counters, step, stamp, order, memory, places)
+            assert twin.draw(key, rows, newest, state, counters, step, stamp, order, memory, places)
             results.append(places.tolist())
         assert results[0] == results[1] == [3210] * 6
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from relive import Field, errors
-from relive.rows import LARGE_FIELD, PackedRows, RowLayout
+from relive.layout import LARGE_FIELD, RowLayout
+from relive.rows import PackedRows
 from relive.schema import Path
 from relive.storage import Columns, as_tensordict
 

@@ -11,8 +11,23 @@ from torch import Tensor
 
 import oracle
 import tagged
-from relive import FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Transition, Uniform, WithoutReplacement
+from relive import (
+    FrameStack,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    Schema,
+    SequenceBatch,
+    Transition,
+    Uniform,
+    WithoutReplacement,
+)
+from relive import (
+    Sequence as SequenceView,
+)
 from relive.schema import Path
+from relive.views import rule_of
 
 KINDS: dict[str, tagged.Kind | None] = {".": None, "T": "terminated", "U": "truncated", "B": "both"}
 """How one letter of a play says that a step ends: it goes on, terminates, is truncated, both."""
@@ -45,6 +60,23 @@ VIEWS: dict[str, Callable[[], Any]] = {
 def image_of(obs: np.ndarray) -> np.ndarray:
     """A uint8 image of more than 1,024 bytes, which is stored apart: an observation's bytes over and over."""
     return np.resize(obs.astype("<u4").view(np.uint8), (36, 32))
+
+
+SEQUENCES: dict[str, Callable[[], SequenceView]] = {
+    "pairs": lambda: SequenceView(2, gamma=0.5),
+    "of 3, burn-in 2, 2-step": lambda: SequenceView(3, 2, "none", 2, 0.5),
+    "of 4, half, batch first, 3-step": lambda: SequenceView(4, 1, "half", 3, 0.5, time_first=False),
+    "of 5, 2 shared, whole ones": lambda: SequenceView(5, 0, 2, 2, 0.5, drop_tail=True),
+    "of 40": lambda: SequenceView(40, 3, "none", 1, 0.5),
+}
+"""Windows shorter and longer than most episodes of these tests."""
+
+
+def recurrent(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Extras of a step that tell which one it is: the state before it, of two layers and of none, and legal actions."""
+    tag = np.asarray(step["obs"], np.float32)
+    legal = np.array([True, tag[2] % 2 == 0, tag[1] % 2 == 0])
+    return {"hidden": (np.stack([tag, tag + 0.5]), tag[:3] * 2), "action_mask": legal}
 
 
 DRESSES: dict[str, tuple[tagged.Observations, Callable[[Any], Any]]] = {
@@ -93,14 +125,23 @@ class Twin:
         num_envs: N.
         rows: rows per env.
         dress: what observations look like, of DRESSES.
+        extras: further fields of a step, made of a tagged one.
         ordered: as the buffer's.
         options: of the buffer: sampler, view, seed.
     """
 
     def __init__(
-        self, num_envs: int = 1, rows: int = 5, *, dress: str = "box", ordered: bool = True, **options: Any
+        self,
+        num_envs: int = 1,
+        rows: int = 5,
+        *,
+        dress: str = "box",
+        extras: Callable[[Any], dict[str, Any]] = lambda step: {},
+        ordered: bool = True,
+        **options: Any,
     ) -> None:
         observations, self._dress = DRESSES[dress]
+        self._extras = extras
         self.lives = [tagged.Life(env, observations=observations) for env in range(num_envs)]
         self.truth = oracle.Replay(num_envs, rows, alone=not ordered)
         example = self._dressed(tagged.Life(0, observations=observations).step())
@@ -169,13 +210,14 @@ class Twin:
         return self._dressed(tagged.Life(0, observations=self.lives[0]._observations).step())
 
     def _dressed(self, step: dict[str, Any]) -> dict[str, Any]:
-        return {**step, "obs": self._dress(step["obs"]), "next_obs": self._dress(step["next_obs"])}
+        dressed = {name: self._dress(step[name]) for name in ("obs", "next_obs")}
+        return {**step, **dressed, **self._extras(step)}
 
     # What the buffer says, against the oracle.
 
     def anchors(self) -> list[oracle.Row]:
         """What can be drawn, in the order of completion."""
-        return self.truth.anchors(self.buffer.view.history)
+        return self.truth.anchors(*rule_of(self.buffer.view)[:4])
 
     def check(self) -> None:
         """Everything the buffer holds is what it should hold, and nothing else."""
@@ -189,6 +231,9 @@ class Twin:
     def check_batch(self, batch: Any, view: Any = None, among: Iterable[oracle.Row] | None = None) -> None:
         """Every item is what the oracle says of its index, and one of ``among``, or of all that can be drawn."""
         rows = {self.truth.index(row): row for row in (self.anchors() if among is None else among)}
+        if isinstance(batch, SequenceBatch):
+            self.check_sequences(batch, view or self.buffer.view, rows)
+            return
         found = batch_leaves(batch)
         index = found["index",].tolist()
         assert set(index) <= rows.keys(), f"drawn {sorted(set(index) - rows.keys())}, which cannot be"
@@ -241,9 +286,89 @@ class Twin:
             ("steps",): np.int32(result.steps),
             ("index",): np.int64(self.truth.index(row)),
             ("next_index",): np.int64(self.truth.index(last if self.ordered else row)),
-            **{(name,): value for name, value in step.extras.items()},
+            **leaves(step.extras),
         }
         return {path: np.asarray(value) for path, value in item.items()}
+
+    def check_sequences(self, batch: SequenceBatch, view: SequenceView, rows: Mapping[int, oracle.Row]) -> None:
+        """Every sequence is what the oracle says of its index, row by row, and one of these ``rows``."""
+        index = batch["index"].tolist()
+        assert set(index) <= rows.keys(), f"drawn {sorted(set(index) - rows.keys())}, which cannot be"
+        assert batch.time_first is view.time_first
+        high = view.burn_in + view.length + view.n
+        assert batch.data.batch_size == ((high, len(index)) if view.time_first else (len(index), high))
+        found = {path: x if view.time_first else x.swapaxes(0, 1) for path, x in batch_leaves(batch.data).items()}
+        facts = {("index",), ("lengths",), ("burn_in",), ("env",), ("start",), ("is_start",)}
+        extras = {(name,) for name in batch if (name,) not in found and name != "hidden"} - facts
+        assert extras <= {("weight",), ("probability",)}, extras
+        found |= leaves({name: batch[name].numpy() for (name,) in facts})
+        known = {i: self.sequence(rows[i], view) for i in set(index)}
+        for b, i in enumerate(index):
+            want = known[i]
+            assert {path for path in want if path[0] != "hidden"} == found.keys()
+            for path, value in want.items():
+                if path[0] == "hidden":
+                    state = batch["hidden"]
+                    for name in path[1:]:
+                        state = state[int(name)] if isinstance(state, tuple) else state[name]
+                    assert state.is_contiguous()
+                    got = (state[:, b] if value.ndim > 1 else state[b]).numpy()
+                else:
+                    got = found[path][b] if path in facts else found[path][:, b]
+                where = f"{path} of {i}: {got}, not {value}"
+                assert got.dtype == value.dtype, where
+                if path[0] in ("reward", "discount") and view.gamma not in EXACT_GAMMAS:
+                    assert np.allclose(got, value, rtol=1e-6, atol=0), where
+                else:
+                    assert np.array_equal(got, value), where
+
+    def sequence(self, row: oracle.Row, view: SequenceView) -> dict[Path, np.ndarray]:
+        """What a view of sequences makes of the window that ends with this step."""
+        _, length, stride, _, _ = view.rule
+        excerpt = self.truth.excerpt(row, length, stride, view.burn_in, view.n)
+        high, steps = view.burn_in + view.length + view.n, excerpt.burn_in + excerpt.length
+        blank = self._blank()
+        columns: list[dict[Path, Any]] = []
+        for t in range(high):
+            there = excerpt.rows[t] if t < len(excerpt.rows) else None
+            column = dict(blank)
+            if there is not None:
+                column |= leaves(there.obs, ("obs",))
+                if there.at < len(there.episode):
+                    step = there.episode.steps[there.at]
+                    column |= {("action",): step.action, **leaves(step.extras)}
+            results: tuple[Any, ...] = (0.0, 0.0, 0, False, False, -1)
+            if there is not None and t < steps:
+                window = self.truth.window(there, view.n, view.gamma)
+                results = (*window[:5], t + window.steps)
+            for name, dtype, value in zip(
+                ("reward", "discount", "steps", "terminated", "truncated", "next"),
+                (np.float32, np.float32, np.int32, np.bool_, np.bool_, np.int64),
+                results,
+                strict=True,
+            ):
+                column[name,] = dtype(value)
+            column["mask",] = np.bool_(excerpt.burn_in <= t < steps)
+            columns.append(column)
+        first = excerpt.rows[0]
+        item = {path: np.stack([column[path] for column in columns]) for path in columns[0] if path[0] != "hidden"}
+        item |= {path: np.asarray(value) for path, value in columns[0].items() if path[0] == "hidden"}
+        facts = {
+            "index": self.truth.index(row),
+            "lengths": len(excerpt.rows),
+            "burn_in": excerpt.burn_in,
+            "env": row.env,
+            "start": first.number + excerpt.burn_in,
+        }
+        item |= {(name,): np.int64(value) for name, value in facts.items()}
+        item["is_start",] = np.bool_(first.at == 0)
+        return item
+
+    def _blank(self) -> dict[Path, Any]:
+        """A row of a batch where there is none: zeros, but that every action is legal."""
+        example = leaves({name: value for name, value in self._example().items() if name != "next_obs"})
+        blank = {path: np.zeros_like(np.asarray(value)) for path, value in example.items()}
+        return {path: np.ones_like(value) if path[0] == "action_mask" else value for path, value in blank.items()}
 
     def _stacked(self, frames: list[Any], newest: Any, view: FrameStack) -> Any:
         """Frames on top of each other, oldest first; what is missing before the first is padded."""
@@ -261,6 +386,9 @@ class Twin:
 def batch_leaves(batch: Any) -> dict[Path, np.ndarray]:
     """The tensors of a batch by path, as NumPy."""
     found: dict[Path, np.ndarray] = {}
+    if isinstance(batch, SequenceBatch):
+        facts = {name: batch[name] for name in batch if name not in batch.data.keys()}
+        return batch_leaves(batch.data) | {path: leaf.numpy() for path, leaf in leaves(facts).items()}
     for key, value in batch.items(include_nested=True, leaves_only=True):
         assert isinstance(value, Tensor)
         path = key if isinstance(key, tuple) else (key,)
@@ -282,5 +410,5 @@ def contents(buffer: ReplayBuffer) -> tuple[bytes, ...]:
     parts = [ring.store.target, ring.state, ring.counters]
     parts += [block.view(torch.uint8).numpy() for block in ring.store.blocks.values()]
     parts += [np.asarray(value) for value in buffer.sampler.state_dict().values()]
-    own = np.array([buffer._draws, buffer._sampled, buffer._late, ring.history])
+    own = np.array([buffer._draws, buffer._sampled, buffer._late, *ring.rule[:4]])
     return tuple(np.ascontiguousarray(part).tobytes() for part in [*parts, own])

@@ -12,6 +12,7 @@ from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout import RolloutBuffer
 from .samplers import Prioritized, Recent, Uniform, WithoutReplacement
 from .schema import Field, Schema
+from .sequence_view import Sequence
 from .sequences import SequenceBatch
 from .views import FrameStack, NStep, Transition
 
@@ -30,6 +31,7 @@ __all__ = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "Sequence",
     "SequenceBatch",
     "TDLambda",
     "Transition",

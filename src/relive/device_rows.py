@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .checks import numpy_view
-from .rows import ReplayRows, RowLayout, batch_layout, field_groups, require_dump, row_layout, staged_leaves
+from .layout import RowLayout, batch_layout, field_groups, row_layout
+from .rows import ReplayRows, require_dump, staged_leaves
 from .schema import Field, Path
 from .store import Apart, Array, Ints, Where, Windows
 
@@ -46,11 +47,12 @@ class DeviceRows:
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
         self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
-        self._layout, large = row_layout(leaves)
+        self._saved, large = row_layout(leaves)
         self.large = tuple(path for path in leaves if path in large)
         alone = any(path[0] == "next_obs" for path in leaves)
         self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
         self.sizes, self.flags = self._host.sizes, self._host.flags
+        self.layout, self.groups = self._host.layout, self._host.groups
         self._order = tuple(batch_layout(field_groups(leaves, large)).fields)
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
         self._part_of = {path: part for part in self._parts for path in part.layout.fields}
@@ -162,10 +164,10 @@ class DeviceRows:
 
     def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
         """See :class:`relive.store.Store`."""
-        rows = np.zeros((len(places), self._layout.nbytes), np.uint8)
+        rows = np.zeros((len(places), self._saved.nbytes), np.uint8)
         large = {path: torch.empty((len(places), *self.leaves[path].shape), dtype=self.leaves[path].dtype)
                  for path in self.large}  # fmt: skip
-        arrays = self._layout.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
+        arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
         for path, array in self._host.arrays.items():
             arrays[path][:] = array[places]
         for piece in self._pieces(places):
@@ -178,8 +180,8 @@ class DeviceRows:
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`relive.store.Store`."""
-        require_dump(self.leaves, len(places), rows, self._layout.nbytes, large)
-        arrays = self._layout.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
+        require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
+        arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
         for path, array in self._host.arrays.items():
             array[places] = arrays[path]
         for piece in self._pieces(places):

@@ -10,7 +10,7 @@ import torch
 
 from .device_rows import device_row_bytes
 from .errors import SchemaError
-from .rows import BOOKKEEPING, row_layout
+from .layout import BOOKKEEPING, row_layout
 from .schema import Field, Path, dotted
 
 __all__ = ["StoragePlan", "free_memory", "storage_plan"]

@@ -15,18 +15,22 @@ from torch import Tensor
 from . import kernels, persist
 from .checks import StepChecker
 from .device_rows import DeviceRows
-from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, ReliveError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
 from .parameters import is_count
 from .plan import StoragePlan, storage_plan
 from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
-from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform, nothing_to_draw
+from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
 from .saving import contradictions, describe, entry, rebuild, restore_ring, save_ring
 from .schema import Field, Schema
+from .sequence_view import FACTS
+from .sequences import SequenceBatch
 from .storage import as_host, as_tensordict
 from .store import Store
-from .views import Transition, View
+from .vectors import swap_layers
+from .views import Transition, View, rule_of, time_first_of
+from .weights import nothing_to_draw
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -157,7 +161,7 @@ class ReplayBuffer:
 
         Their newest steps, whose next observation never became known, are never drawn.
         """
-        self._ring.interrupt(self._all if envs is None else self._envs(envs))
+        self._interrupt(self._all if envs is None else self._envs(envs))
 
     def clear(self) -> None:
         """Forget everything stored. Indices go on, so that an old one is never mistaken for a new one."""
@@ -175,8 +179,8 @@ class ReplayBuffer:
 
     @view.setter
     def view(self, view: View) -> None:
+        self._keep_rule(view)
         self._view = view
-        self._keep_history()
 
     @property
     def sampler(self) -> Sampler:
@@ -194,8 +198,8 @@ class ReplayBuffer:
         return sampler if isinstance(sampler, Prioritized) else None
 
     def __len__(self) -> int:
-        """The number of transitions that can be drawn."""
-        self._keep_history()
+        """The number of transitions that can be drawn; of sequences, through a view that reads such."""
+        self._keep_rule(self._view)
         return self._ring.drawable
 
     def sample(self, batch_size: int) -> TensorDict:
@@ -218,7 +222,7 @@ class ReplayBuffer:
             raise ShapeError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
         _require_rows(batch_size)
         if not len(self):
-            raise nothing_to_draw()
+            raise nothing_to_draw(self._ring)
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
@@ -235,7 +239,7 @@ class ReplayBuffer:
             ShapeError: the lengths differ, or an index was never issued.
             NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
         """
-        self._keep_history()
+        self._keep_rule(self._view)
         sampler = self._priorities
         if sampler is None:
             raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
@@ -302,7 +306,7 @@ class ReplayBuffer:
 
     def data(self) -> TensorDict:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
-        self._keep_history()
+        self._keep_rule(self._view)
         places = self._ring.anchors()
         return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {})
 
@@ -450,7 +454,7 @@ class ReplayBuffer:
             if kept.any():
                 rows = [_kept(value, kept) for value in leaves]
                 self._store(envs[kept], rows, None if final is None else [_kept(value, kept) for value in final])
-            self._ring.interrupt(envs[~kept])  # what comes next there does not follow what came before
+            self._interrupt(envs[~kept])  # what comes next there does not follow what came before
 
     def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any) -> None:
         """Store several steps, piece by piece; a row left out comes between those before and those after it."""
@@ -462,13 +466,18 @@ class ReplayBuffer:
             for start in range(low, end, piece):
                 part = slice(start, min(start + piece, end))
                 self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
-            self._ring.interrupt(envs[end : end + 1])
+            self._interrupt(envs[end : end + 1])
             low = end + 1
 
     def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None) -> None:
         watches = self._sampler.watches
         where, opens = self._ring.add(envs, leaves, final, not self.ordered, watches)
         if watches and len(where):
+            self._sampler.changed(where, opens)
+
+    def _interrupt(self, envs: Ints) -> None:
+        where, opens = self._ring.interrupt(envs)
+        if self._sampler.watches and len(where):
             self._sampler.changed(where, opens)
 
     def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
@@ -488,25 +497,37 @@ class ReplayBuffer:
 
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
         _require_rows(batch_size)
-        self._keep_history()
+        self._keep_rule(self._view)
         places, extras = self._sampler.draw(batch_size, stream(self.seed, self._draws), update, of)
         self._draws += 1
         self._sampled += batch_size
         return self._read(places, extras)
 
-    def _read(self, places: Ints, extras: Mapping[str, Any]) -> TensorDict:
+    def _read(self, places: Ints, extras: Mapping[str, Any]) -> Any:
         batch = self._view.read(self._ring, places)
         if extras:
             tensors = self._ring.store.tensors(*extras.values())
             batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
-        return as_tensordict(batch, (len(places),))
+        time_first = time_first_of(self._view)
+        if time_first is None:
+            return as_tensordict(batch, (len(places),))
+        facts = {name: batch.pop((name,)) for name in (*FACTS, "is_start", *extras)}
+        states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
+        hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
+        shape = batch["mask",].shape
+        return SequenceBatch(as_tensordict(batch, shape), facts, hidden, time_first=time_first)
 
-    def _keep_history(self) -> None:
-        """A view that reads more rows before the anchor than the last one makes some undrawable."""
-        if self._ring.history != self._view.history:
-            self._ring.history = self._view.history
-            if self._sampler.watches:
-                self._sampler.attach(self._ring)
+    def _keep_rule(self, view: View) -> None:
+        """Another view, or other parameters of it, may change what can be drawn."""
+        rule, before = rule_of(view), self._ring.rule
+        if rule == before:
+            return
+        self._ring.rule = rule
+        try:
+            self._sampler.attach(self._ring)
+        except ReliveError:
+            self._ring.rule = before
+            raise
 
     def _envs(self, envs: Any) -> Ints:
         chosen = _integers(envs, "envs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,37 @@ from . import kernels
 from .errors import FieldError, InvariantError, SchemaError
 from .store import Apart, Store
 
-__all__ = ["Ring", "missing_final"]
+__all__ = ["RULE", "Ring", "Rule", "Weigh", "missing_final"]
 
 Ints = NDArray[np.int64]
 Events = tuple[Ints, Any]
+Weigh = Literal["windows", "steps", "episodes"]
 HEAD, TAIL, NEXT, COUNT = 0, 1, 2, 3
-COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
+COMPLETED, DRAWABLE, EPISODES, RULE = 0, 1, 2, 3
 ALONE = 2
 NOTHING: Apart = []
+
+
+class Rule(NamedTuple):
+    """What can be drawn: the rows that end a window of their episode, with what is read before it still there.
+
+    The windows of an episode start at its steps 0, ``stride``, 2 ``stride``, ... and have ``length`` steps each, but
+    for the last of an episode that is over, which may be shorter. Transitions are windows of one step.
+    """
+
+    history: int = 0
+    """How many rows before a window's last are read, as far as its episode has them."""
+    length: int = 1
+    stride: int = 1
+    tails: bool = True
+    """Whether a last window that is shorter counts."""
+    weigh: Weigh = "windows"
+    """What is drawn equally often by a sampler that draws uniformly."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it takes more to draw uniformly than to draw rows until one can be drawn."""
+        return self.length > 1 or self.weigh == "episodes"
 
 
 class Ring:
@@ -36,8 +59,8 @@ class Ring:
     5. A transition is complete once its next observation is known. ``stamp`` numbers complete transitions in the order
        of completion, starting at 0; it is negative in all other rows: the newest of an episode under way, boundary
        rows, and rows whose episode was interrupted.
-    6. A row can be drawn iff it is live, complete, and the ``history`` rows before it, or as many as its episode has,
-       are live too.
+    6. A row can be drawn iff it is live, complete, the last of a window as :class:`Rule` says, and the ``history`` rows
+       before it, or as many as its episode has, are live too.
     7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
 
     Args:
@@ -51,19 +74,30 @@ class Ring:
             raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
         self.state: Ints = np.zeros((num_envs, 4), np.int64)
-        self.counters: Ints = np.zeros(3, np.int64)
+        self.counters: Ints = np.zeros(7, np.int64)
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
         self.alone = any(path[0] == "next_obs" for path in store.leaves)
         """Whether each row stands alone, complete with a next observation of its own."""
-        self._history = 0
+        self._rule = Rule()
+        self.counters[RULE:] = self._rule[:4]
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         nothing, no_flags = self._none
         self._scratch: tuple[Ints, Ints, Ints, Any] = nothing, nothing, nothing, no_flags
 
     @property
     def drawable(self) -> int:
-        """How many transitions can be drawn."""
+        """How many anchors there are: rows that can be drawn."""
         return int(self.counters[DRAWABLE])
+
+    @property
+    def transitions(self) -> int:
+        """How many transitions a window of the newest can have: those that can be drawn, or all complete ones."""
+        if self._rule.length == 1:
+            return self.drawable
+        some = self.heads > self.oldest
+        places = np.arange(self.num_envs) * self.rows + self.oldest % self.rows
+        ahead = (self.state[:, COUNT] - self.order[places]) % 2**32
+        return int(ahead[some].sum())
 
     @property
     def completed(self) -> int:
@@ -86,13 +120,20 @@ class Ring:
         return self.state[:, HEAD]
 
     @property
-    def history(self) -> int:
-        """How many rows before an anchor must be there; set by the view that reads them."""
-        return self._history
+    def rule(self) -> Rule:
+        """What can be drawn; set by the view that reads it.
 
-    @history.setter
-    def history(self, rows: int) -> None:
-        self._history = rows
+        Raises:
+            SchemaError: windows of more than one step, where steps have no order.
+        """
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        if self.alone and rule.length > 1:
+            raise SchemaError("sequences need steps in order; this replay stores them as they are given")
+        self._rule = rule
+        self.counters[RULE:] = rule[:4]
         self.counters[DRAWABLE] = len(self.anchors())
 
     def add(self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, alone: bool, events: bool) -> Events:
@@ -117,7 +158,7 @@ class Ring:
         ends, ends_apart = (staged, NOTHING) if final is None else store.stage("final", count, final)
         mode = ALONE if alone else int(final is not None)
         found = kernels.fast().add_rows(
-            envs, mode, staged, ends, store.flags, store.sizes, store.target, self.rows, self._history, self.state,
+            envs, mode, staged, ends, store.flags, store.sizes, store.target, self.rows, self.state,
             self.counters, self.step, self.stamp, self.order, places, finals, where if events else self._none[0],
             opens if events else self._none[1],
         )  # fmt: skip
@@ -131,14 +172,15 @@ class Ring:
 
     def _room(self, count: int) -> tuple[Ints, Ints, Ints, Any]:
         """Where a kernel notes places, finals and events; used again by the next add."""
-        size = count * (2 * self._history + 4)
+        # every row that is written closes its own history at most, and all together no more than there is
+        size = min(count * (2 * self._rule.history + 4), self.num_envs * self.rows + 4 * count)
         if len(self._scratch[0]) != count or len(self._scratch[2]) < size:
             places, finals, where = (np.zeros(n, np.int64) for n in (count, count, size))
             self._scratch = places, finals, where, np.zeros(size, np.uint8)
         return self._scratch
 
     def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
-        """Places ``[count]`` of anchors, uniformly and with replacement; None if there are none.
+        """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.
 
         Args:
             count: B.
@@ -147,16 +189,16 @@ class Ring:
         """
         places = np.empty(count, np.int64)
         found = kernels.fast().draw(
-            np.uint64(key), self.rows, self._history, newest, self.state, self.counters, self.step, self.stamp,
+            np.uint64(key), self.rows, newest, self.state, self.counters, self.step, self.stamp,
             self.order, self.store.target, places,
         )  # fmt: skip
         return places if found else None
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
-        """Where the ``newest`` transitions that can be drawn lie: from the one up to the other, ``[2 N]`` each."""
+        """Where the ``newest`` of :attr:`transitions` lie: from the one up to the other, ``[2 N]`` each."""
         first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
         kernels.fast().window(
-            self.rows, self._history, newest, self.state, self.counters, self.step, self.stamp, self.order, first, until
+            self.rows, newest, self.state, self.counters, self.step, self.stamp, self.order, first, until
         )
         base = np.arange(self.num_envs) * self.rows
         begin, length = first % self.rows, self.heads - first
@@ -165,9 +207,9 @@ class Ring:
         return begins.reshape(-1), ends.reshape(-1)
 
     def anchors(self) -> Ints:
-        """The places of all transitions that can be drawn, env by env in the order of time."""
+        """The places of all rows that can be drawn, env by env in the order of time."""
         out = np.empty(int((self.heads - self.oldest).sum()), np.int64)
-        found = kernels.fast().anchors(self.rows, self._history, self.state, self.step, self.stamp, out)
+        found = kernels.fast().anchors(self.rows, self.state, self.counters, self.step, self.stamp, out)
         return out[:found]
 
     def live_places(self, env: int) -> Ints:
@@ -184,12 +226,26 @@ class Ring:
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
         places = np.empty(len(index), np.int64)
-        bad = kernels.fast().live(index, self.rows, self._history, self.state, self.step, self.stamp, places)
+        bad = kernels.fast().live(index, self.rows, self.state, self.counters, self.step, self.stamp, places)
         return places, int(bad)
 
-    def interrupt(self, envs: Ints) -> None:
-        """The episodes under way in ``envs`` will not go on: their newest rows never become transitions."""
+    def interrupt(self, envs: Ints) -> Events:
+        """The episodes under way in ``envs`` will not go on: their newest rows never become transitions.
+
+        Returns:
+            events as :meth:`add`: the transitions before those, where they end a shorter window.
+        """
+        if self._rule.length == 1:
+            self.state[envs, NEXT] = 0
+            return self._none
+        cut = envs[self.state[envs, NEXT] > 1]
+        last = (self.heads[cut] - 2) * self.num_envs + cut
+        before, _ = self.find(last)
         self.state[envs, NEXT] = 0
+        after, _ = self.find(last)
+        opened = after[(before < 0) & (after >= 0)]
+        self.counters[DRAWABLE] += len(opened)
+        return opened, np.ones(len(opened), np.uint8)
 
     def clear(self) -> None:
         """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one."""

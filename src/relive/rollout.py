@@ -32,9 +32,9 @@ from .returns import Estimator, normalize
 from .rows import PackedRows
 from .saving import contradictions, entry, restore_columns, save_columns
 from .schema import Field, Path, Schema, as_tensor, descend, dotted, unknown_field
-from .sequences import SequenceBatch
+from .sequences import Overlap, SequenceBatch, stride_of
 from .storage import Columns, as_host, as_tensordict
-from .windows import Flags, Overlap, States, WindowReader, cut, splitter, stride_of
+from .windows import Flags, States, WindowReader, cut, splitter
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

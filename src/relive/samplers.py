@@ -10,22 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import EmptyError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .errors import LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .parameters import Rule, checked, is_count, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
+from .weights import WindowWeights, nothing_to_draw, recent_masses
 
-__all__ = [
-    "LARGEST_ERROR",
-    "Extras",
-    "Prioritized",
-    "Recent",
-    "Sampler",
-    "Uniform",
-    "WithoutReplacement",
-    "draw_uniformly",
-    "nothing_to_draw",
-]
+__all__ = ["LARGEST_ERROR", "Extras", "Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement"]
 
 LARGEST_ERROR = float(np.finfo(np.float32).max)
 """TD errors are kept as float32."""
@@ -39,7 +30,7 @@ class Sampler(Protocol):
     """Draws anchors of a ring."""
 
     def attach(self, ring: Ring) -> None:
-        """Get to know the ring it draws from; called once, before anything else."""
+        """Get to know the ring it draws from; called before anything else, and again when its rule has changed."""
         ...
 
     @property
@@ -74,24 +65,38 @@ class Sampler(Protocol):
 
 
 class Uniform:
-    """Every transition with the same probability, with replacement."""
+    """Every transition with the same probability, with replacement; of sequences each, or as their view weighs them."""
 
-    watches = False
     per_row = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
+        self._windows: WindowWeights | None = None
+        self.watches = False
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
         self._ring = only(self._ring, ring, self)
+        self._windows = WindowWeights(ring) if ring.rule.sparse else None
+        self.watches = ring.rule.sparse
 
     def changed(self, places: Ints, opens: Any) -> None:
-        """Nothing to keep."""
+        """Of sequences, note which can be drawn."""
+        if self._windows is not None:
+            self._windows.changed(places, opens)
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``."""
-        return draw_uniformly(self._ring, count, key), {}
+        return self.draw_recent(count, key, 0)
+
+    def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
+        """The same from the ``newest`` completed transitions alone (0: from all)."""
+        if self._windows is not None:
+            return self._windows.draw(count, key, newest), {}
+        places = self._ring.draw(count, key, newest) if self._ring is not None else None
+        if places is None:
+            raise nothing_to_draw(self._ring)
+        return places, {}
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: draws are functions of their keys."""
@@ -102,14 +107,6 @@ class Uniform:
 
     def __repr__(self) -> str:
         return "Uniform()"
-
-
-def draw_uniformly(ring: Ring | None, count: int, key: int, newest: int = 0) -> Ints:
-    """Places of anchors, with replacement, from the newest completed ones (0: from all)."""
-    places = ring.draw(count, key, newest) if ring is not None else None
-    if places is None:
-        raise nothing_to_draw()
-    return places
 
 
 class WithoutReplacement:
@@ -129,6 +126,7 @@ class WithoutReplacement:
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
+        _refuse_weights(ring, self)
         self._ring = only(self._ring, ring, self)
 
     def changed(self, places: Ints, opens: Any) -> None:
@@ -143,9 +141,10 @@ class WithoutReplacement:
         """
         ring = self._ring
         if ring is None or not ring.drawable:
-            raise nothing_to_draw()
+            raise nothing_to_draw(ring)
         if count > ring.drawable:
-            raise ShapeError(f"sample({count}): there are {ring.drawable} transitions to draw without replacement")
+            items = "transitions" if ring.rule.length == 1 else "sequences"
+            raise ShapeError(f"sample({count}): there are {ring.drawable} {items} to draw without replacement")
         found: list[Ints] = []
         missing = span = count
         epoch = 0
@@ -258,6 +257,7 @@ class Prioritized:
 
     def attach(self, ring: Ring) -> None:
         """Give every transition that can be drawn its priority, and no other row one."""
+        _refuse_weights(ring, self)
         places = ring.anchors()
         if self._ring is not ring:
             self._ring = only(self._ring, ring, self)
@@ -281,7 +281,7 @@ class Prioritized:
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
         if self._ring is None or not self._ring.drawable:
-            raise nothing_to_draw()
+            raise nothing_to_draw(self._ring)
         total = self._tree.total
         lowest = self._tree.minimum_positive() if self.normalize == "buffer" else None
         return self.weighted(self._tree.find(self.masses(count, key, total)), total, lowest)
@@ -290,19 +290,10 @@ class Prioritized:
         """The same from the ``newest`` completed transitions alone."""
         ring = self._ring
         if ring is None or not ring.drawable:
-            raise nothing_to_draw()
-        begins, ends = ring.window_places(newest)
-        below = self._tree.prefix(begins)
-        upper = self._tree.prefix(ends)
-        until = np.cumsum(upper - below)
-        if not until[-1] > 0:
-            raise nothing_to_draw()
-        masses = self.masses(count, key, float(until[-1]))
-        part = cast("Ints", np.searchsorted(until, masses, side="right"))
-        inside = below[part] + (masses - (until - (upper - below))[part])
-        masses = np.clip(inside, below[part], np.nextafter(upper[part], 0))
-        lowest = self._tree.minimum_positive(begins, ends) if self.normalize == "buffer" else None
-        return self.weighted(self._tree.find(masses), float(until[-1]), lowest)
+            raise nothing_to_draw(ring)
+        recent = recent_masses(self._tree, ring, newest, lambda total: self.masses(count, key, total))
+        lowest = self._tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else None
+        return self.weighted(self._tree.find(recent.masses), recent.total, lowest)
 
     def masses(self, count: int, key: int, total: float) -> Doubles:
         """Random numbers in [0, total), stratified if that is wanted."""
@@ -404,7 +395,8 @@ class Recent:
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
 
     cₖ = max(N · eta^(1000 k / K), c_min), counted in the order of completion over all envs among the N transitions that
-    can be drawn. ``replay.batches(K, B)`` is a round of K updates; ``replay.sample(B)`` one of 1.
+    can be drawn. ``replay.batches(K, B)`` is a round of K updates; ``replay.sample(B)`` one of 1. Of sequences it draws
+    those that end among the newest cₖ of the N complete transitions stored; if none does, among the newest 2 cₖ, ...
 
     Args:
         eta: how sharply the window shrinks; 1 is no emphasis. 0.996 in the paper.
@@ -459,17 +451,15 @@ class Recent:
 
     def window(self, update: int, of: int) -> int:
         """cₖ, of the transitions stored now."""
-        stored = self._ring.drawable if self._ring is not None else 0
+        stored = self._ring.transitions if self._ring is not None else 0
         return int(max(stored * self.eta ** (1000 * update / of), self.c_min))
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` from the window, and what the inner sampler adds."""
         newest, ring = self.window(update, of), self._ring
-        if ring is None or newest >= ring.drawable:
+        if ring is None or newest >= ring.transitions:
             return self.inner.draw(count, key, update, of)
-        if isinstance(self.inner, Prioritized):
-            return self.inner.draw_recent(count, key, newest)
-        return draw_uniformly(ring, count, key, newest), {}
+        return self.inner.draw_recent(count, key, newest)
 
     def observe(self, episode_return: float) -> None:
         """With ``adapt``: an episode ended. eta is sharpest while returns of the last 20 rise, and 1 while they fall.
@@ -518,6 +508,14 @@ def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
     return ring
 
 
-def nothing_to_draw() -> EmptyError:
-    """The error for a buffer without a complete transition."""
-    return EmptyError("there is no complete transition to draw; add steps until a next observation is known")
+def _refuse_weights(ring: Ring, sampler: object) -> None:
+    """Weights of sequences are for drawing uniformly.
+
+    Raises:
+        SchemaError: the ring's rule has some.
+    """
+    if ring.rule.weigh != "windows":
+        raise SchemaError(
+            f"weigh={ring.rule.weigh!r} says how Uniform() weighs sequences, and {sampler!r} draws in its own way; "
+            "leave weigh at 'windows'"
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from . import persist
 from .errors import FileFormatError, ReliveError
-from .ring import Ring
+from .ring import RULE, Ring, Rule, Weigh
 from .samplers import Prioritized, Recent, Sampler, Uniform, WithoutReplacement
 from .schema import dotted
+from .sequence_view import Sequence
 from .storage import Columns
 from .views import FrameStack, NStep
 
@@ -40,6 +41,7 @@ PARAMETERS: dict[type[Any], tuple[str, ...]] = {
     Recent: ("sharpest", "c_min", "inner", "adapt"),
     NStep: ("n", "gamma"),
     FrameStack: ("depth", "window", "pad", "keys"),
+    Sequence: ("length", "burn_in", "overlap", "n", "gamma", "drop_tail", "time_first", "weigh"),
 }
 POSITIONAL = {"sharpest": "eta"}
 """Where the constructor has another name for an attribute."""
@@ -115,8 +117,8 @@ def save_ring(path: str | os.PathLike[str], ring: Ring, sampler: Sampler, facts:
         "rows_per_env": ring.rows,
         "num_envs": ring.num_envs,
         "state": ring.state.tolist(),
-        "counters": ring.counters.tolist(),
-        "history": ring.history,
+        "counters": ring.counters[:RULE].tolist(),
+        "rule": list(ring.rule),
         "sampler": describe(sampler),
         "sampler_state": {name: value for name, value in state.items() if name not in arrays},
         "sampler_rows": by_row,
@@ -135,11 +137,11 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
     if (state < 0).any() or (state[:, 1] > state[:, 0]).any():
         raise FileFormatError("the saved cursors are not numbers of rows")
     ring.state[:] = state
-    ring.counters[:] = np.array(entry(content, "counters", list), np.int64)
+    ring.counters[:RULE] = np.array(entry(content, "counters", list), np.int64)
     places = _live(ring)
     blocks = {name: tensors[f"block.{dotted(name)}"] for name in store.large}
     store.restore(places, tensors["rows"].numpy(), blocks)
-    ring.history = entry(content, "history", int)
+    ring.rule = _rule(entry(content, "rule", list))
     ring.check()
     parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
     for name, tensor in tensors.items():
@@ -154,6 +156,20 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
     saved, given = content.get("sampler"), describe(sampler)
     if saved is None or given is None or saved["part"] == given["part"]:
         sampler.load_state_dict(parts)
+
+
+def _rule(parts: list[Any]) -> Rule:
+    """What could be drawn of a saved ring.
+
+    Raises:
+        FileFormatError: it makes no sense.
+    """
+    kinds = [type(part) for part in parts]
+    if kinds == [int, int, int, bool, str]:
+        rule = Rule(*parts)
+        if rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length and rule.weigh in get_args(Weigh):
+            return rule
+    raise FileFormatError(f"the save's entry 'rule' is {parts!r}; expected {list(Rule._fields)}, as relive writes them")
 
 
 def save_columns(

@@ -4,20 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .errors import FieldError, ShapeError
-from .schema import unknown_field
+from .schema import Path, unknown_field
 from .storage import as_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["SequenceBatch"]
+__all__ = ["WHOLE", "Overlap", "SequenceBatch", "padding", "stride_of"]
+
+Overlap = Literal["none", "half", "max"] | int
+WHOLE = 2**31
+"""A window longer than any rollout."""
+
+
+def stride_of(length: int | None, overlap: Overlap) -> int:
+    """How many steps lie between the starts of successive windows.
+
+    Raises:
+        ShapeError: a length below 1, or an overlap that is not less than it.
+    """
+    if length is None:
+        if overlap != "none":
+            raise ShapeError(f"overlap={overlap!r} needs a length; whole trajectories do not overlap")
+        return WHOLE
+    if not isinstance(cast("object", length), int) or length < 1:
+        raise ShapeError(f"length={length!r}: a sequence has at least 1 step")
+    strides = {"none": length, "half": max(length // 2, 1), "max": 1}
+    if isinstance(overlap, str):
+        if overlap not in strides:
+            raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
+        return strides[overlap]
+    if not 0 <= overlap < length:
+        raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")
+    return length - overlap
+
+
+def padding(path: Path) -> bool:
+    """What stands in a row that is none: a distribution without any legal action would be NaN."""
+    return path[0] == "action_mask"
 
 
 class SequenceBatch(Mapping[str, Any]):

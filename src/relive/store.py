@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .layout import RowLayout
 from .schema import Field, Path
 
 __all__ = ["Apart", "Array", "Ints", "Store", "Where", "Windows"]
@@ -49,6 +50,10 @@ class Store(Protocol):
     num_rows: int
     large: tuple[Path, ...]
     """The fields that are not packed with the others, in the schema's order."""
+    layout: RowLayout
+    """How the rows of ``target`` are packed, its ``groups`` and then the bookkeeping."""
+    groups: tuple[dict[Path, Field], ...]
+    """What of a step is in ``target``: of its observation, its other fields, and a next observation of its own."""
     flags: Ints
     """At which bytes of a row of ``target`` terminated and truncated are."""
     sizes: Ints
@@ -96,7 +101,7 @@ class Store(Protocol):
         ...
 
     def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
-        """Rows as they are saved, in RAM: packed as :func:`relive.rows.row_layout` says, and the large fields."""
+        """Rows as they are saved, in RAM: packed as :func:`relive.layout.row_layout` says, and the large fields."""
         ...
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:

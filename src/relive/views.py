@@ -11,15 +11,19 @@ from torch import Tensor
 from . import kernels
 from .errors import SchemaError
 from .parameters import checked, is_count, is_names, is_number
-from .ring import Ints, Ring
+from .ring import Ints, Ring, Rule
 from .schema import Path
 from .store import Windows
 
-__all__ = ["FrameStack", "NStep", "Transition", "View"]
+__all__ = ["FrameStack", "NStep", "Transition", "View", "rule_of", "time_first_of"]
 
 
 class View(Protocol):
-    """Turns the places of anchors into the fields of a batch."""
+    """Turns the places of anchors into the fields of a batch.
+
+    One that reads sequences has two more members: ``rule`` (:class:`relive.ring.Rule`), what can be drawn, and
+    ``time_first`` (bool), whether time is the first axis of what it reads or the second.
+    """
 
     @property
     def history(self) -> int:
@@ -29,6 +33,17 @@ class View(Protocol):
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of a batch."""
         ...
+
+
+def rule_of(view: View) -> Rule:
+    """What can be drawn through a view: single transitions, unless it says more."""
+    rule: Rule | None = getattr(view, "rule", None)
+    return Rule(view.history) if rule is None else rule
+
+
+def time_first_of(view: View) -> bool | None:
+    """Whether time is the first axis of a batch of sequences; None for a view of transitions."""
+    return getattr(view, "time_first", None)
 
 
 WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without order"

@@ -13,8 +13,8 @@ from torch import Tensor
 from . import kernels
 from .batching import parts, parts_by_steps
 from .errors import FieldError, ShapeError
+from .layout import LARGE_FIELD, RowLayout
 from .returns import normalize
-from .rows import LARGE_FIELD, RowLayout
 from .schema import Field, Path, Schema
 from .sequences import SequenceBatch
 from .storage import as_tensordict

@@ -17,6 +17,7 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
+from .sequences import ends_full, read_sequences, window_start
 from .tree import (
     magnitudes,
     tree_build,
@@ -36,6 +37,7 @@ __all__ = [
     "copy_row",
     "discounted_return",
     "draw",
+    "ends_full",
     "episode_starts",
     "gae",
     "gather_rows",
@@ -46,6 +48,7 @@ __all__ = [
     "masses",
     "permutation",
     "plan_windows",
+    "read_sequences",
     "scatter_rows",
     "stack_places",
     "tree_build",
@@ -59,5 +62,6 @@ __all__ = [
     "uniforms",
     "vtrace",
     "window",
+    "window_start",
     "windows",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "Floats",
     "address_t",
     "f32",
+    "fetch",
     "flags",
     "floats",
     "intrinsic",
@@ -98,6 +99,13 @@ def prefetch(_context: Any, array: Any, place: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, place), codegen
+
+
+@jit
+def fetch(memory: Any, start: int, nbytes: int) -> None:
+    """Ask for the cache lines of ``nbytes`` bytes of packed rows; past their end that does no harm."""
+    for byte in range(start, start + nbytes, 64):
+        prefetch(memory, byte)
 
 
 @jit

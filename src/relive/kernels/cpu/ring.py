@@ -3,9 +3,10 @@
 Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at place e * rows + id % rows. ``state`` is
 ``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
 many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
-``counters`` is [anchors completed ever, anchors that can be drawn now, episodes ended]. ``stamp`` of a complete
-transition, an anchor, is its number in the order of completion; of a row that is none, -1 - (anchors completed when it
-was written), so that stamps order all rows of an env.
+``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], and then the rule of what can
+be drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells. ``stamp`` of a
+complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
+it was written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .jit import address_t, jit, memcpy, mix, prefetch, remainder
+from .jit import address_t, fetch, jit, memcpy, mix, remainder
+from .sequences import HISTORY, LENGTH, STRIDE, TAILS, ends_full, ends_window
 
 __all__ = [
     "add_rows",
@@ -41,7 +43,7 @@ PATIENCE = 100
 
 @jit
 def append(
-    envs: Ints, ended: Bools, rows: int, history: int, state: Ints, counters: Ints, step: Any, stamp: Any,
+    envs: Ints, ended: Bools, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any,
     order: Any, places: Ints, finals: Ints, event_places: Ints, event_opens: Bools,
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.append`.
@@ -50,20 +52,24 @@ def append(
     """
     events, inverse = 0, 1.0 / rows
     completed, drawable, episodes = counters[COMPLETED], counters[DRAWABLE], counters[EPISODES]
+    history, length, stride, tails = counters[HISTORY], counters[LENGTH], counters[STRIDE], counters[TAILS] > 0
     for i in range(envs.size):
         e = envs[i]
         number, tail, index, count, begin = state[e, HEAD], state[e, TAIL], state[e, NEXT], state[e, DONE], e * rows
         place = begin + remainder(number, rows, inverse)
         old, oldest = number - rows, max(tail, number + 1 - rows)
         if old >= tail:
-            closed = _close(place, old, number, begin + rows, history, step, stamp, event_places, event_opens, events)
+            closed = _close(
+                place, old, number, begin, index, counters, step, stamp, event_places, event_opens, events
+            )  # fmt: skip
             drawable, events = drawable - closed, events + (closed if event_places.size else 0)
         step[place], stamp[place] = index, -1 - completed
         if index > 0:
             before = (place if place > begin else begin + rows) - 1
             stamp[before], order[before] = completed, count
             completed, count = completed + 1, count + 1
-            opened = _open(before, number - 1 - min(index - 1, history) >= oldest, event_places, event_opens, events)
+            opens = number - 1 - min(index - 1, history) >= oldest and ends_full(index - 1, length, stride)
+            opened = _open(before, opens, event_places, event_opens, events)
             drawable, events = drawable + opened, events + (opened if event_places.size else 0)
         order[place] = count
         number, index, finals[i] = number + 1, index + 1, -1
@@ -71,8 +77,9 @@ def append(
             final = place + 1 if place + 1 < begin + rows else begin
             old, oldest = number - rows, max(tail, number + 1 - rows)
             if old >= tail:
-                end = begin + rows
-                closed = _close(final, old, number, end, history, step, stamp, event_places, event_opens, events)
+                closed = _close(
+                    final, old, number, begin, index, counters, step, stamp, event_places, event_opens, events
+                )  # fmt: skip
                 drawable, events = drawable - closed, events + (closed if event_places.size else 0)
             # this transition is complete before it
             step[final], stamp[final], order[final] = index, -2 - completed, count + 1
@@ -82,7 +89,8 @@ def append(
             stamp[place] = completed
             completed, count = completed + 1, count + 1
             own = number - 1 - int(finals[i] >= 0)
-            opened = _open(place, own - min(index - 1, history) >= oldest, event_places, event_opens, events)
+            opens = own - min(index - 1, history) >= oldest and (tails or ends_full(index - 1, length, stride))
+            opened = _open(place, opens, event_places, event_opens, events)
             drawable, events = drawable + opened, events + (opened if event_places.size else 0)
             index = 0
         places[i] = place
@@ -98,17 +106,26 @@ def _oldest(e: int, rows: int, state: Ints) -> int:
 
 @jit
 def _close(
-    place: int, old: int, number: int, end: int, history: int, step: Any, stamp: Any,
+    place: int, old: int, number: int, begin: int, following: int, counters: Ints, step: Any, stamp: Any,
     event_places: Ints, event_opens: Bools, events: int,
 ) -> int:  # fmt: skip
-    """Row ``old`` makes way for ``number``: how many can be drawn no more, itself and those whose history it was."""
-    rows, closed = number - old, 0
-    for other in range(old, min(old + history, number - 1) + 1):
-        if stamp[place] >= 0 and other - min(step[place], history) == old:
+    """Row ``old`` makes way for ``number``: how many can be drawn no more, itself and those whose history it was.
+
+    Those are the row ``history`` after it, or all up to that one of an episode of which it is the first. ``following``
+    is the index in its episode of the row ``number``.
+    """
+    rows, closed, history = number - old, 0, counters[HISTORY]
+    other = old if step[place] == 0 else old + history
+    while other <= min(old + history, number - 1):
+        at = place + (other - old)
+        at = at if at < begin + rows else at - rows
+        if other - min(step[at], history) != old:
+            break
+        if stamp[at] >= 0 and ends_window(at, other, begin, rows, number, following, counters, step, stamp):
             if event_places.size:
-                event_places[events + closed], event_opens[events + closed] = place, 0
+                event_places[events + closed], event_opens[events + closed] = at, 0
             closed += 1
-        place = place + 1 if place + 1 < end else end - rows
+        other += 1
     return closed
 
 
@@ -121,36 +138,41 @@ def _open(place: int, opens: bool, event_places: Ints, event_opens: Bools, event
 
 
 @jit
-def _drawable(place: int, number: int, history: int, oldest: int, step: Any, stamp: Any) -> bool:
-    return stamp[place] >= 0 and (history == 0 or number - min(step[place], history) >= oldest)
+def _drawable(place: int, number: int, e: int, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any) -> bool:
+    """Whether a live row can be drawn."""
+    history = counters[HISTORY]
+    if stamp[place] < 0 or (history and number - min(step[place], history) < _oldest(e, rows, state)):
+        return False
+    return ends_window(place, number, e * rows, rows, state[e, HEAD], state[e, NEXT], counters, step, stamp)
 
 
 @jit
 def draw(
-    key: Any, rows: int, history: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
+    key: Any, rows: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
     memory: Any, places: Ints,
 ) -> bool:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.draw`."""
     envs, inverse = state.shape[0], 1.0 / rows
     first, until = np.empty(envs, np.int64), np.empty(envs, np.int64)
-    total = window(rows, history, newest, state, counters, step, stamp, order, first, until)
+    total = window(rows, newest, state, counters, step, stamp, order, first, until)
     if total == 0:
         return False
     width, numbers = memory.shape[1], np.empty(places.size, np.int64)
+    every = counters[HISTORY] == 0 and counters[LENGTH] == 1  # complete row can be drawn
     for i in range(places.size):
         e, numbers[i] = _point_at(key, 1 + i, total, first, until)
         places[i] = e * rows + remainder(numbers[i], rows, inverse)
-        _fetch(memory, places[i] * width, 2 * width)
+        fetch(memory, places[i] * width, 2 * width)
     # By now all of those rows are on their way, rather than one after another.
     for i in range(places.size):
-        if history == 0 and stamp[places[i]] >= 0:
+        if every and stamp[places[i]] >= 0:
             continue
         e, number = places[i] // rows, numbers[i]
         attempt = 0
-        while not _drawable(places[i], number, history, _oldest(e, rows, state), step, stamp):
+        while not _drawable(places[i], number, e, rows, state, counters, step, stamp):
             attempt += 1
             if attempt == PATIENCE:
-                if not _count_out(key, i, rows, history, first, state, step, stamp, places):
+                if not _count_out(key, i, rows, first, state, counters, step, stamp, places):
                     return False
                 break
             e, number = _point_at(key, 1 + i + places.size * attempt, total, first, until)
@@ -181,21 +203,16 @@ def _number_at(place: int, e: int, rows: int, state: Ints) -> int:
 
 
 @jit
-def _fetch(memory: Any, start: int, nbytes: int) -> None:
-    """Ask for the cache lines of ``nbytes`` bytes of packed rows; past their end that does no harm."""
-    for byte in range(start, start + nbytes, 64):
-        prefetch(memory, byte)
-
-
-@jit
 def window(
-    rows: int, history: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
+    rows: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
     first: Ints, until: Ints,
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.window`."""
-    if newest <= 0 or newest >= counters[DRAWABLE]:
+    single = counters[LENGTH] == 1
+    history = counters[HISTORY] if single else 0
+    if newest <= 0 or (single and newest >= counters[DRAWABLE]):
         _since(0, rows, history, state, step, stamp, order, first)
-    else:
+    elif single or newest < _since(0, rows, history, state, step, stamp, order, first):
         # Most often none of the newest has gone, and they have the last stamps; else they begin earlier.
         low, high = 0, counters[COMPLETED] - newest
         if _since(high, rows, history, state, step, stamp, order, first) != newest:
@@ -237,7 +254,7 @@ def _since(threshold: int, rows: int, history: int, state: Ints, step: Any, stam
 
 @jit
 def _count_out(
-    key: Any, i: int, rows: int, history: int, first: Ints, state: Ints, step: Any, stamp: Any, places: Ints
+    key: Any, i: int, rows: int, first: Ints, state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints
 ) -> bool:
     """Where anchors are rare among the rows: count them, and walk to one drawn by its number."""
     found, wanted = 0, -1
@@ -245,7 +262,7 @@ def _count_out(
         for e in range(first.size):
             for number in range(first[e], state[e, HEAD]):
                 place = e * rows + number % rows
-                if _drawable(place, number, history, _oldest(e, rows, state), step, stamp):
+                if _drawable(place, number, e, rows, state, counters, step, stamp):
                     if found == wanted:
                         places[i] = place
                         return True
@@ -268,15 +285,15 @@ def ids_of(places: Ints, rows: int, state: Ints, index: Any) -> None:
 
 
 @jit
-def live(index: Ints, rows: int, history: int, state: Ints, step: Any, stamp: Any, places: Ints) -> int:
+def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints) -> int:
     """See :func:`relive.kernels.reference.ring.live`."""
     envs, inverse = state.shape[0], 1.0 / rows
     for i in range(index.size):
         e, number = index[i] % envs, index[i] // envs
         if index[i] < 0 or number >= state[e, HEAD]:
             return i
-        oldest, place = _oldest(e, rows, state), e * rows + remainder(number, rows, inverse)
-        places[i] = place if number >= oldest and _drawable(place, number, history, oldest, step, stamp) else -1
+        place, there = e * rows + remainder(number, rows, inverse), number >= _oldest(e, rows, state)
+        places[i] = place if there and _drawable(place, number, e, rows, state, counters, step, stamp) else -1
     return -1
 
 
@@ -293,7 +310,7 @@ def windows(
     out_ints, out_floats = out.reshape(-1).view(np.int32), out.reshape(-1).view(np.float32)
     here, there = source.ctypes.data, out.ctypes.data
     for i in range(places.size):
-        _fetch(source, places[i] * width, 2 * width)
+        fetch(source, places[i] * width, 2 * width)
     for i in range(places.size):
         place, row = places[i], i * wide
         memcpy(address_t(there + row), address_t(here + place * width), np.intp(sizes[0]))
@@ -359,14 +376,13 @@ def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, o
 
 
 @jit
-def anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any, out: Ints) -> int:
+def anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, out: Ints) -> int:
     """See :func:`relive.kernels.reference.ring.anchors`."""
     found = 0
     for e in range(state.shape[0]):
-        oldest = _oldest(e, rows, state)
-        for number in range(oldest, state[e, HEAD]):
+        for number in range(_oldest(e, rows, state), state[e, HEAD]):
             place = e * rows + number % rows
-            if _drawable(place, number, history, oldest, step, stamp):
+            if _drawable(place, number, e, rows, state, counters, step, stamp):
                 out[found] = place
                 found += 1
     return found
@@ -374,8 +390,8 @@ def anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any, out: In
 
 @jit
 def add_rows(
-    envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, history: int,
-    state: Ints, counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
+    envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, state: Ints,
+    counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
     finals: Ints, event_places: Ints, event_opens: Any,
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.add_rows`."""
@@ -389,10 +405,8 @@ def add_rows(
         inverse = 1.0 / rows
         for i in range(envs.size):
             place = envs[i] * rows + remainder(state[envs[i], HEAD], rows, inverse)
-            _fetch(target, place * target.shape[1], target.shape[1])
-    events = append(
-        envs, ended, rows, history, state, counters, step, stamp, order, places, finals, event_places, event_opens
-    )
+            fetch(target, place * target.shape[1], target.shape[1])
+    events = append(envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens)
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:
         scatter_rows(final, finals, target, sizes[1])

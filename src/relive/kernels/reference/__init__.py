@@ -17,6 +17,7 @@ from .ring import (
     windows,
 )
 from .rows import copy_row
+from .sequences import ends_full, read_sequences, window_start
 from .tree import (
     heaviest,
     magnitudes,
@@ -37,6 +38,7 @@ __all__ = [
     "copy_row",
     "discounted_return",
     "draw",
+    "ends_full",
     "episode_starts",
     "gae",
     "gather_rows",
@@ -48,6 +50,7 @@ __all__ = [
     "masses",
     "permutation",
     "plan_windows",
+    "read_sequences",
     "refuse_missing",
     "scatter_rows",
     "stack_places",
@@ -61,5 +64,6 @@ __all__ = [
     "tree_shares",
     "vtrace",
     "window",
+    "window_start",
     "windows",
 ]

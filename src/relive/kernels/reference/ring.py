@@ -3,9 +3,10 @@
 Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at place e * rows + id % rows. ``state`` is
 ``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
 many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
-``counters`` is [anchors completed ever, anchors that can be drawn now, episodes ended]. ``stamp`` of a complete
-transition, an anchor, is its number in the order of completion; of a row that is none, -1 - (anchors completed when it
-was written), so that stamps order all rows of an env.
+``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], and then the rule of what can
+be drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells. ``stamp`` of a
+complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
+it was written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .random import MASK, uniform
+from .sequences import HISTORY, LENGTH, ends_window
 
 __all__ = [
     "add_rows",
@@ -34,14 +36,16 @@ Ints = NDArray[np.int64]
 PATIENCE = 100
 
 
-def _anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any) -> list[tuple[int, int]]:
-    """(env, id) of every row that can be drawn: complete, and with its history still there."""
+def _anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any) -> list[tuple[int, int]]:
+    """(env, id) of every row that can be drawn: complete, with its history still there, and the end of a window."""
     found: list[tuple[int, int]] = []
+    history = int(counters[HISTORY])
     for e in range(len(state)):
         oldest = max(int(state[e, 1]), int(state[e, 0]) - rows)
         for number in range(oldest, int(state[e, 0])):
             place = e * rows + number % rows
-            if stamp[place] >= 0 and number - min(int(step[place]), history) >= oldest:
+            ready = stamp[place] >= 0 and number - min(int(step[place]), history) >= oldest
+            if ready and ends_window(place, rows, state, counters, step, stamp):
                 found.append((e, number))
     return found
 
@@ -55,7 +59,6 @@ def append(
     envs: Ints,
     ended: Any,
     rows: int,
-    history: int,
     state: Ints,
     counters: Ints,
     step: Any,
@@ -78,7 +81,7 @@ def append(
 
     def changed(before: set[int]) -> None:
         nonlocal events
-        after = {e * rows + n % rows for e, n in _anchors(rows, history, state, step, stamp)}
+        after = {e * rows + n % rows for e, n in _anchors(rows, state, counters, step, stamp)}
         counters[1] = len(after)
         closed, opened = sorted(before - after), sorted(after - before)
         for place, opens in [(p, 0) for p in closed] + [(p, 1) for p in opened]:
@@ -89,7 +92,7 @@ def append(
     def write(e: int, index: int) -> int:
         number = int(state[e, 0])
         place = e * rows + number % rows
-        before = {q * rows + n % rows for q, n in _anchors(rows, history, state, step, stamp)}
+        before = {q * rows + n % rows for q, n in _anchors(rows, state, counters, step, stamp)}
         state[e, 0] = number + 1
         step[place], stamp[place] = index, -1 - counters[0]
         changed(before)
@@ -98,7 +101,7 @@ def append(
     def complete(e: int, number: int) -> None:
         place = e * rows + number % rows
         if number >= max(int(state[e, 1]), int(state[e, 0]) - rows):
-            before = {q * rows + n % rows for q, n in _anchors(rows, history, state, step, stamp)}
+            before = {q * rows + n % rows for q, n in _anchors(rows, state, counters, step, stamp)}
             stamp[place] = counters[0]
             counters[0] += 1
             order[place] = _int32(int(state[e, 3]))
@@ -117,10 +120,10 @@ def append(
             state[e, 2] = 0
         elif ended[i]:
             final = write(e, index + 1)
+            state[e, 2] = 0
             complete(e, int(state[e, 0]) - 2)
             stamp[final] = -1 - counters[0]
             order[final] = _int32(int(state[e, 3]))
-            state[e, 2] = 0
             counters[2] += 1
             finals[i] = final
     return events
@@ -129,7 +132,6 @@ def append(
 def draw(
     key: int,
     rows: int,
-    history: int,
     newest: int,
     state: Ints,
     counters: Ints,
@@ -145,9 +147,9 @@ def draw(
     no anchors are drawn again. False if the window has none. ``memory`` is all rows, which the fast twin fetches.
     """
     first, until = (np.zeros(len(state), np.int64) for _ in range(2))
-    window(rows, history, newest, state, counters, step, stamp, order, first, until)
+    window(rows, newest, state, counters, step, stamp, order, first, until)
     inside = [(e, number) for e in range(len(state)) for number in range(int(first[e]), int(state[e, 0]))]
-    anchors = set(_anchors(rows, history, state, step, stamp))
+    anchors = set(_anchors(rows, state, counters, step, stamp))
     drawable = [row for row in inside if row in anchors]
     if not drawable:
         return False
@@ -167,7 +169,6 @@ def draw(
 
 def window(
     rows: int,
-    history: int,
     newest: int,
     state: Ints,
     counters: Ints,
@@ -177,13 +178,17 @@ def window(
     first: Ints,
     until: Ints,
 ) -> int:
-    """The rows from the ``newest`` transitions that can be drawn on (0: from all): the first number in each env.
+    """The rows from the ``newest`` transitions on (0: from all): the first number in each env.
 
-    Newest is in the order of completion, over all envs. ``until`` is the running sum over the envs of the number of
-    rows from there to the head; the whole sum is returned. Some of them cannot be drawn: boundary rows, the newest.
+    Of transitions those count that can be drawn; where windows are longer, every complete one. Newest is in the order
+    of completion, over all envs. ``until`` is the running sum over the envs of the number of rows from there to the
+    head; the whole sum is returned. Some of them cannot be drawn: boundary rows, the newest.
     """
-    anchors = _anchors(rows, history, state, step, stamp)
-    stamps = sorted((int(stamp[e * rows + n % rows]) for e, n in anchors), reverse=True)
+    counted, history = counters, int(counters[HISTORY])
+    if counters[LENGTH] > 1:
+        counted, history = np.array([*counters[:HISTORY], 0, 1, 1, 1]), 0
+    transitions = _anchors(rows, state, counted, step, stamp)
+    stamps = sorted((int(stamp[e * rows + n % rows]) for e, n in transitions), reverse=True)
     threshold = stamps[newest - 1] if 0 < newest < len(stamps) else 0
     total = 0
     for e in range(len(state)):
@@ -210,9 +215,9 @@ def ids_of(places: Ints, rows: int, state: Ints, index: Ints) -> None:
         index[i] = number * len(state) + e
 
 
-def live(index: Ints, rows: int, history: int, state: Ints, step: Any, stamp: Any, places: Ints) -> int:
+def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints) -> int:
     """Places of the given indices, -1 for those that can no longer be drawn; the first that was never issued, or -1."""
-    anchors = set(_anchors(rows, history, state, step, stamp))
+    anchors = set(_anchors(rows, state, counters, step, stamp))
     for i, given in enumerate(index.tolist()):
         number, e = divmod(given, len(state))
         if given < 0 or number >= state[e, 0]:
@@ -303,16 +308,16 @@ def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, o
             out[i, j] = begin + (place - begin - reach) % rows if reach == back or repeat else -1
 
 
-def anchors(rows: int, history: int, state: Ints, step: Any, stamp: Any, out: Ints) -> int:
+def anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, out: Ints) -> int:
     """The places of all rows that can be drawn, env by env in the order of time; how many there are."""
-    found = [e * rows + number % rows for e, number in _anchors(rows, history, state, step, stamp)]
+    found = [e * rows + number % rows for e, number in _anchors(rows, state, counters, step, stamp)]
     out[: len(found)] = found
     return len(found)
 
 
 def add_rows(
-    envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, history: int,
-    state: Ints, counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
+    envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, state: Ints,
+    counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
     finals: Ints, event_places: Ints, event_opens: Any,
 ) -> int:  # fmt: skip
     """Append one staged row per env, and store it: :func:`append` and :func:`scatter_rows` in one call.
@@ -331,9 +336,7 @@ def add_rows(
             ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
             if ended[i] and mode == 0:
                 return -1 - i
-    events = append(
-        envs, ended, rows, history, state, counters, step, stamp, order, places, finals, event_places, event_opens
-    )
+    events = append(envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens)
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:
         scatter_rows(final, finals, target, sizes[1])

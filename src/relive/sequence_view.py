@@ -1,0 +1,177 @@
+"""Sequence: windows of consecutive steps of one episode, read from a replay."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import kernels
+from .errors import SchemaError
+from .layout import RowLayout, field_groups
+from .ring import Ints, Ring, Rule, Weigh
+from .schema import Field, Path
+from .sequences import padding, stride_of
+from .store import Store
+
+__all__ = ["FACTS", "Sequence"]
+
+RESULTS = {
+    ("next",): Field((), torch.int64),
+    ("discount",): Field((), torch.float32),
+    ("steps",): Field((), torch.int32),
+    ("mask",): Field((), torch.bool),
+}
+FACTS = ("index", "lengths", "burn_in", "env", "start")
+"""What the kernel notes of each window, in its order; and then the place of its row 0."""
+
+READ = ("reward", "terminated", "truncated", "_stamp")
+WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask")
+"""What the kernel reads and writes of a row, in its order."""
+
+
+class _Batch:
+    """The rows of a batch that the kernel makes: of a step what it can read, and what the n-step window comes to."""
+
+    def __init__(self, store: Store) -> None:
+        taken = {path[0] for path in store.leaves} & {"is_start", "next", *FACTS}
+        if taken:
+            raise SchemaError(f"field {min(taken)!r}: Sequence gives batches a field of that name; give yours another")
+        obs, others, _ = store.groups
+        self.layout = RowLayout(obs, others, RESULTS)
+        self.at, self.to = (
+            np.array([layout.offsets[name,] for name in names], np.int64)
+            for layout, names in ((store.layout, READ), (self.layout, WRITTEN))
+        )
+        self.sizes = np.array([self.layout.starts[2], self.layout.starts[1]], np.int64)
+        blank = np.zeros((1, self.layout.nbytes), np.uint8)
+        for path, array in self.layout.arrays(blank).items():
+            array[...] = -1 if path == ("next",) else padding(path)
+        self.blank = blank[0]
+        made, leaves = self.layout.fields, store.leaves
+        self.states = [path for path in leaves if path[0] == "hidden"]
+        self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
+        self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
+        small = field_groups(leaves, store.large)[:2]
+        self.order = [*RowLayout(*small, RESULTS).fields, *((name,) for name in (*FACTS, "is_start")), *store.large]
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Windows of consecutive steps of one episode, for recurrent networks (Kapturowski et al. 2019).
+
+    The windows of an episode start at its steps 0, S, 2 S, ..., where S follows from ``overlap``. Each has ``length``
+    steps, but for the last of an episode that ended or was interrupted, which has what is left. A window can be drawn
+    once its last step is complete, and as long as the ``burn_in + length`` rows up to that are in the buffer, or all of
+    the episode before it. Prioritized samplers rate windows, by the ``index`` of their last step.
+
+    A batch is a :class:`relive.SequenceBatch` of T' = burn_in + length + n rows ``[T', B, ...]``. The first row of a
+    sequence is ``burn_in`` steps before its window, or its episode's first; then comes the window, where ``mask`` is
+    True, then the up to n rows that its n-step rewards reach beyond it, then padding. ``lengths`` counts the rows up
+    to there. The row after an episode's last step holds the observation that it ended on, and nothing else. Besides
+    the fields of a step, each row of burn-in and window has what :class:`relive.NStep` makes of it: ``reward``,
+    ``discount`` and ``steps`` (int32) of up to n rewards, which may lie beyond the window, ``terminated`` and
+    ``truncated`` of the last of those steps, and ``next`` (int64), the row of the batch that holds the observation
+    after them: it is -1, and the others 0, in all further rows. The target is
+    ``seq["reward"] + seq["discount"] * seq.bootstrap(value)``.
+
+    Each sequence has ``index`` (int64 ``[B]``), ``lengths``, ``burn_in``, ``is_start``, ``env``, ``start``, and
+    ``hidden``, the recurrent state before its first row, if the schema has it: see :class:`relive.SequenceBatch`.
+
+    Args:
+        length: steps of a window, at least 1.
+        burn_in: steps before it that are unrolled for the state alone.
+        overlap: of successive windows: "none" (S = length), "half" (S = length // 2), "max" (S = 1), or how many steps.
+        n: rewards per n-step window.
+        gamma: discount per step.
+        drop_tail: leave out windows of less than ``length`` steps.
+        time_first: rows as ``[T', B, ...]``, or else as ``[B, T', ...]``.
+        weigh: what :class:`relive.Uniform` draws equally often: "windows"; "steps", so that a window is drawn in
+            proportion to its steps; "episodes", and then each window of the episode. All may be changed at any time.
+
+    Raises:
+        SchemaError: a parameter out of range.
+    """
+
+    length: int
+    burn_in: int = 0
+    overlap: Literal["none", "half", "max"] | int = "max"
+    n: int = 1
+    gamma: float = 0.99
+    _: KW_ONLY
+    drop_tail: bool = False
+    time_first: bool = True
+    weigh: Weigh = "windows"
+    _layouts: WeakKeyDictionary[Store, _Batch] = field(
+        default_factory=WeakKeyDictionary["Store", "_Batch"], init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.rule
+
+    @property
+    def history(self) -> int:
+        """The rows before a window's last."""
+        return self.burn_in + self.length - 1
+
+    @property
+    def rule(self) -> Rule:
+        """Which rows end a window.
+
+        Raises:
+            SchemaError: a parameter out of range.
+        """
+        if self.length is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise SchemaError("Sequence: length is a number of steps, got None")
+        stride = stride_of(self.length, self.overlap)
+        if self.burn_in < 0 or self.n < 1 or self.weigh not in ("windows", "steps", "episodes"):
+            raise SchemaError(
+                "Sequence: burn_in is at least 0, n at least 1, and weigh 'windows', 'steps' or 'episodes'; got "
+                f"burn_in={self.burn_in!r}, n={self.n!r}, weigh={self.weigh!r}"
+            )
+        return Rule(self.history, self.length, stride, not self.drop_tail, self.weigh)
+
+    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
+        """The fields ``[T', B, ...]`` of the windows that end at ``places``, and what is known of each, ``[B, ...]``.
+
+        Raises:
+            SchemaError: the ring's rule is that of another view, or the schema has a field of a name given here.
+        """
+        if ring.rule != self.rule:
+            raise SchemaError(f"a view that reads through {self!r} has to have its `rule` and `time_first` too")
+        store = ring.store
+        batch = self._layouts.get(store)
+        if batch is None:
+            batch = self._layouts[store] = _Batch(store)
+        count, rows = len(places), self.burn_in + self.length + self.n
+        shape = (rows, count) if self.time_first else (count, rows)
+        out, facts = np.empty((rows * count, batch.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
+        table = np.empty(rows * count if batch.obs or batch.others else 0, np.int64)
+        kernels.fast().read_sequences(
+            places, ring.rows, self.burn_in, self.n, self.gamma, ring.state, ring.counters, ring.step, store.target,
+            batch.at, self.time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
+        )  # fmt: skip
+        packed, is_start, *known = store.tensors(out.reshape(*shape, -1), ring.step[facts[5]] == 0, *facts[:5])
+        fields = batch.layout.views(packed)
+        fields |= {(name,): fact for name, fact in zip(FACTS, known, strict=True)}
+        fields["is_start",] = is_start
+        fields |= self._apart(store, batch, facts[5], table.reshape(shape) if table.size else table)
+        return {path: fields[path] for path in batch.order}
+
+    def _apart(self, store: Store, batch: _Batch, first: Ints, table: Ints) -> dict[Path, Tensor]:
+        """What the kernel does not make: hidden states before the ``first`` rows, other fields of all rows."""
+        if not table.size:
+            return store.gather(batch.states, *store.places(first)) if batch.states else {}
+        # of the row that an episode ended on, only the observation means anything
+        begin, seen, real = store.places(first, np.where(table < -1, -2 - table, table), table)
+        fields = store.gather(batch.states, begin) | store.gather(batch.obs, seen) | store.gather(batch.others, real)
+        masks = [path for path in batch.others if padding(path)]
+        if masks:
+            (blank,) = store.tensors(table < 0)
+            for path in masks:
+                fields[path].masked_fill_(blank.view(*blank.shape, *[1] * (fields[path].dim() - 2)), True)
+        return fields
