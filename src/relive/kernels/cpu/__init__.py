@@ -1,5 +1,6 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
+from .episodes import episode_starts, gather_windows, plan_windows
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
 from .ring import (
@@ -18,7 +19,6 @@ from .ring import (
 from .rows import copy_row
 from .sequences import ends_full, read_sequences, window_start
 from .tree import magnitudes, tree_build, tree_find, tree_get, tree_offsets, tree_prefix, tree_set, tree_shares
-from .windows import episode_starts, gather_windows, plan_windows
 
 __all__ = [
     "add_rows",

@@ -1,5 +1,6 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
+from .episodes import episode_starts, gather_windows, plan_windows
 from .random import masses, permutation
 from .returns import discounted_return, gae, refuse_missing, vtrace
 from .ring import (
@@ -28,7 +29,6 @@ from .tree import (
     tree_set,
     tree_shares,
 )
-from .windows import episode_starts, gather_windows, plan_windows
 
 __all__ = [
     "add_rows",

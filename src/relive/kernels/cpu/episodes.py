@@ -19,7 +19,7 @@ Bools = NDArray[np.uint8]
 
 @jit
 def episode_starts(done: Bools, real: Bools, ended: Bools, starts: Bools) -> None:
-    """See :func:`relive.kernels.reference.windows.episode_starts`."""
+    """See :func:`relive.kernels.reference.episodes.episode_starts`."""
     for t in range(done.shape[0]):
         for env in range(done.shape[1]):
             starts[t, env] = real[t, env] & ended[env]
@@ -30,7 +30,7 @@ def episode_starts(done: Bools, real: Bools, ended: Bools, starts: Bools) -> Non
 def plan_windows(
     done: Bools, real: Bools, starts: Bools, length: int, stride: int, tails: bool, complete: bool, windows: Ints
 ) -> int:
-    """See :func:`relive.kernels.reference.windows.plan_windows`."""
+    """See :func:`relive.kernels.reference.episodes.plan_windows`."""
     found = 0
     steps, envs = done.shape
     for env in range(envs):
@@ -71,7 +71,7 @@ def _cut(
 def gather_windows(
     source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, time_first: bool
 ) -> Tensor:
-    """See :func:`relive.kernels.reference.windows.gather_windows`."""
+    """See :func:`relive.kernels.reference.episodes.gather_windows`."""
     count, width = len(first), source.shape[1]
     # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
     out = np.empty((length, count, width) if time_first else (count, length, width), np.uint8)
