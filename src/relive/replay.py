@@ -511,7 +511,7 @@ class ReplayBuffer:
         time_first = time_first_of(self._view)
         if time_first is None:
             return as_tensordict(batch, (len(places),))
-        facts = {name: batch.pop((name,)) for name in (*FACTS, "is_start", *extras)}
+        facts = {name: batch.pop((name,)) for name in (*FACTS, *extras)}
         states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
         shape = batch["mask",].shape

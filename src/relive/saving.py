@@ -164,8 +164,8 @@ def _rule(parts: list[Any]) -> Rule:
     Raises:
         FileFormatError: it makes no sense.
     """
-    kinds = [type(part) for part in parts]
-    if kinds == [int, int, int, bool, str]:
+    kinds: tuple[type[Any], ...] = (int, int, int, bool, str)
+    if tuple(map(type, parts)) == kinds:
         rule = Rule(*parts)
         if rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length and rule.weigh in get_args(Weigh):
             return rule

@@ -38,7 +38,7 @@ class _Batch:
     """The rows of a batch that the kernel makes: of a step what it can read, and what the n-step window comes to."""
 
     def __init__(self, store: Store) -> None:
-        taken = {path[0] for path in store.leaves} & {"is_start", "next", *FACTS}
+        taken = {path[0] for path in store.leaves} & {"next", *FACTS}
         if taken:
             raise SchemaError(f"field {min(taken)!r}: Sequence gives batches a field of that name; give yours another")
         obs, others, _ = store.groups
@@ -57,7 +57,8 @@ class _Batch:
         self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
         self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
         small = field_groups(leaves, store.large)[:2]
-        self.order = [*RowLayout(*small, RESULTS).fields, *((name,) for name in (*FACTS, "is_start")), *store.large]
+        order = *RowLayout(*small, RESULTS).fields, ("is_start",), *((name,) for name in FACTS), *store.large
+        self.order = list(dict.fromkeys(order))
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ class Sequence:
     after them: it is -1, and the others 0, in all further rows. The target is
     ``seq["reward"] + seq["discount"] * seq.bootstrap(value)``.
 
-    Each sequence has ``index`` (int64 ``[B]``), ``lengths``, ``burn_in``, ``is_start``, ``env``, ``start``, and
-    ``hidden``, the recurrent state before its first row, if the schema has it: see :class:`relive.SequenceBatch`.
+    Each sequence has ``index`` (int64 ``[B]``), ``lengths``, ``burn_in``, ``env``, ``start``, and ``hidden``, the
+    recurrent state before its first row, if the schema has it: see :class:`relive.SequenceBatch`.
 
     Args:
         length: steps of a window, at least 1.
@@ -158,7 +159,9 @@ class Sequence:
         packed, is_start, *known = store.tensors(out.reshape(*shape, -1), ring.step[facts[5]] == 0, *facts[:5])
         fields = batch.layout.views(packed)
         fields |= {(name,): fact for name, fact in zip(FACTS, known, strict=True)}
-        fields["is_start",] = is_start
+        starts = torch.zeros_like(fields["mask",])
+        starts[0 if self.time_first else (slice(None), 0)] = is_start
+        fields["is_start",] = starts
         fields |= self._apart(store, batch, facts[5], table.reshape(shape) if table.size else table)
         return {path: fields[path] for path in batch.order}
 

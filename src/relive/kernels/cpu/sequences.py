@@ -14,8 +14,14 @@ __all__ = ["HISTORY", "LENGTH", "STRIDE", "TAILS", "ends_full", "ends_window", "
 
 Ints = NDArray[np.int64]
 HEAD = 0
-AHEAD = 8
-"""How many rows before they are copied rows are asked for."""
+LENGTHS, BURN_IN, FIRST = 1, 2, 5
+AHEAD = 2
+"""How many of its rows are asked for when it is known where a window starts."""
+GROUP = 8
+"""Windows that are written side by side."""
+PLACE, LIMIT, OWN, KNOWN, TERMINAL, CUT = range(6)
+"""What is noted of each of them: where its next row is and where the env's rows end, how many of its steps there are up
+to the anchor and with those they look ahead to, and whether the last of all terminated and was truncated."""
 
 
 @jit
@@ -53,104 +59,102 @@ def read_sequences(
     places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
     source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
 ) -> None:  # fmt: skip
-    """See :func:`relive.kernels.reference.sequences.read_sequences`."""
+    """See :func:`relive.kernels.reference.sequences.read_sequences`; ``sizes`` and rows are multiples of 16 bytes."""
     if places.size == 0:
         return
     count, total, width = places.size, out.shape[0] // places.size, source.shape[1]
-    length, stride, inverse = counters[LENGTH], counters[STRIDE], 1.0 / rows
     for b in range(count):  # so that what tells where a window starts comes for all of them at once
         fetch(source, places[b] * width, width)
+    _find(places, rows, burn_in, state, counters, step, per)
     for b in range(count):
-        index = step[places[b]]
-        offset = remainder(places[b], rows, inverse)
-        back = index - max(window_start(index, length, stride) - burn_in, 0)
-        first = places[b] - back + (rows if back > offset else 0)
-        per[5, b], per[1, b] = first, back
-        fetch(source, first * width, AHEAD // 2 * width)
-    powers, rewards = np.ones(steps + 1), np.empty(total)
+        fetch(source, per[FIRST, b] * width, AHEAD * width)
+    powers, rewards = np.ones(steps + 1), np.empty((GROUP, total))
     for k in range(steps):
         powers[k + 1] = powers[k] * gamma
-    for b in range(count):
-        place, back, index = places[b], per[1, b], step[places[b]]
-        offset = remainder(place, rows, inverse)
-        begin = place - offset
-        env = np.int64(np.float64(begin) * inverse + 0.5)
+    marks = np.empty((GROUP, 6), np.int64)
+    group = GROUP if time_first else 1
+    for low in range(0, count, group):  # so that rows are written next to each other, and read one after another
+        high = min(low + group, count)
+        for b in range(low, high):
+            _scan(per[FIRST, b], per[LENGTHS, b], rows, steps, source, at, rewards[b - low], marks[b - low])
+            per[LENGTHS, b] = marks[b - low, KNOWN] + 1
+        _write(
+            low, high, total, rows, steps, powers, rewards, marks, source, time_first, out, to, sizes, blank, per, table
+        )  # fmt: skip
+
+
+@jit
+def _find(places: Ints, rows: int, burn_in: int, state: Ints, counters: Ints, step: Any, per: Ints) -> None:
+    """All of ``per``, but that instead of the lengths there is how many rows end with the anchor."""
+    length, stride, inverse = counters[LENGTH], counters[STRIDE], 1.0 / rows
+    for b in range(places.size):
+        index = step[places[b]]
+        offset = remainder(places[b], rows, inverse)
+        env = np.int64(np.float64(places[b] - offset) * inverse + 0.5)
         newest = state[env, HEAD] - 1
         since = remainder(newest, rows, inverse) - offset
         number = newest - (since if since >= 0 else since + rows)
         start = window_start(index, length, stride)
-        known = _known(place, back, begin, rows, steps, source, at)
-        per[0, b], per[1, b], per[2, b] = number * state.shape[0] + env, known + 1, start - (index - back)
+        first = max(start - burn_in, 0)
+        per[0, b], per[LENGTHS, b], per[BURN_IN, b] = number * state.shape[0] + env, index - first + 1, start - first
         per[3, b], per[4, b] = env, number - index + start
-        row, stride_of_rows = (b, count) if time_first else (b * total, 1)
-        _copy(per[5, b], begin, rows, known, source, at, out, row, stride_of_rows, sizes, blank, total, table, rewards)
-        _note(back, known, per[2, b], steps, powers, rewards, source, place, begin, rows, at, out, row,
-              stride_of_rows, to)  # fmt: skip
+        per[FIRST, b] = places[b] - (index - first) + (rows if index - first > offset else 0)
 
 
 @jit
-def _known(place: int, back: int, begin: int, rows: int, steps: int, source: Any, at: Ints) -> int:
-    """How many steps there are from row 0 on whose rewards the window's steps, or those they look ahead to, have."""
-    words, width, known = source.reshape(-1).view(np.int64), source.shape[1], back + 1
-    for _ in range(steps - 1):
-        place = place + 1 if place + 1 < begin + rows else begin
-        if words[(place * width + at[3]) // 8] < 0:
-            break
-        known += 1
-    return known
+def _scan(first: int, own: int, rows: int, steps: int, source: Any, at: Ints, rewards: Any, marks: Ints) -> None:
+    """Note a window's ``marks``, and the rewards of its ``own`` steps from ``first`` on and of those they look to."""
+    bits, width, known, place = source.reshape(-1), source.shape[1], 0, first
+    floats, words, last = bits.view(np.float32), bits.view(np.int64), first
+    limit = first - remainder(first, rows, 1.0 / rows) + rows
+    while known < own or (known < own + steps - 1 and words[(place * width + at[3]) // 8] >= 0):
+        rewards[known] = floats[(place * width + at[0]) // 4]
+        known, last = known + 1, place
+        place = place + 1 if place + 1 < limit else limit - rows
+    marks[PLACE], marks[LIMIT], marks[OWN], marks[KNOWN] = first, limit, own, known
+    marks[TERMINAL], marks[CUT] = bits[last * width + at[1]], bits[last * width + at[2]]
 
 
 @jit
-def _copy(
-    place: int, begin: int, rows: int, known: int, source: Any, at: Ints, out: Any, row: int, stride: int, sizes: Ints,
-    blank: Any, total: int, table: Ints, rewards: Any,
+def _write(
+    low: int, high: int, total: int, rows: int, steps: int, powers: Any, rewards: Any, marks: Ints, source: Any,
+    time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
 ) -> None:  # fmt: skip
-    """Copy a window's rows, from ``place`` on, and their rewards; blank ones come after the row behind the last."""
-    bits, floats, width, wide = source.reshape(-1), source.reshape(-1).view(np.float32), source.shape[1], out.shape[1]
+    """Windows ``low`` to ``high``, row by row."""
+    count, width, wide = per.shape[1], source.shape[1], out.shape[1]
     here, there, nothing = source.ctypes.data, out.ctypes.data, blank.ctypes.data
-    bounds = False
+    out_bits, out_words = out.reshape(-1), out.reshape(-1).view(np.int64)
+    out_ints, out_floats = out.reshape(-1).view(np.int32), out.reshape(-1).view(np.float32)
     for t in range(total):
-        target = address_t(there + row * wide)
-        if t > known or (t == known and bounds):
-            memcpy(target, address_t(nothing), np.intp(wide))
-        if t <= known:
-            fetch(source, (place + AHEAD) * width, width)
-            last = t == known and bounds
-            memcpy(target, address_t(here + place * width), np.intp(sizes[1] if last else sizes[0]))
-            rewards[t] = floats[(place * width + at[0]) // 4]
-            bounds = (bits[place * width + at[1]] | bits[place * width + at[2]]) != 0
+        for b in range(low, high):
+            g, row = b - low, t * count + b if time_first else b * total + t
+            if b + high - low < count:  # so that the next windows' rows come while these are written
+                fetch(source, (per[FIRST, b + high - low] + t) * width, width)
+            known, base, place = marks[g, KNOWN], row * wide, marks[g, PLACE]
+            bounds = t == known and (marks[g, TERMINAL] | marks[g, CUT]) != 0
+            if t > known or bounds:
+                _copy(there + base, nothing, wide)
             if table.size:
-                table[row] = -2 - place if last else place
-            place = place + 1 if place + 1 < begin + rows else begin
-        elif table.size:
-            table[row] = -1
-        row += stride
+                table[row] = -1 if t > known else (-2 - place if bounds else place)
+            if t > known:
+                continue
+            _copy(there + base, here + place * width, sizes[1] if bounds else sizes[0])
+            marks[g, PLACE] = place + 1 if place + 1 < marks[g, LIMIT] else place + 1 - rows
+            k = min(steps, known - t) if t < marks[g, OWN] else 0
+            value, last = 0.0, k > 0 and t + k == known
+            for j in range(k):
+                value += powers[j] * rewards[g, t + j]
+            terminal, cut = (marks[g, TERMINAL], marks[g, CUT]) if last else (0, 0)
+            out_floats[(base + to[0]) // 4] = value
+            out_bits[base + to[1]], out_bits[base + to[2]] = terminal, cut
+            out_floats[(base + to[3]) // 4] = 0.0 if k == 0 or terminal else powers[k]
+            out_ints[(base + to[4]) // 4] = k
+            out_words[(base + to[5]) // 8] = t + k if k else -1
+            out_bits[base + to[6]] = per[BURN_IN, b] <= t < marks[g, OWN]
 
 
 @jit
-def _note(
-    back: int, known: int, burn_in: int, steps: int, powers: Any, rewards: Any, source: Any, place: int, begin: int,
-    rows: int, at: Ints, out: Any, row: int, stride: int, to: Ints,
-) -> None:  # fmt: skip
-    """What the rewards of each step of a window come to, and how they end."""
-    wide, out_bits, out_words = out.shape[1], out.reshape(-1), out.reshape(-1).view(np.int64)
-    out_ints, out_floats = out.reshape(-1).view(np.int32), out.reshape(-1).view(np.float32)
-    last = place + known - 1 - back
-    last = (last if last < begin + rows else last - rows) * source.shape[1]
-    bits = source.reshape(-1)
-    terminal, cut = bits[last + at[1]], bits[last + at[2]]
-    for t in range(known + 1):
-        k = min(steps, known - t) if t <= back else 0
-        value = 0.0
-        for j in range(k):
-            value += powers[j] * rewards[t + j]
-        ends = k > 0 and t + k == known
-        base = row * wide
-        out_floats[(base + to[0]) // 4] = value
-        out_bits[base + to[1]] = terminal if ends else 0
-        out_bits[base + to[2]] = cut if ends else 0
-        out_floats[(base + to[3]) // 4] = 0.0 if k == 0 or (ends and terminal) else powers[k]
-        out_ints[(base + to[4]) // 4] = k
-        out_words[(base + to[5]) // 8] = t + k if k else -1
-        out_bits[base + to[6]] = burn_in <= t <= back
-        row += stride
+def _copy(target: int, source: int, nbytes: int) -> None:
+    """Copy a multiple of 16 bytes, which are too few for a call."""
+    for byte in range(0, nbytes, 16):
+        memcpy(address_t(target + byte), address_t(source + byte), np.intp(16))
