@@ -80,6 +80,7 @@ class Entry:
     inner: int
     samples: list[float]
     differs: str
+    failed: str = ""  # why it was given up while it was measured
 
 
 def one_thread() -> None:
@@ -164,6 +165,12 @@ def warm(run: Callable[[], None], effort: Effort) -> int:
     return max(1, math.ceil(effort.sample_seconds / max(once, 1e-9)))
 
 
+def failure(contender: Contender, error: Exception) -> str:
+    """The status of a line that failed, which is also told at once."""
+    print(f"{contender.label}: {type(error).__name__}: {error}", file=sys.stderr)
+    return f"failed: {type(error).__name__}: {reason(error)}"
+
+
 def enter(contender: Contender, workload: Workload, effort: Effort) -> Entry | str:
     """Sets a contender up and warms it; a string says why it cannot take part."""
     try:
@@ -176,13 +183,23 @@ def enter(contender: Contender, workload: Workload, effort: Effort) -> Entry | s
     except Exception as error:
         if isinstance(error, ImportError) and not own_fault(contender, error):
             return f"not installed: {reason(error)}"
-        print(f"{contender.label}: {type(error).__name__}: {error}", file=sys.stderr)
-        return f"failed: {type(error).__name__}: {reason(error)}"
+        return failure(contender, error)
     return Entry(contender, inner, [], differs)
 
 
+def sample(entry: Entry, units: int) -> None:
+    """Takes one sample of a contender, or notes why there is none."""
+    try:
+        entry.samples.append(time_calls(entry.contender.run, entry.inner) / (entry.inner * units))
+    except Exception as error:
+        entry.failed = failure(entry.contender, error)
+
+
 def interleave(entries: Sequence[Entry], units: int, effort: Effort) -> int:
-    """Samples all contenders in turn, each round beginning with another one; returns the number of rounds."""
+    """Samples all contenders in turn, each round beginning with another one; returns the number of rounds.
+
+    One that raises is out, and says so in `failed`: there are packages that fail now and then.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -191,9 +208,10 @@ def interleave(entries: Sequence[Entry], units: int, effort: Effort) -> int:
             start = time.perf_counter()
             rounds = 0
             while rounds < effort.rounds:
-                shift = rounds % len(entries)
+                shift = rounds % max(len(entries), 1)
                 for entry in [*entries[shift:], *entries[:shift]]:
-                    entry.samples.append(time_calls(entry.contender.run, entry.inner) / (entry.inner * units))
+                    if not entry.failed:
+                        sample(entry, units)
                 rounds += 1
                 least = min(MIN_ROUNDS, effort.rounds)
                 if rounds >= least and time.perf_counter() - start > effort.budget_seconds:
@@ -208,8 +226,9 @@ def describe(contender: Contender, outcome: Entry | str, rounds: int) -> dict[st
     line: dict[str, Any] = {"label": contender.label, "role": contender.role, "note": contender.note}
     if contender.package:
         line["package"] = contender.package
-    if isinstance(outcome, str):
-        return line | {"status": outcome}
+    status = outcome if isinstance(outcome, str) else outcome.failed
+    if isinstance(outcome, str) or status:
+        return line | {"status": status}
     if contender.package:
         line["version"] = version_of(contender.package)
     quarters = statistics.quantiles(outcome.samples, n=4) if rounds > 1 else outcome.samples * 3

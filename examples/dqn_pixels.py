@@ -9,8 +9,8 @@ bytes, 56 GB for the usual million of them, in a buffer that stores observations
 are pictures of other transitions, too. A replay with ``relive.FrameStack`` stores one per step, and hands out all
 eight, with the first one repeated where an episode has only begun.
 
-What plays needs stacks as well, and remembers the last frames by itself. Where a new episode begins, it learns from
-``hidden``: the collector gives the policy what it returned with its last action, and zeros after a reset.
+What plays needs stacks as well, and remembers the last frames by itself. Where a new episode begins, it is told by
+``is_start``, a field of the schema that the collector fills.
 
 Otherwise this is examples/dqn.py without priorities. Pong is learned when the mean return is positive; the best is 21.
 """
@@ -59,16 +59,15 @@ class Policy:
         self.q, self.actions, self.device, self.epsilon = q, actions, device, 1.0
         self.frames: Tensor | None = None
 
-    def __call__(self, obs: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+    def __call__(self, obs: Tensor, is_start: Tensor) -> Tensor:
         newest = obs.to(self.device).unsqueeze(1)
         first = newest.expand(-1, DEPTH, -1, -1)  # as FrameStack pads
-        begun = hidden.to(self.device).bool().view(-1, 1, 1, 1)
+        starts = is_start.to(self.device).view(-1, 1, 1, 1)
         older = first if self.frames is None else self.frames
-        self.frames = torch.where(begun, torch.cat([older[:, 1:], newest], dim=1), first)
+        self.frames = torch.where(starts, first, torch.cat([older[:, 1:], newest], dim=1))
         greedy = self.q(self.frames).argmax(dim=1)
         random = torch.randint_like(greedy, self.actions)
-        action = torch.where(torch.rand(len(obs), device=greedy.device) < self.epsilon, random, greedy)
-        return {"action": action, "hidden": torch.ones_like(hidden)}
+        return torch.where(torch.rand(len(obs), device=greedy.device) < self.epsilon, random, greedy)
 
 
 class Network(nn.Module):
@@ -101,7 +100,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
     slow_q.load_state_dict(q.state_dict())
     optimizer = torch.optim.Adam(q.parameters(), lr=LEARNING_RATE)
 
-    schema = relive.Schema.from_env(envs, hidden=relive.Field((), torch.uint8))
+    schema = relive.Schema.from_env(envs, is_start=relive.Field((), torch.bool))
     capacity = SHORT_CAPACITY if run.short else CAPACITY
     plan = relive.ReplayBuffer.plan(schema, capacity, envs.num_envs)
     view = relive.FrameStack(DEPTH, relive.NStep(3, gamma=GAMMA))

@@ -765,6 +765,110 @@ def test_an_action_mask_that_the_env_does_not_report_is_an_error_that_names_the_
         Collector(envs, policy, make_buffer(envs, 4, action_mask=MASK)).collect()
 
 
+# Where an episode starts
+
+
+START = Field((), torch.bool)
+
+
+def knowing(obs: Any, is_start: Tensor) -> dict[str, Any]:
+    """A policy that checks what it is told: an observation says by itself whether it is the first of its episode."""
+    assert is_start.dtype is torch.bool
+    assert is_start.tolist() == (tagged.decode(obs).step == 0).tolist()
+    return policy(obs)
+
+
+@every_mode
+def test_the_policy_and_the_buffer_are_told_where_episodes_start_in_every_mode(mode: AutoresetMode) -> None:
+    schedule = tagged.drawn(5, longest=4)
+    envs = tagged.make_tagged(3, mode, schedule)
+    buffer = make_buffer(envs, 25, is_start=START)
+    asked: list[int] = []
+
+    def value_fn(obs: Any, is_start: Tensor) -> Tensor:
+        asked.append(len(obs))
+        return knowing(obs, is_start)["value"]
+
+    collector = Collector(envs, knowing, buffer, value_fn=value_fn, seed=0)
+    for length in (25, 1, 2, 25):
+        buffer.clear()
+        collector.collect(length)
+        real = buffer["mask"].numpy()
+        assert np.array_equal(buffer["is_start"].numpy()[real], (tagged.decode(buffer["obs"]).step == 0)[real])
+    assert len(asked) == 4
+    assert max(asked) > 3  # final observations were valued, too, and none of them is a start
+    rows, _ = gather(collector, [10])
+    assert [len(mine) for mine in rows] != [0, 0, 0]
+
+
+@every_mode
+def test_every_episode_starts_anew_after_a_reset_and_after_a_collection_that_failed(mode: AutoresetMode) -> None:
+    envs = tagged.make_tagged(2, mode, tagged.cycle([(3, "truncated")], [(5, "terminated")]))
+    buffer = make_buffer(envs, 40, is_start=START)
+    calls = itertools.count()
+
+    def failing(obs: Any, is_start: Tensor) -> dict[str, Any]:
+        answer = knowing(obs, is_start)
+        if next(calls) == 6:
+            raise RuntimeError("out of order")
+        return answer
+
+    collector = Collector(envs, failing, buffer, value_fn=lambda *args, **inputs: knowing(*args, **inputs)["value"])
+    collector.collect(4)
+    collector.reset()
+    collector.collect(1)
+    assert buffer["is_start"][-1].tolist() == [True, True]
+    with pytest.raises(RuntimeError, match="out of order"):
+        collector.collect(5)
+    collector.collect(12)
+    assert buffer["is_start"][0].tolist() == [True, True]
+    assert int(buffer["is_start"].sum()) > 4
+
+
+@every_mode
+def test_a_replay_holds_the_starts_and_what_warms_up_and_plays_at_random_is_told_them_as_well(
+    mode: AutoresetMode,
+) -> None:
+    def make() -> Any:
+        return tagged.make_tagged(2, mode, tagged.drawn(7, longest=3))
+
+    replay = relive.ReplayBuffer(Schema.from_env(make(), is_start=START), 400, 2, seed=0)
+    collector = Collector(make, knowing, replay, seed=0)
+    collector.collect(20)
+    collector.warm(replay, 10, policy=knowing, seed=1)
+    batch = replay.data()
+    assert batch["is_start"].dtype is torch.bool
+    assert batch["is_start"].tolist() == (tagged.decode(batch["obs"]).step == 0).tolist()
+    assert 0 < int(batch["is_start"].sum()) < len(batch)
+    poles = relive.ReplayBuffer(Schema.from_env(cartpoles(mode), is_start=START), 4_000, 2, seed=0)
+    Collector(partial(cartpoles, mode), lambda obs: None, poles).warm(poles, 100, seed=0)
+    rows = poles.slice(0)
+    after_a_boundary = torch.cat([torch.tensor([True]), ~rows["complete"][:-1]])
+    assert torch.equal(rows["is_start"][rows["complete"]], after_a_boundary[rows["complete"]])
+    assert int(after_a_boundary.sum()) > 2
+
+
+def test_a_field_of_that_name_that_the_env_reports_or_of_another_dtype_is_not_the_collectors() -> None:
+    class Reporting(tagged.TaggedEnv):
+        def _info(self) -> dict[str, Any]:
+            return {"is_start": np.float32(7)}
+
+    envs = SyncVectorEnv([partial(Reporting, 0, tagged.always(3))])
+    buffer = make_buffer(envs, 6, is_start=())
+    seen: list[float] = []
+
+    def listening(obs: Any, is_start: Tensor) -> dict[str, Any]:
+        seen.extend(is_start.tolist())
+        return policy(obs)
+
+    Collector(envs, listening, buffer, from_info=("is_start",)).collect()
+    assert set(seen) <= {0.0, 7.0}
+    assert 7.0 in seen
+    for wrong in (Field((), torch.float32), Field((1,), torch.bool), {"a": START}):
+        with pytest.raises(errors.DTypeError, match=r"'is_start'.*declare it as Field\(\(\), torch.bool\)"):
+            Collector(envs, policy, make_buffer(envs, 6, is_start=wrong))
+
+
 # Hidden states
 
 

@@ -88,6 +88,13 @@ def test_every_python_block_runs(document: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_no_line_but_of_a_table_or_of_what_a_script_wrote_is_longer_than_120_characters(document: Path):
+    text = re.sub(r"<!-- bench:.*?<!-- /bench:", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert long == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
 def test_every_block_has_a_known_label_and_every_no_run_a_reason(document: Path):
     for block in blocks(document.read_text(encoding="utf-8")):
         where = f"{short(document)}:{block.line}"

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import vectors
-from .errors import EnvError, FieldError, FullError, ShapeError
+from .errors import DTypeError, EnvError, FieldError, FullError, ShapeError
 from .progress import progress_bar
 from .random_policy import RandomPolicy
 from .replay import ReplayBuffer
 from .rollout import RolloutBuffer
-from .schema import Path, descend, dotted
+from .schema import Field, Path, descend, dotted
 from .storage import as_host, as_tensordict
 from .vectors import (
     Bools,
@@ -72,11 +72,11 @@ class Collector:
         envs: a ``gymnasium.vector.VectorEnv``, a single ``gymnasium.Env``, or a function that makes either.
         policy: ``policy(obs, **inputs)`` returns the actions ``[N, ...]``, or a mapping with ``action`` and the other
             fields of the schema that it decides (``value``, ``log_prob``, ``hidden``, ...). ``obs`` is a tensor on the
-            buffer's device, or a TensorDict if observations are nested. If the schema has them, ``hidden`` and the
-            fields of ``from_info`` come as keywords. Hidden states are ``[layers, N, size]`` as torch.nn.LSTM takes
-            them if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``: the state before
-            the step comes in, the state after it goes out. Where an episode starts they
-            are ``initial_hidden``.
+            buffer's device, or a TensorDict if observations are nested. Of what the schema has, ``hidden``, the fields
+            of ``from_info`` and ``is_start`` (bool ``[N]``: the observation is the first of an episode) come as
+            keywords, and are stored with the step. Hidden states are ``[layers, N, size]`` as torch.nn.LSTM takes them
+            if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``: the state before the
+            step comes in, the state after it goes out. Where an episode starts they are ``initial_hidden``.
         buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`.
         value_fn: ``value_fn(obs, **inputs)`` returns ``[B]``, for any B: it values the bootstrap row and the final
             observations of truncated episodes, in one call at the end of a collection. Default:
@@ -93,6 +93,7 @@ class Collector:
 
     Raises:
         EnvError: the autoreset mode is unknown, or the number of envs is not the buffer's.
+        DTypeError: the schema has ``is_start``, and not as ``Field((), torch.bool)``.
     """
 
     def __init__(
@@ -126,6 +127,12 @@ class Collector:
         self._has_hidden, self._initial_hidden = "hidden" in schema, initial_hidden
         if initial_hidden is not None and not self._has_hidden:
             raise FieldError("initial_hidden: the schema has no 'hidden'; add the recurrent state to it")
+        self._tells_start = "is_start" in schema and "is_start" not in from_info
+        if self._tells_start and schema["is_start"] != Field((), torch.bool):
+            raise DTypeError(
+                "field 'is_start': the collector tells one bool per env; declare it as Field((), torch.bool), got "
+                f"{schema['is_start']!r}"
+            )
         self._has_value = "value" in schema and isinstance(buffer, RolloutBuffer)
         self._obs_paths = [path for path in schema.leaves if path[0] == "obs"]
         self.returns: deque[float] = deque(maxlen=100)
@@ -149,7 +156,7 @@ class Collector:
         self._finals = []
         self._torch_env = isinstance(first_leaf(obs), Tensor)  # it then takes tensors, too
         self._obs = self._obs_leaves(obs)
-        self._info = self._info_fields(info, ~np.zeros(n, np.bool_))
+        self._info = self._info_fields(info, ~np.zeros(n, np.bool_)) | self._starts(np.ones(n, np.bool_))
         self._hidden: Leaves = {path: x.expand(n, *x.shape).clone() for path, x in self._initial_states().items()}
         self._ignored: Bools = np.zeros(n, np.bool_)  # envs whose next action is ignored: NEXT_STEP resets them
         self._episode_return = np.zeros(n, np.float64)
@@ -326,6 +333,7 @@ class Collector:
             obs, info = self.envs.reset(options={"reset_mask": done})
             reset, rows = self._info_fields(info, done), self._rows(done)
             self._info = {name: torch.where(_as(rows, x), reset[name], x) for name, x in self._info.items()}
+        self._info |= self._starts(starts)
         self._obs = self._obs_leaves(obs)
         return starts
 
@@ -359,9 +367,10 @@ class Collector:
         return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
 
     def _final_info(self, details: dict[str, Any], envs: NDArray[np.intp]) -> dict[str, Tensor]:
-        """The info fields that came with final observations, where the env tells them."""
-        found: dict[str, Tensor] = {}
-        for name, like in self._info.items():
+        """The fields that came with final observations: the info, where the env tells it, and that none is a start."""
+        found = self._starts(np.zeros(len(envs), np.bool_))
+        for name in self._from_info:
+            like = self._info[name]
             given, present = info_field(details, name, self.envs.num_envs)
             known = present[envs].all()
             found[name] = pick(given, (), envs).to(like) if known else nothing_known(name, like, len(envs))
@@ -491,6 +500,10 @@ class Collector:
                 rows[torch.as_tensor(envs, device=rows.device)] = pick(given, (), envs).to(rows)
             found[name] = rows
         return found
+
+    def _starts(self, which: Any) -> dict[str, Tensor]:
+        """The field that tells which observations are the first of an episode, if the schema has it."""
+        return {"is_start": self._rows(which)} if self._tells_start else {}
 
     def _rows(self, which: Bools) -> Tensor:
         return torch.as_tensor(which, device=self.buffer.device)
