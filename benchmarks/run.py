@@ -17,6 +17,7 @@ BENCHMARKS = {
     "gae": "bench_gae",
     "add": "bench_add",
     "minibatches": "bench_minibatches",
+    "sequences": "bench_sequences",
     "replay_add": "bench_replay_add",
     "replay_sample": "bench_replay_sample",
     "pixels": "bench_pixels",
