@@ -78,7 +78,7 @@ class Recurrent:
         times = np.bincount(number, minlength=self.rollout.rows)
         if STRIDES[self.mode] in (0, LENGTH) and times.max() > 1:
             return "steps repeated"
-        return f"{(times == 0).mean():.1%} of the steps missing" if (times == 0).any() else ""
+        return f"{(times == 0).mean():.1%} of the steps missing, {self.mode}" if (times == 0).any() else ""
 
 
 Read = tuple[Any, Any, Any, Any]
@@ -106,7 +106,7 @@ class CopyFloor:
     """Copies the bytes that the batches of a pass must hold, batch by batch, from an epoch's worth of them."""
 
     label, package, role = "memcpy of the batches' bytes", "", "floor"
-    note = "numpy.copyto of an epoch's bytes to a block as large as a batch, part by part: steps without padding, states"
+    note = "numpy.copyto of an epoch's bytes to a block as large as a batch, part by part: steps, no padding, states"
 
     def setup(self, data: Recurrent) -> None:
         size = data.batch_bytes()

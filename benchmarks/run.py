@@ -20,6 +20,7 @@ BENCHMARKS = {
     "sequences": "bench_sequences",
     "replay_add": "bench_replay_add",
     "replay_sample": "bench_replay_sample",
+    "replay_sequences": "bench_replay_sequences",
     "pixels": "bench_pixels",
     "capacity": "bench_capacity",
     "import": "bench_import",

@@ -183,26 +183,18 @@ class WindowReader:
         burn = self.burn_in(windows)
         first, lengths = start - burn, length + burn
         is_start = (begins == 1) & (first == origin)
-        high = [rows or int(lengths[low:high].max()) for low, high in bounds]
+        facts = {"first": first, "is_start": is_start, "lengths": lengths, "burn_in": burn, "env": env, "start": start}
         # one call splits a fact for all batches: slicing it for each would take as long as gathering a small one
         sizes = [high - low for low, high in bounds]
-        split = [
-            torch.from_numpy(fact).to(self._device).split(sizes)
-            for fact in (first, is_start, lengths, burn, env, start)
-        ]
-        for size, at, begin, *known in zip(high, *split, strict=True):
-            facts = dict(zip(("lengths", "burn_in", "env", "start"), known, strict=True))
-            yield self._batch(at, begin, facts, size, time_first, normalize_advantage)
+        split: dict[str, tuple[Tensor, ...]] = {
+            name: cast("Any", torch.from_numpy(fact).to(self._device)).split(sizes) for name, fact in facts.items()
+        }
+        for i, (low, high) in enumerate(bounds):
+            most = rows or int(lengths[low:high].max())
+            yield self._batch({name: part[i] for name, part in split.items()}, most, time_first, normalize_advantage)
 
-    def _batch(
-        self,
-        first: Tensor,
-        is_start: Tensor,
-        facts: dict[str, Tensor],
-        rows: int,
-        time_first: bool,
-        normalize_advantage: bool,
-    ) -> SequenceBatch:
+    def _batch(self, facts: dict[str, Tensor], rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
+        first, is_start = facts.pop("first"), facts.pop("is_start")
         leaves = self._gather(first, facts["env"], facts["lengths"], rows, time_first)
         by_step = (slice(None), None) if time_first else (None, slice(None))
         by_window = by_step[::-1]
