@@ -249,14 +249,14 @@ def torchrl_step(columns: Mapping[str, np.ndarray]) -> Any:
     )
 
 
-def torchrl_replay(data: Transitions, fill: bool = True, **options: Any) -> Any:
+def torchrl_replay(data: Transitions, fill: bool = True, batch: int = BATCH, **options: Any) -> Any:
     """Its replay for TensorDicts, filled by one `extend`."""
     collection = importlib.import_module("torchrl.data")
     kind = collection.TensorDictReplayBuffer
     if data.prioritized:
         kind = collection.TensorDictPrioritizedReplayBuffer
         options |= {"alpha": ALPHA, "beta": BETA}
-    buffer = kind(storage=collection.LazyTensorStorage(data.rows), batch_size=BATCH, **options)
+    buffer = kind(storage=collection.LazyTensorStorage(data.rows), batch_size=batch, **options)
     if fill:
         buffer.extend(torchrl_step(data.all()))
     return buffer
@@ -292,24 +292,23 @@ def agilerl_replay(data: Transitions, fill: bool = True) -> Any:
 
 
 class GatherFloor:
-    """Gathers packed rows at ready random places into a ready batch."""
+    """Gathers packed rows at ready random places, `length` neighbours at each, into a ready batch."""
 
     package, role = "", "floor"
 
-    def __init__(self, row_bytes: int, more_bytes: int, batch: int = BATCH) -> None:
-        self.row_bytes, self.more_bytes, self.batch = row_bytes, more_bytes, batch
+    def __init__(self, row_bytes: int, more_bytes: int, batch: int = BATCH, length: int = 1) -> None:
+        self.row_bytes, self.more_bytes, self.batch, self.length = row_bytes, more_bytes, batch, length
         self.label = f"gather of packed rows of {row_bytes} bytes"
-        self.note = (
-            f"a numba loop that copies {batch} random rows and {more_bytes} bytes of their successors to one block, at"
-            " ready places, other ones each time"
-        )
+        what = "random rows" if length == 1 else f"runs of {length} rows at random places"
+        more = f" and {more_bytes} bytes of their successors" if more_bytes else ""
+        self.note = f"a numba loop that copies {batch} {what}{more} to one block, at ready places, other ones each time"
 
     def setup(self, data: Transitions) -> None:
         words, more = self.row_bytes // 8, self.more_bytes // 8
         self.rows = np.ones((data.rows + 1, words), np.int64)
-        self.out = np.zeros((self.batch, words + more), np.int64)
+        self.out = np.zeros((self.batch, words * self.length + more), np.int64)
         rng = np.random.default_rng(0)
-        self.places = list(rng.integers(0, data.rows, (512, self.batch)))
+        self.places = list(rng.integers(0, data.rows - self.length + 1, (512, self.batch)))
         self.gather, self.count = gather_kernel(), 0
 
     def run(self) -> None:
@@ -329,7 +328,8 @@ def gather_kernel() -> Any:
         flat, words = rows.reshape(-1), rows.shape[1]
         for i in range(places.size):
             start = places[i] * words
-            for k in range(out.shape[1]):
-                out[i, k] = flat[start + k]
+            source, target = flat[start : start + out.shape[1]], out[i]
+            for k in range(target.size):  # over slices of their own, or the compiler fears that they overlap
+                target[k] = source[k]
 
     return gather

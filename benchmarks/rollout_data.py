@@ -53,7 +53,8 @@ class Rollout:
         return {name: torch.from_numpy(self.columns[name].copy()) for name in names}
 
     @staticmethod
-    def make(T: int, N: int, obs_dim: int, action_dim: int, seed: int = 0) -> "Rollout":
+    def make(T: int, N: int, obs_dim: int, action_dim: int, seed: int = 0, done: float = 0.01) -> "Rollout":
+        """Half of the episodes' ends, which are the share `done` of the steps, are terminals."""
         rng = np.random.default_rng(seed)
         shapes = {"obs": (T, N, obs_dim), "action": (T, N, action_dim)}
         names = ("obs", "action", "reward", "log_prob", "value", "advantage", "return")
@@ -62,8 +63,8 @@ class Rollout:
         columns["value"][:] = np.arange(T * N, dtype=np.float32).reshape(T, N)
         columns["obs"][..., 0] = columns["value"]
         draw = rng.random((T, N))
-        columns["terminated"] = draw < 0.005
-        columns["truncated"] = (draw < 0.01) & ~columns["terminated"]
+        columns["terminated"] = draw < done / 2
+        columns["truncated"] = (draw < done) & ~columns["terminated"]
         return Rollout(columns)
 
 
@@ -71,7 +72,8 @@ def box(columns: int) -> Any:
     return importlib.import_module("gymnasium.spaces").Box(-np.inf, np.inf, (columns,))
 
 
-def relive_buffer(relive: ModuleType, data: Rollout) -> Any:
+def relive_buffer(relive: ModuleType, data: Rollout, **more: tuple[int, ...]) -> Any:
+    """An empty buffer for such a rollout, with `more` float32 fields than it has."""
     T, N = data.shape
     scalar, flag = relive.Field(()), relive.Field((), torch.bool)
     schema = relive.Schema(
@@ -83,6 +85,7 @@ def relive_buffer(relive: ModuleType, data: Rollout) -> Any:
             "truncated": flag,
             "value": scalar,
             "log_prob": scalar,
+            **{name: relive.Field(shape) for name, shape in more.items()},
         }
     )
     return relive.RolloutBuffer(schema, num_steps=T, num_envs=N)

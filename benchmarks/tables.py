@@ -9,7 +9,18 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
-ORDER = ("gae", "add", "minibatches", "replay_add", "replay_sample", "pixels", "capacity", "import")
+ORDER = (
+    "gae",
+    "add",
+    "minibatches",
+    "sequences",
+    "replay_add",
+    "replay_sample",
+    "replay_sequences",
+    "pixels",
+    "capacity",
+    "import",
+)
 RANK = {"floor": 0, "ours": 1, "peer": 2}
 
 

@@ -520,9 +520,9 @@ class RolloutBuffer:
             raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
         reader = self._window_reader(wanted, pack=epochs > 1)
         rows = None if length is None else reader.most_rows(windows, min(length, self.steps))
-        orders = (self._order(len(windows), shuffle) for _ in range(epochs))
-        read = partial(reader.read, rows=rows, time_first=time_first, normalize_advantage=normalize_advantage)
-        return (read(windows[order[low:high]]) for order in orders for low, high in split(windows[order]))
+        epoch = partial(reader.batches, rows=rows, time_first=time_first, normalize_advantage=normalize_advantage)
+        orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
+        return (batch for order in orders for batch in epoch(order, split(order)))
 
     def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.

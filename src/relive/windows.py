@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -116,15 +116,15 @@ class States:
         start = windows[:, START]
         return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
 
-    def at(self, rows: Ints, envs: Ints, num_envs: int) -> dict[Path, Tensor]:
+    def at(self, rows: Tensor, envs: Tensor, num_envs: int) -> dict[Path, Tensor]:
         """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``."""
         found: dict[Path, Tensor] = {}
-        unknown = torch.from_numpy(rows % self.every != 0)
-        index = torch.from_numpy(rows // self.every * num_envs + envs)
+        index = rows // self.every * num_envs + envs
+        unknown = rows % self.every != 0 if self.every > 1 else None
         for path, column in self._columns.items():
-            state = column.index_select(0, index.to(column.device))
-            if self.every > 1 and bool(unknown.any()):
-                state[unknown.to(column.device)] = self._initial[path]
+            state = column.index_select(0, index)
+            if unknown is not None:
+                state[unknown] = self._initial[path]
             found[path] = swap_layers(state).contiguous()
         return found
 
@@ -153,9 +153,10 @@ class WindowReader:
             path: field for path, field in fields.items() if not field.nbytes or (pack and field.nbytes <= LARGE_FIELD)
         }
         self._layout = RowLayout(small)
-        self._rows = torch.empty((self._envs, self._steps, self._layout.nbytes), dtype=torch.uint8, device=self._device)
-        for path, view in self._layout.views(self._rows).items():
+        rows = torch.empty((self._envs, self._steps, self._layout.nbytes), dtype=torch.uint8, device=self._device)
+        for path, view in self._layout.views(rows).items():
             view.copy_(columns[path].transpose(0, 1))
+        self._rows, self._time = rows.flatten(0, 1), torch.arange(self._steps, device=self._device)
         self._pad = torch.zeros(self._layout.nbytes, dtype=torch.uint8, device=self._device)
         for path, view in self._layout.views(self._pad[None]).items():
             view.fill_(_padding(path))
@@ -169,29 +170,45 @@ class WindowReader:
         """How many steps of each window are unrolled for their state alone."""
         return windows[:, START] - (windows[:, START] if self._states is None else self._states.first_rows(windows))
 
-    def read(
-        self, windows: Ints, rows: int | None, time_first: bool, normalize_advantage: bool = False
-    ) -> SequenceBatch:
-        """Windows as one batch of ``rows`` rows each, or of as many as the longest needs."""
-        env, start, burn = windows[:, ENV].copy(), windows[:, START].copy(), self.burn_in(windows)
-        first, lengths = start - burn, windows[:, LENGTH] + burn
-        high = int(lengths.max()) if rows is None else rows
-        facts = {"lengths": lengths, "burn_in": burn, "env": env, "start": start}
-        moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
-        leaves = self._gather(torch.from_numpy(first), torch.from_numpy(env), moved["lengths"], high, time_first)
-        time = torch.arange(high, device=self._device)
-        mask = time[:, None] < moved["lengths"]
-        if burn.any():
-            mask &= time[:, None] >= moved["burn_in"]
+    def batches(
+        self,
+        windows: Ints,
+        bounds: list[tuple[int, int]],
+        rows: int | None,
+        time_first: bool,
+        normalize_advantage: bool = False,
+    ) -> Iterator[SequenceBatch]:
+        """The windows of an epoch, (begin, end) of them a batch, of ``rows`` rows each or as the longest needs."""
+        env, start, length, origin, begins = np.ascontiguousarray(windows.T)
+        burn = self.burn_in(windows)
+        first, lengths = start - burn, length + burn
+        is_start = (begins == 1) & (first == origin)
+        facts = {"first": first, "is_start": is_start, "lengths": lengths, "burn_in": burn, "env": env, "start": start}
+        # one call splits a fact for all batches: slicing it for each would take as long as gathering a small one
+        sizes = [high - low for low, high in bounds]
+        split: dict[str, tuple[Tensor, ...]] = {
+            name: cast("Any", torch.from_numpy(fact).to(self._device)).split(sizes) for name, fact in facts.items()
+        }
+        for i, (low, high) in enumerate(bounds):
+            most = rows or int(lengths[low:high].max())
+            yield self._batch({name: part[i] for name, part in split.items()}, most, time_first, normalize_advantage)
+
+    def _batch(self, facts: dict[str, Tensor], rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
+        first, is_start = facts.pop("first"), facts.pop("is_start")
+        leaves = self._gather(first, facts["env"], facts["lengths"], rows, time_first)
+        by_step = (slice(None), None) if time_first else (None, slice(None))
+        by_window = by_step[::-1]
+        time = self._time[:rows][by_step]
+        mask = time < facts["lengths"][by_window]
+        if self._states is not None and self._states.every > 1:
+            mask &= time >= facts["burn_in"][by_window]
         starts = torch.zeros_like(mask)
-        starts[0] = torch.from_numpy((windows[:, BEGINS] == 1) & (first == windows[:, ORIGIN]))
-        leaves["is_start",] = starts if time_first else starts.T.contiguous()
-        leaves["mask",] = mask = mask if time_first else mask.T.contiguous()
+        starts.select(0 if time_first else 1, 0).copy_(is_start)
+        leaves["is_start",], leaves["mask",] = starts, mask
         if normalize_advantage:
             leaves["advantage",] = normalize(leaves["advantage",], mask)
-        shape = (high, len(env)) if time_first else (len(env), high)
-        hidden = None if self._states is None else self._hidden(first, env)
-        return SequenceBatch(as_tensordict(leaves, shape), moved, hidden, time_first=time_first)
+        hidden = None if self._states is None else self._hidden(first, facts["env"])
+        return SequenceBatch(as_tensordict(leaves, mask.shape), facts, hidden, time_first=time_first)
 
     def chunk(self, flags: Flags, low: int, high: int) -> SequenceBatch:
         """The steps from ``low`` up to, not including, ``high`` of all envs, ``[L, N, ...]``."""
@@ -206,20 +223,20 @@ class WindowReader:
             "start": first,
         }
         moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
-        hidden = None if self._states is None else self._hidden(first, envs)
+        hidden = None if self._states is None else self._hidden(moved["start"], moved["env"])
         return SequenceBatch(as_tensordict(leaves, (high - low, self._envs)), moved, hidden, time_first=True)
 
-    def _hidden(self, first: Ints, envs: Ints) -> Any:
+    def _hidden(self, first: Tensor, envs: Tensor) -> Any:
         assert self._states is not None
         return self._schema.rebuild("hidden", self._states.at(first, envs, self._envs).__getitem__)
 
     def _gather(self, first: Tensor, env: Tensor, lengths: Tensor, rows: int, time_first: bool) -> dict[Path, Tensor]:
         packed: dict[Path, Tensor] = {}
         if self._layout.fields:
-            index = (env * self._steps + first).to(self._device)
-            out = kernels.gather_windows(self._rows.flatten(0, 1), index, 1, lengths, self._pad, rows, time_first)
+            index = env * self._steps + first
+            out = kernels.gather_windows(self._rows, index, 1, lengths, self._pad, rows, time_first)
             packed = self._layout.views(out)
-        index = (first * self._envs + env).to(self._device)
+        index = first * self._envs + env
         found: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
             if path in packed:

@@ -1,0 +1,115 @@
+"""`sample` of 64 sequences of 80 steps from a replay: uniform over windows, at three capacities."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness import Effort, Workload, measure, write
+from replay_data import EPISODE, GatherFloor, Line, Made, Transitions, relive_schema, tianshou_replay, torchrl_replay
+
+SIZES = {"100 k": 100_000, "1 M": 1_000_000, "10 M": 10_000_000}
+ENVS = 10
+SEQUENCES, LENGTH = 64, 80
+ROW = 128  # bytes of a packed row
+
+
+def wrong(data: Transitions, obs: Any, reward: Any, inside: Any = None) -> str:
+    """What is wrong with windows `[64, 80]`, if anything: numbers run on, and none crosses the end of an episode."""
+    number = np.asarray(obs, np.float64).reshape(-1, LENGTH, 17)[..., 0]
+    if len(number) != SEQUENCES or (np.asarray(reward).reshape(number.shape) != number)[inside].any():
+        return "rows mixed up"
+    within = number % data.steps % EPISODE
+    crossing = ((np.diff(number) != 1) | (np.diff(within) != 1)).any(1)
+    if inside is not None:
+        crossing &= inside.all(1)
+    return f"{crossing.mean():.0%} of the sequences run over an episode's end" if crossing.any() else ""
+
+
+def relive(data: Transitions) -> Made:
+    package = importlib.import_module("relive")
+    rows = data.steps + data.steps // EPISODE + 1
+    view = package.Sequence(LENGTH)
+    replay = package.ReplayBuffer(relive_schema(package, data), rows * data.envs, data.envs, view=view, seed=0)
+    everything = data.all()
+    by_env = {name: array.reshape(data.envs, data.steps, *array.shape[1:]) for name, array in everything.items()}
+    for t in range(data.steps):
+        replay.add({name: array[:, t] for name, array in by_env.items()})
+
+    def check() -> str:
+        batch = replay.sample(SEQUENCES)
+        if not (batch["mask"].sum(0) == LENGTH).all():
+            return "windows are short"
+        return wrong(data, batch["obs"][:LENGTH].transpose(0, 1), batch["reward"][:LENGTH].T)
+
+    return lambda: replay.sample(SEQUENCES), check
+
+
+def torchrl(data: Transitions, cache_values: bool) -> Made:
+    collection = importlib.import_module("torchrl.data")
+    sampler = collection.SliceSampler(slice_len=LENGTH, end_key=("next", "done"), cache_values=cache_values)
+    buffer = torchrl_replay(data, sampler=sampler, batch=SEQUENCES * LENGTH)
+
+    def check() -> str:
+        batch = buffer.sample()
+        return wrong(data, batch["obs"], batch["next", "reward"])
+
+    return buffer.sample, check
+
+
+def torchrl_rescanning(data: Transitions) -> Made:
+    return torchrl(data, cache_values=False)
+
+
+def torchrl_cached(data: Transitions) -> Made:
+    return torchrl(data, cache_values=True)
+
+
+def tianshou(data: Transitions) -> Made:
+    buffer = tianshou_replay(data)
+    names = ("obs", "act", "rew", "terminated", "truncated")
+
+    def sample() -> Any:
+        last = buffer.sample_indices(SEQUENCES)
+        return {name: buffer.get(last, name, stack_num=LENGTH) for name in names}
+
+    def check() -> str:
+        batch = sample()
+        first = np.diff(batch["obs"][..., 0], axis=1) == 0  # at an episode's start it repeats the first step
+        inside = np.concatenate([~first, np.ones((SEQUENCES, 1), np.bool_)], 1)
+        short = (~inside.all(1)).mean()
+        return wrong(data, batch["obs"], batch["rew"], inside) or (
+            f"{short:.0%} of the sequences are short, filled up with their first step" if short else ""
+        )
+
+    return sample, check
+
+
+def contenders(data: Transitions) -> list[Any]:
+    found = [
+        GatherFloor(ROW, 0, SEQUENCES, LENGTH),
+        Line("relive", "relive", "ReplayBuffer(view=Sequence(80)).sample(64)", relive, "ours"),
+    ]
+    if data.rows > SIZES["1 M"]:  # the peers' buffers would take the memory of many machines
+        return found
+    slices = "TensorDictReplayBuffer(SliceSampler(slice_len=80, end_key=('next', 'done'))).sample()"
+    stacked = (
+        "VectorReplayBuffer.sample_indices(64), then get(_, name, stack_num=80) of obs, act, rew and both flags, NumPy;"
+        " it has no sequences, only stacks"
+    )
+    return [
+        *found,
+        Line("torchrl", "torchrl", f"{slices}, which looks for the ends of episodes each time", torchrl_rescanning),
+        Line("torchrl, cache_values", "torchrl", f"{slices}, cache_values=True, between two adds only", torchrl_cached),
+        Line("tianshou, stacked", "tianshou", stacked, tianshou),
+    ]
+
+
+def run(effort: Effort, folder: Path) -> None:
+    """Measures `sample` of sequences and writes `replay_sequences.json`."""
+    workloads = []
+    for name, rows in SIZES.items():
+        data = Transitions(rows, ENVS)
+        workloads.append(measure(Workload(name, data), contenders(data), effort))
+    write("replay_sequences", "64 sequences of 80 steps, obs 17, action 6, of", workloads, folder)
