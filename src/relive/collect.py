@@ -150,14 +150,15 @@ class Collector:
         Episodes under way are cut: a rollout holds their newest steps as truncated, a replay as incomplete. To start a
         rollout over, clear the buffer as well.
         """
+        initial, n = self._initial_states(), self.envs.num_envs
         obs, info = self.envs.reset(seed=seed, options=options)
-        n = self.envs.num_envs
         self.buffer.interrupt()
         self._finals = []
         self._torch_env = isinstance(first_leaf(obs), Tensor)  # it then takes tensors, too
         self._obs = self._obs_leaves(obs)
         self._info = self._info_fields(info, ~np.zeros(n, np.bool_)) | self._starts(np.ones(n, np.bool_))
-        self._hidden: Leaves = {path: x.expand(n, *x.shape).clone() for path, x in self._initial_states().items()}
+        self._hidden: Leaves = {path: x.expand(n, *x.shape).clone() for path, x in initial.items()}
+        self._at_start: Bools = np.ones(n, np.bool_)
         self._ignored: Bools = np.zeros(n, np.bool_)  # envs whose next action is ignored: NEXT_STEP resets them
         self._episode_return = np.zeros(n, np.float64)
         self._episode_length = np.zeros(n, np.int64)
@@ -179,6 +180,8 @@ class Collector:
         """
         if self._obs is None:
             self.reset(seed=self.seed)
+        else:  # a learned initial state may have changed since the last collection
+            self._hidden = self._started(self._hidden, self._at_start)
         buffer = self.buffer
         count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
         began, before = time.perf_counter(), self.total_steps
@@ -278,7 +281,8 @@ class Collector:
             self._add_to_replay(self.buffer, step, real, obs, info)
 
         self._count_episodes(as_host(reward), done, real)
-        self._hidden = self._started(after, self._go_on(obs, info, done))
+        self._at_start = self._go_on(obs, info, done)
+        self._hidden = self._started(after, self._at_start)
 
     def _add_to_rollout(
         self, buffer: RolloutBuffer, step: dict[str, Any], real: Bools, obs: Any, info: dict[str, Any], after: Leaves
@@ -466,6 +470,15 @@ class Collector:
         if states and isinstance(self.buffer, RolloutBuffer):
             self.buffer.initial_hidden = self.buffer.schema.rebuild("hidden", states.__getitem__)
         return states
+
+    def _initial_leaf(self, tree: Any, path: Path) -> Tensor:
+        try:
+            return torch.as_tensor(descend(tree, path[1:])).detach().clone()
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+            raise FieldError(
+                f"initial_hidden: '{dotted(path)}' is missing; nest it as the schema does: "
+                f"{self.buffer.schema['hidden']!r}"
+            ) from error
 
     def _started(self, states: Leaves, where: Bools) -> Leaves:
         """The states, initial ones where an episode starts."""

@@ -37,13 +37,13 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
     if not isinstance(cast("object", length), int) or length < 1:
         raise ShapeError(f"length={length!r}: a sequence has at least 1 step")
     strides = {"none": length, "half": max(length // 2, 1), "max": 1}
-    if isinstance(overlap, str):
-        if overlap not in strides:
-            raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
+    if isinstance(overlap, str) and overlap in strides:
         return strides[overlap]
-    if not 0 <= overlap < length:
+    if not isinstance(cast("object", overlap), int):
+        raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
+    if not 0 <= cast("int", overlap) < length:
         raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")
-    return length - overlap
+    return length - cast("int", overlap)
 
 
 def padding(path: Path) -> bool:

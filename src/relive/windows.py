@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,40 +16,15 @@ from .errors import FieldError, ShapeError
 from .layout import LARGE_FIELD, RowLayout
 from .returns import normalize
 from .schema import Field, Path, Schema
-from .sequences import SequenceBatch
+from .sequences import WHOLE, SequenceBatch, padding
 from .storage import as_tensordict
 from .vectors import swap_layers
 
-__all__ = ["Flags", "States", "WindowReader", "cut", "stride_of"]
+__all__ = ["Flags", "States", "WindowReader", "cut", "splitter"]
 
 Ints = NDArray[np.int64]
-Overlap = Literal["none", "half", "max"] | int
-WHOLE = 2**31
-"""A window longer than any rollout."""
 ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
 """The columns of a table of windows."""
-
-
-def stride_of(length: int | None, overlap: Overlap) -> int:
-    """How many steps lie between the starts of successive windows.
-
-    Raises:
-        ShapeError: a length below 1, or an overlap that is not less than it.
-    """
-    if length is None:
-        if overlap != "none":
-            raise ShapeError(f"overlap={overlap!r} needs a length; whole trajectories do not overlap")
-        return WHOLE
-    if not isinstance(cast("object", length), int) or length < 1:
-        raise ShapeError(f"length={length!r}: a sequence has at least 1 step")
-    strides = {"none": length, "half": max(length // 2, 1), "max": 1}
-    if isinstance(overlap, str) and overlap in strides:
-        return strides[overlap]
-    if not isinstance(cast("object", overlap), int):
-        raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
-    if not 0 <= cast("int", overlap) < length:
-        raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")
-    return length - cast("int", overlap)
 
 
 class Flags:
@@ -159,7 +134,7 @@ class WindowReader:
         self._rows, self._time = rows.flatten(0, 1), torch.arange(self._steps, device=self._device)
         self._pad = torch.zeros(self._layout.nbytes, dtype=torch.uint8, device=self._device)
         for path, view in self._layout.views(self._pad[None]).items():
-            view.fill_(_padding(path))
+            view.fill_(padding(path))
 
     def most_rows(self, windows: Ints, length: int) -> int:
         """Rows that any batch of these windows of up to ``length`` steps needs."""
@@ -243,13 +218,8 @@ class WindowReader:
                 found[path] = packed[path]
                 continue
             source = column.reshape(self._steps * self._envs, -1).view(torch.uint8)
-            pad = torch.full(column.shape[2:], _padding(path), dtype=column.dtype, device=self._device)
+            pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
             bits = pad.reshape(1, -1).view(torch.uint8)[0]
             out = kernels.gather_windows(source, index, self._envs, lengths, bits, rows, time_first)
             found[path] = out.view(column.dtype).reshape(*out.shape[:2], *column.shape[2:])
         return found
-
-
-def _padding(path: Path) -> bool:
-    """What stands in a row that is none: a distribution without any legal action would be NaN."""
-    return path[0] == "action_mask"
