@@ -732,10 +732,12 @@ class RolloutBuffer:
 
     def _steps_wanted(self, fields: tuple[str, ...] | None) -> list[Path]:
         """The columns of sequences: ``hidden`` comes once for each, and ``is_start`` and ``mask`` anyway."""
-        names = fields
-        if isinstance(fields, tuple):
-            names = tuple(name for name in fields if name != "hidden" or name not in self.schema)
-        return [path for path in self._wanted(names) if path[0] not in ("hidden", "is_start", "mask")]
+        anyway = "hidden", "is_start", "mask"
+        if isinstance(fields, tuple) and fields:
+            fields = tuple(name for name in fields if name not in anyway)
+            if not fields:
+                return []
+        return [path for path in self._wanted(fields) if path[0] not in anyway]
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
         return {path: self._columns.ordered(path).flatten(0, 1) for path in self._wanted(fields)}
@@ -775,7 +777,7 @@ class RolloutBuffer:
             states = States({path: self._states.tensors[path] for path in hidden}, self.hidden_every, initial)
         elif hidden:
             states = States({path: self._columns.ordered(path) for path in hidden}, 1, {})
-        return WindowReader(columns, states, self.schema, pack)
+        return WindowReader(columns, states, self.schema, (self.steps, self.num_envs), self.device, pack)
 
     def _initial(self, path: Path) -> Tensor:
         leaf = self.schema.leaves[path]

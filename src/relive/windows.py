@@ -111,18 +111,27 @@ class WindowReader:
         columns: path -> contiguous ``[T, N, ...]``, without the hidden states.
         states: the hidden states, if there are any.
         schema: how they are nested.
+        size: (T, N).
+        device: where they lie.
         pack: first lay the small fields of a row next to each other, environment by environment: it costs one pass
             over them, and each window is then one run of bytes.
     """
 
-    def __init__(self, columns: Mapping[Path, Tensor], states: States | None, schema: Schema, pack: bool) -> None:
+    def __init__(
+        self,
+        columns: Mapping[Path, Tensor],
+        states: States | None,
+        schema: Schema,
+        size: tuple[int, int],
+        device: torch.device,
+        pack: bool,
+    ) -> None:
         self._columns, self._states, self._schema = columns, states, schema
+        (self._steps, self._envs), self._device = size, device
         for name in {path[0] for path in columns} & {"lengths", "burn_in", "env", "start", "done"}:
             raise FieldError(
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
             )
-        some = next(iter(columns.values()))
-        (self._steps, self._envs), self._device = some.shape[:2], some.device
         fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
         small = {
             path: field for path, field in fields.items() if not field.nbytes or (pack and field.nbytes <= LARGE_FIELD)
