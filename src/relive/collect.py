@@ -458,9 +458,7 @@ class Collector:
         for path, leaf in self.buffer.schema.leaves.items():
             if path[0] != "hidden":
                 continue
-            state = (
-                torch.zeros(leaf.shape) if tree is None else torch.as_tensor(descend(tree, path[1:])).detach().clone()
-            )
+            state = torch.zeros(leaf.shape) if tree is None else self._initial_leaf(tree, path)
             if state.shape != leaf.shape:
                 raise ShapeError(
                     f"initial_hidden: expected {leaf.shape} for '{dotted(path)}', without the axis of envs, "
