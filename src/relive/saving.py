@@ -166,8 +166,7 @@ def _rule(parts: list[Any]) -> Rule:
     Raises:
         FileFormatError: it makes no sense.
     """
-    kinds = [type(part) for part in parts]
-    if kinds == [int, int, int, bool, str]:
+    if list(map(type, parts)) == [int, int, int, bool, str]:
         rule = Rule(*parts)
         if rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length and rule.weigh in get_args(Weigh):
             return rule
