@@ -299,7 +299,7 @@ class Twin:
         assert batch.data.batch_size == ((high, len(index)) if view.time_first else (len(index), high))
         found = {path: x if view.time_first else x.swapaxes(0, 1) for path, x in batch_leaves(batch.data).items()}
         facts = {("index",), ("lengths",), ("burn_in",), ("env",), ("start",), ("is_start",)}
-        extras = {(name,) for name in batch if (name,) not in found and name != "hidden"} - facts
+        extras = {(name,) for name in batch if name not in batch.data.keys() and name != "hidden"} - facts
         assert extras <= {("weight",), ("probability",)}, extras
         found |= leaves({name: batch[name].numpy() for (name,) in facts})
         known = {i: self.sequence(rows[i], view) for i in set(index)}

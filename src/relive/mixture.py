@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from .errors import DeviceError, NotFiniteError, SchemaError, ShapeError
 from .parameters import is_count
 from .replay import ReplayBuffer
+from .sequences import SequenceBatch
 from .storage import as_host
 
 if TYPE_CHECKING:
@@ -73,26 +74,29 @@ class Mixture:
             for i, (name, rows) in enumerate(self._rows(batch_size).items())
             if rows
         ]
-        return (_mixed(rounds, self.device) for _ in range(count))
+        sources = [source for source, _ in rounds]
+        return (_together([next(batches) for _, batches in rounds], sources, self.device) for _ in range(count))
 
-    def update_priorities(self, batch: TensorDict, td_error: Any, mask: Any = None) -> int:
+    def update_priorities(self, batch: TensorDict | SequenceBatch, td_error: Any, mask: Any = None) -> int:
         """Pass TD errors on to the buffers the rows of ``batch`` came from; returns how many came too late.
 
         Buffers whose sampler knows no priorities are left out. Errors as :meth:`ReplayBuffer.update_priorities`.
         """
         source, late = as_host(batch["source"]), 0
         errors = td_error.detach().double().cpu().numpy() if isinstance(td_error, Tensor) else np.asarray(td_error)
-        if errors.shape[:1] != source.shape:
+        axis = 1 if errors.ndim == 2 and isinstance(batch, SequenceBatch) and batch.time_first else 0
+        if errors.shape[axis : axis + 1] != source.shape:
             raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
-        usable = np.abs(errors) <= np.finfo(np.float32).max
+        by_item = np.moveaxis(errors, axis, 0)
+        usable = np.abs(by_item) <= np.finfo(np.float32).max
         if not usable.all():  # before any buffer is changed
-            bad = np.flatnonzero(~usable.reshape(len(errors), -1).all(1))[0]
-            raise NotFiniteError(f"td_error: entry {bad} is {errors[bad]}; mend the loss before it spreads")
+            bad = np.flatnonzero(~usable.reshape(len(by_item), -1).all(1))[0]
+            raise NotFiniteError(f"td_error: entry {bad} is {by_item[bad]}; mend the loss before it spreads")
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)
             if len(rows) and buffer.has_priorities:
-                inner = None if mask is None else as_host(mask)[rows]
-                late += buffer.update_priorities(as_host(batch["index"])[rows], errors[rows], inner)
+                inner = None if mask is None else as_host(mask).take(rows, axis)
+                late += buffer.update_priorities(as_host(batch["index"])[rows], errors.take(rows, axis), inner)
         return late
 
     def _rows(self, batch_size: int) -> dict[str, int]:
@@ -101,12 +105,15 @@ class Mixture:
         return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
 
 
-def _mixed(rounds: list[tuple[int, Iterator[TensorDict]]], device: torch.device) -> TensorDict:
-    """The next batch of every buffer, one after another, with the fields that all of them have."""
-    parts: list[Any] = []
-    for source, batches in rounds:
-        part = next(batches)
+def _together(parts: list[Any], sources: list[int], device: torch.device) -> Any:
+    """One batch of several, with the number of the buffer that each row, or sequence, is from."""
+    sequences = [isinstance(part, SequenceBatch) for part in parts]
+    if any(sequences):
+        if not all(sequences):
+            raise SchemaError("Mixture: some of the buffers' views read sequences, and some transitions; let all agree")
+        counts = torch.tensor([part.num_sequences for part in parts])
+        return SequenceBatch.joined(parts, {"source": torch.tensor(sources).repeat_interleave(counts).to(device)})
+    for part, source in zip(parts, sources, strict=True):
         part["source"] = torch.full(part.batch_size, source, device=device)
-        parts.append(part)
     shared = [key for key in parts[0].keys() if all(key in part.keys() for part in parts)]
-    return cast("TensorDict", torch.cat([part.select(*shared) for part in parts]))
+    return torch.cat([part.select(*shared) for part in parts])

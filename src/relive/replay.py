@@ -231,12 +231,13 @@ class ReplayBuffer:
         Args:
             index: int64 ``[B]``, ``batch["index"]``. Of a transition named twice the last error counts; one that was
                 overwritten meanwhile is left alone, and counted.
-            td_error: ``[B]``; their size counts, not their sign. ``[B, L]`` for sequences.
-            mask: bool ``[B, L]``, the real steps of sequences.
+            td_error: ``[B]``; their size counts, not their sign. For sequences ``[T, B]`` or ``[B, T]``, as the batch
+                that :attr:`view` reads, which the sampler reduces to one error each.
+            mask: bool, of the same shape: ``batch["mask"]``, the steps whose errors count; sequences need it.
 
         Raises:
             LifecycleError: the sampler knows no priorities.
-            ShapeError: the lengths differ, or an index was never issued.
+            ShapeError: the shapes differ, or are not of the batch's layout, or an index was never issued.
             NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
         """
         self._keep_rule(self._view)
@@ -244,7 +245,7 @@ class ReplayBuffer:
         if sampler is None:
             raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
         where = _integers(index, "index")
-        errors = _doubles(td_error)
+        errors, real = self._by_item(where.size, _doubles(td_error), None if mask is None else as_host(mask))
         if where.ndim != 1 or errors.shape[:1] != where.shape or errors.ndim > 2:
             raise ShapeError(
                 f"update_priorities: expected an index [B] and errors [B], got {where.shape}, {errors.shape}"
@@ -256,7 +257,6 @@ class ReplayBuffer:
             raise NotFiniteError(
                 f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
             )
-        real = None if mask is None else as_host(mask)
         if real is not None and (errors.ndim != 2 or real.shape != errors.shape or real.dtype != np.bool_):
             raise ShapeError(f"mask: expected bool {errors.shape} for errors [B, L], got {real.dtype} {real.shape}")
         places, unknown = self._ring.find(where)
@@ -528,6 +528,23 @@ class ReplayBuffer:
         except ReliveError:
             self._ring.rule = before
             raise
+
+    def _by_item(self, count: int, errors: Any, mask: Any) -> tuple[Any, Any]:
+        """Errors of sequences, and their mask, item by item: ``[B, T]``."""
+        time_first = time_first_of(self._view)
+        if errors.ndim != 2 or time_first is None:
+            return errors, mask
+        axes = "[T, B]" if time_first else "[B, T]"
+        if errors.shape[1 if time_first else 0] != count:
+            raise ShapeError(
+                f"td_error: expected {axes} of {count} sequences, as the view has time "
+                f"{'first' if time_first else 'second'}, got {errors.shape}"
+            )
+        if mask is None:
+            raise ShapeError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
+        if mask.shape != errors.shape:
+            raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
+        return (errors.T, mask.T) if time_first else (errors, mask)
 
     def _envs(self, envs: Any) -> Ints:
         chosen = _integers(envs, "envs")

@@ -164,8 +164,7 @@ def _rule(parts: list[Any]) -> Rule:
     Raises:
         FileFormatError: it makes no sense.
     """
-    kinds: tuple[type[Any], ...] = (int, int, int, bool, str)
-    if tuple(map(type, parts)) == kinds:
+    if list(map(type, parts)) == [int, int, int, bool, str]:
         rule = Rule(*parts)
         if rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length and rule.weigh in get_args(Weigh):
             return rule

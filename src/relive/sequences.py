@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -44,6 +44,18 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
     if not 0 <= cast("int", overlap) < length:
         raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")
     return length - cast("int", overlap)
+
+
+def together(states: Sequence[Any]) -> Any:
+    """Recurrent states ``[layers, B, size]`` or ``[B, size]``, nested alike, one after another."""
+    some = states[0]
+    if some is None:
+        return None
+    if isinstance(some, dict):
+        return {name: together([state[name] for state in states]) for name in cast("dict[str, Any]", some)}
+    if isinstance(some, tuple):
+        return tuple(together(members) for members in zip(*states, strict=True))
+    return torch.cat(list(states), 1 if some.dim() > 2 else 0)
 
 
 def padding(path: Path) -> bool:
@@ -171,6 +183,27 @@ class SequenceBatch(Mapping[str, Any]):
         facts = {name: fact.to(device) for name, fact in self._facts.items()}
         hidden = mapped(self._hidden, lambda state: state.to(device))
         return SequenceBatch(self.data.to(device), facts, hidden, time_first=self.time_first)
+
+    @staticmethod
+    def joined(batches: Sequence[SequenceBatch], facts: Mapping[str, Tensor]) -> SequenceBatch:
+        """The sequences of several batches, one after another, with further ``facts`` ``[B]``.
+
+        Fields that not all of them have are left out.
+
+        Raises:
+            ShapeError: they have not as many rows, or not all of them time first.
+        """
+        rows = {(batch.time_first, batch.data.batch_size[0 if batch.time_first else 1]) for batch in batches}
+        if len(rows) > 1:
+            shapes = [tuple(batch.data.batch_size) for batch in batches]
+            raise ShapeError(f"batches of sequences of {shapes} do not fit together; let all views be the same")
+        some, axis = batches[0], 1 if batches[0].time_first else 0
+        names = [name for name in some.data.keys() if all(name in batch.data.keys() for batch in batches)]
+        data = cast("TensorDict", torch.cat(cast("Any", [batch.data.select(*names) for batch in batches]), axis))
+        shared = [name for name in some._facts if all(name in batch._facts for batch in batches)]
+        known = {name: torch.cat([batch._facts[name] for batch in batches]) for name in shared}
+        hidden = together([batch._hidden for batch in batches])
+        return SequenceBatch(data, {**known, **facts}, hidden, time_first=some.time_first)
 
     # -- inside -------------------------------------------------------------------------------------------------
 

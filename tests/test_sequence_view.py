@@ -1,0 +1,655 @@
+"""Sequences of a replay: each window is what the list of episodes gives, and drawn as often as it should be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from relive import (
+    FrameStack,
+    Mixture,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    Sequence,
+    SequenceBatch,
+    Uniform,
+    WithoutReplacement,
+)
+from relive.errors import EmptyError, SchemaError, ShapeError
+from relive.kernels import cpu, reference
+from test_samplers import check_fit, deviation, equal, many
+from twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
+
+OVERLAPS: tuple[Any, ...] = ("none", "half", "max", 1)
+SHAPES = [
+    (length, overlap, burn_in, n)
+    for length, overlap in itertools.product(range(1, 5), OVERLAPS)
+    for burn_in, n in ((0, 1), (1, 3), (2, 2))
+    if overlap != 1 or length > 2  # else it is one of the others
+]
+
+
+def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
+    for length in range(1, longest + 1):
+        yield from itertools.product(alphabet, repeat=length)
+
+
+def views() -> Iterator[Sequence]:
+    for i, (length, overlap, burn_in, n) in enumerate(SHAPES):
+        yield Sequence(length, burn_in, overlap, n, 0.5, drop_tail=i % 4 == 3, time_first=i % 3 != 2)
+
+
+def check_views(twin: Twin) -> None:
+    for view in views():
+        twin.buffer.view = view
+        twin.check()
+
+
+# Every window of small worlds.
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_every_short_play_reads_as_the_list_of_episodes(rows: int) -> None:
+    for play in itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4)):
+        check_views(Twin(1, rows).play(*play))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 4, 7, 12])
+def test_every_longer_play_does_so_as_well(rows: int) -> None:
+    for play in itertools.chain(plays(".TUB", 5), plays(".U|x", 5), plays(".T", 8)):
+        check_views(Twin(1, rows).play(*play))
+
+
+WORLDS: dict[str, Callable[[int, int], str]] = {
+    "no end at all": lambda t, env: ".",
+    "an end on every step": lambda t, env: "TUB"[(t + env) % 3],
+    "terminals": lambda t, env: "T" if t % (5 + env) == 4 else ".",
+    "truncations": lambda t, env: "U" if t % (4 + env) == 3 else ".",
+    "both, and episodes longer than the ring": lambda t, env: "B" if t % (17 + env) == 16 else ".",
+}
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_window_of_a_world_is_right_before_and_after_the_ring_came_round(name: str, num_envs: int) -> None:
+    twin = Twin(num_envs, 13)
+    for t in range(31):
+        twin.add("".join(WORLDS[name](t, env) for env in range(num_envs)))
+        if t % 9 == 7:
+            twin.interrupt([t % num_envs])
+        if t in (6, 15, 16, 25, 30):
+            check_views(twin)
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+@pytest.mark.parametrize("view", SEQUENCES)
+def test_observations_states_and_action_masks_of_each_kind_are_read_right(dress: str, view: str) -> None:
+    rng = np.random.default_rng(3)
+    if dress in ("box", "large"):
+        twin = Twin(2, 14, dress=dress, extras=large_mask if dress == "large" else recurrent, view=SEQUENCES[view]())
+    else:
+        twin = Twin(2, 14, dress=dress, view=SEQUENCES[view]())
+    for t in range(40):
+        twin.add("".join(rng.choice(list("......TUB"), 2)))
+        if t in (9, 39):
+            twin.check()
+            if len(twin.buffer):
+                twin.check_batch(twin.buffer.sample(20))
+
+
+def large_mask(step: Any) -> dict[str, Any]:
+    """Legal actions that take so many bytes that they are stored apart."""
+    return {"action_mask": np.resize(np.asarray(step["obs"]).astype(int) % 2 == 0, 1100)}
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_any_play_of_any_envs_reads_right_through_any_window(data: st.DataObject) -> None:
+    num_envs, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 40))
+    length = data.draw(st.integers(1, 12))
+    overlap = data.draw(st.one_of(st.sampled_from(["none", "half", "max"]), st.integers(0, length - 1)))
+    view = Sequence(
+        length,
+        data.draw(st.integers(0, 6)),
+        overlap,
+        data.draw(st.integers(1, 6)),
+        data.draw(st.sampled_from([0.0, 0.5, 0.97, 1.0])),
+        drop_tail=data.draw(st.booleans()),
+        time_first=data.draw(st.booleans()),
+    )
+    twin = Twin(num_envs, rows, view=view)
+    for kinds in data.draw(st.lists(st.text(".........TUB", min_size=num_envs, max_size=num_envs), max_size=70)):
+        if data.draw(st.integers(0, 15)):
+            twin.add(kinds)
+        else:
+            twin.interrupt([data.draw(st.integers(0, num_envs - 1))])
+    twin.check()
+
+
+# Every sampler, as the rows come and go.
+
+
+@pytest.mark.parametrize("view", SEQUENCES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_draws_windows_that_are_there(sampler: str, view: str) -> None:
+    for num_envs in (1, 3):
+        for ending in ".TUB":
+            twin = Twin(num_envs, 13, sampler=SAMPLERS[sampler](), view=SEQUENCES[view]())
+            for t in range(34):
+                twin.add("".join(ending if (t + env) % (5 + env) == 4 else "." for env in range(num_envs)))
+                if t % 11 == 10:
+                    twin.interrupt([0])
+                if t % 3 == 0 or t == 33:
+                    check_draws(twin)
+
+
+def check_draws(twin: Twin) -> None:
+    """Batches are of windows that can be drawn, and priorities are those of the definition."""
+    buffer, anchors = twin.buffer, twin.anchors()
+    buffer.check()
+    assert len(buffer) == len(anchors)
+    if not anchors:
+        with pytest.raises(EmptyError, match="no complete sequence of"):
+            buffer.sample(1)
+        return
+    sampler = buffer.sampler
+    inner = getattr(sampler, "inner", sampler)
+    for k, batch in enumerate(buffer.batches(2, min(6, len(anchors))), start=1):
+        among = recent(twin, k, 2) if isinstance(sampler, Recent) else anchors
+        twin.check_batch(batch, among=among)
+        if isinstance(inner, Prioritized):
+            errors = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(k)) * 3
+            assert buffer.update_priorities(batch["index"], errors, batch["mask"]) == 0
+            check_priorities(inner, batch, errors, buffer)
+
+
+def check_priorities(sampler: Prioritized, batch: SequenceBatch, errors: torch.Tensor, buffer: ReplayBuffer) -> None:
+    """The last error of each sequence, reduced over its real steps, is what its priority is made of."""
+    by_sequence, mask = (x if not batch.time_first else x.T for x in (errors, batch["mask"]))
+    want: dict[int, float] = {}
+    for index, row, real in zip(batch["index"].tolist(), by_sequence, mask, strict=True):
+        sizes = row[real].abs().double()
+        error = sampler.eta * sizes.max() + (1 - sampler.eta) * sizes.mean()
+        want[index] = float((error + sampler.eps) ** sampler.alpha)
+    places, _ = buffer._ring.find(np.array(list(want)))
+    assert sampler._tree.get(places).tolist() == pytest.approx(list(want.values()), rel=1e-5)
+
+
+def recent(twin: Twin, k: int, of: int) -> list[oracle.Row]:
+    """The windows that end among the newest transitions, or among the fewest of twice as many, 4 times, ..."""
+    sampler, truth = twin.buffer.sampler, twin.truth
+    assert isinstance(sampler, Recent)
+    transitions, anchors = truth.anchors(), twin.anchors()
+    if twin.buffer._ring.rule.length == 1:
+        transitions = anchors
+    count = oracle.recent_count(len(transitions), sampler.eta, sampler.c_min, k, of)
+    while True:
+        newest = {truth.index(row) for row in transitions[-count:]}
+        found = [row for row in anchors if truth.index(row) in newest]
+        if found:
+            return found
+        count *= 2
+
+
+@given(st.sampled_from(sorted(SAMPLERS)), st.sampled_from(sorted(SEQUENCES)), st.integers(1, 4), st.data())
+@settings(max_examples=40)
+def test_every_sampler_draws_right_from_larger_worlds(
+    sampler: str, view: str, num_envs: int, data: st.DataObject
+) -> None:
+    twin = Twin(num_envs, data.draw(st.integers(2, 60)), sampler=SAMPLERS[sampler](), view=SEQUENCES[view]())
+    for kinds in data.draw(st.lists(st.text("..........TUB", min_size=num_envs, max_size=num_envs), max_size=110)):
+        twin.add(kinds)
+        if not data.draw(st.integers(0, 20)):
+            twin.interrupt([data.draw(st.integers(0, num_envs - 1))])
+    check_draws(twin)
+
+
+# Distributions: each test must see a bias of 1 %.
+
+
+def uneven(**options: Any) -> Twin:
+    """Three envs with episodes of 1, 4 and 23 steps, of rings that came round within an episode."""
+    twin = Twin(3, 33, **options)
+    for t in range(80):
+        twin.add("".join("TUB"[e] if (t + 1) % length == 0 else "." for e, length in enumerate((1, 4, 23))))
+        if t == 60:
+            twin.interrupt([2])
+    return twin
+
+
+def weights(twin: Twin, among: list[oracle.Row] | None = None) -> dict[int, float]:
+    """How often each window is to be drawn."""
+    view, truth = twin.buffer.view, twin.truth
+    assert isinstance(view, Sequence)
+    rows = twin.anchors() if among is None else among
+    _, length, stride, _, weigh = view.rule
+    sizes = {truth.index(row): truth.excerpt(row, length, stride, 0, 1).length for row in rows}
+    if weigh == "windows":
+        return equal(list(sizes))
+    if weigh == "steps":
+        return {index: size / sum(sizes.values()) for index, size in sizes.items()}
+    by_episode: dict[int, list[int]] = {}
+    for row in rows:
+        by_episode.setdefault(id(row.episode), []).append(truth.index(row))
+    return {i: 1 / len(by_episode) / len(them) for them in by_episode.values() for i in them}
+
+
+@pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
+@pytest.mark.parametrize(("length", "overlap"), [(3, "none"), (5, 3), (4, "max"), (1, "max")])
+def test_windows_are_drawn_in_proportion_to_what_the_view_weighs(length: int, overlap: Any, weigh: Any) -> None:
+    twin = uneven(view=Sequence(length, 2, overlap, weigh=weigh))
+    twin.check()
+    chances = weights(twin)
+    drawn = many(twin, 4_000_000)
+    assert set(np.unique(drawn).tolist()) == set(chances)
+    assert deviation(drawn, chances) < 5
+    rng = np.random.default_rng(0)
+    biased = drawn.copy()
+    biased[rng.random(len(drawn)) < 0.01] = min(chances)
+    assert deviation(biased, chances) > 5
+    if weigh == "windows":
+        check_fit(drawn, chances)
+
+
+@pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
+def test_recent_draws_windows_of_its_window_alone_and_in_proportion(weigh: Any) -> None:
+    twin = uneven(view=Sequence(4, 1, "half", weigh=weigh), sampler=Recent(0.9999, 5))
+    for update in (1, 5, 10):
+        chances = weights(twin, recent(twin, update, 10))
+        drawn = many(twin, 2_000_000, update, 10)
+        assert set(np.unique(drawn).tolist()) == set(chances)
+        assert len(chances) == 1 or deviation(drawn, chances) < 5
+
+
+def test_trap_s1_a_short_episode_beside_a_long_one_gets_its_share_of_windows_and_no_more() -> None:
+    twin = Twin(1, 1200, view=Sequence(5, overlap="none"))
+    twin.play(*("." * 9 + "T"), *("." * 999 + "T"))
+    drawn = many(twin, 400_000)
+    short = float((drawn < 11).mean())
+    assert abs(short - 2 / 202) < 0.001
+    twin.buffer.view.weigh = "episodes"  # what others give, for those who want it
+    twin.buffer.sample(1)
+    assert abs(float((many(twin, 400_000) < 11).mean()) - 0.5) < 0.01
+
+
+def test_trap_s2_the_last_steps_of_an_episode_that_fill_no_window_are_learned_from() -> None:
+    twin = Twin(1, 40, view=Sequence(4, overlap="none")).play(*("." * 9 + "U"))
+    data = twin.buffer.data()
+    assert data.flat()["obs"][:, 2].tolist() == list(range(10))
+    assert data["lengths"].tolist() == [5, 5, 3]
+    twin.buffer.view = Sequence(4, overlap="none", drop_tail=True)
+    assert twin.buffer.data().flat()["obs"][:, 2].tolist() == list(range(8))
+
+
+def test_trap_s3_no_window_crosses_an_end_or_the_write_cursor() -> None:
+    for capacity in range(9, 16):
+        twin = Twin(1, capacity, view=Sequence(4, 2, n=2))
+        for t in range(45):
+            twin.add("T" if t % 11 == 10 else ".")
+            batch = twin.buffer.data()
+            for b in range(batch.num_sequences):
+                tags = batch["obs"][: batch["lengths"][b], b]
+                assert len(set(tags[:, 1].tolist())) <= 1
+                assert (tags[1:, 2] - tags[:-1, 2] == 1).all()
+
+
+def test_trap_s4_the_last_step_of_an_episode_is_drawn_and_learned_from() -> None:
+    for length, overlap in ((1, "max"), (3, "none"), (3, "max"), (7, "half"), (50, "none")):
+        twin = Twin(1, 60, view=Sequence(length, overlap=overlap)).play(*("." * 20 + "T"), *("." * 3 + "U"))
+        ends = twin.buffer.data().flat()
+        assert int(ends["terminated"].sum()) > 0
+        assert int(ends["truncated"].sum()) > 0
+        indices = set(many(twin, 20_000).tolist())
+        assert {20, 25} <= indices
+
+
+def test_trap_s5_batches_are_shuffled_and_no_env_is_dropped() -> None:
+    twin = Twin(5, 30, view=Sequence(4, overlap="none"), sampler=WithoutReplacement())
+    for t in range(25):
+        twin.add("".join("T" if (t + env) % 9 == 8 else "." for env in range(5)))
+    count = len(twin.buffer)
+    epochs = [twin.buffer.sample(count)["index"].tolist() for _ in range(3)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert {index % 5 for index in epochs[0]} == set(range(5))
+
+
+# The weights follow what happens.
+
+
+@given(st.sampled_from(["windows", "steps", "episodes"]), st.integers(1, 3), st.integers(2, 25), st.data())
+@settings(max_examples=60)
+def test_weights_kept_step_by_step_are_those_made_anew(
+    weigh: Any, num_envs: int, rows: int, data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(2, 6))
+    view = Sequence(length, data.draw(st.integers(0, 3)), data.draw(st.integers(0, length - 1)), weigh=weigh)
+    twin = Twin(num_envs, rows, view=view)
+    for _ in range(data.draw(st.integers(1, 12))):
+        what = data.draw(st.sampled_from(["add", "add", "many", "interrupt", "clear"]))
+        kinds = st.text("......TU", min_size=num_envs, max_size=num_envs)
+        if what == "add":
+            twin.add(data.draw(kinds))
+        elif what == "many":
+            twin.extend(data.draw(st.lists(kinds, min_size=1, max_size=30)))
+        elif what == "interrupt":
+            twin.interrupt([0])
+        elif not data.draw(st.integers(0, 3)):
+            twin.clear()
+        sampler = twin.buffer.sampler
+        assert isinstance(sampler, Uniform)
+        assert sampler._windows is not None
+        leaves = sampler._windows._tree.state_dict()["leaves"]
+        fresh = Uniform()
+        fresh.attach(twin.buffer._ring)
+        assert fresh._windows is not None
+        assert np.array_equal(leaves, fresh._windows._tree.state_dict()["leaves"])
+        twin.buffer.check()
+
+
+def test_an_interruption_makes_what_came_before_it_a_window() -> None:
+    twin = Twin(2, 20, view=Sequence(4, overlap="none", n=3, gamma=0.5)).play("..", "..", "..")
+    assert len(twin.buffer) == 0
+    twin.interrupt([1])
+    assert len(twin.buffer) == 1
+    batch = twin.buffer.sample(3)
+    twin.check_batch(batch)
+    assert batch["env"].tolist() == [1, 1, 1]
+    assert batch["mask"].sum(0).tolist() == [2, 2, 2]
+    twin.interrupt()
+    twin.interrupt()  # again: nothing is under way
+    twin.check()
+    assert len(twin.buffer) == 2
+    twin.add("..", mask=[False, True])
+    twin.check()
+
+
+def test_parameters_can_be_changed_on_a_living_buffer() -> None:
+    view = Sequence(3, gamma=0.5)
+    twin = Twin(2, 20, view=view, sampler=Prioritized())
+    for t in range(25):
+        twin.add("T." if t % 8 == 7 else "..")
+    changes = {"length": 5, "burn_in": 2, "overlap": "none", "n": 4, "drop_tail": True, "time_first": False}
+    for name, value in changes.items():
+        setattr(view, name, value)
+        twin.check()
+        twin.check_batch(twin.buffer.sample(10))
+    twin.buffer.view = NStep(2, 0.5)
+    twin.check()
+    twin.buffer.view = FrameStack(3, NStep(1, 0.5))
+    twin.check()
+    twin.check_batch(twin.buffer.sample(10))
+
+
+# What a batch offers.
+
+
+def test_the_target_bootstraps_from_the_value_after_each_steps_window() -> None:
+    rng = np.random.default_rng(0)
+    twin = Twin(2, 60)
+    for _ in range(90):
+        twin.add("".join(rng.choice(list("........TU"), 2)))
+    gamma = 0.9
+    for n, time_first in ((1, True), (3, True), (5, False)):
+        twin.buffer.view = Sequence(7, 2, "half", n, gamma, time_first=time_first)
+        batch = twin.buffer.data()
+        value = batch["obs"].double().sum(-1)
+        target = batch["reward"].double() + batch["discount"].double() * batch.bootstrap(value)
+        assert target.shape == batch["mask"].shape
+        if not time_first:
+            target = target.T
+        for b, row in enumerate(twin.anchors()):
+            excerpt = twin.truth.excerpt(row, 7, 3, 2, n)
+            for t in range(excerpt.burn_in + excerpt.length):
+                window = twin.truth.window(excerpt.rows[t], n, gamma)
+                after = float(np.sum(window.last.obs, dtype=np.float64))
+                assert target[t, b].item() == pytest.approx(window.reward + window.discount * after, rel=1e-5)
+            assert (target[excerpt.burn_in + excerpt.length :, b] == 0).all()
+
+
+def test_steps_beyond_the_window_have_all_that_they_were_stored_with_but_no_reward() -> None:
+    twin = Twin(1, 30, extras=recurrent, view=Sequence(3, overlap="none", n=4)).play(*"." * 12)
+    batch = twin.buffer.data()
+    assert (batch["obs"][3:7, 0, 2]).tolist() == [3, 4, 5, 6]
+    assert batch["action_mask"][3:7, 0].tolist() == [[True, t % 2 == 0, True] for t in (3, 4, 5, 6)]
+    assert not batch["reward"][3:].any()
+
+
+def test_a_view_wrapped_around_sequences_reads_them() -> None:
+    class Halved:
+        def __init__(self, inner: Sequence) -> None:
+            self.inner = inner
+
+        history = property(lambda self: self.inner.history)
+        rule = property(lambda self: self.inner.rule)
+        time_first = property(lambda self: self.inner.time_first)
+
+        def read(self, ring: Any, places: Any) -> Any:
+            fields = self.inner.read(ring, places)
+            return {path: x / 2 if path[0] == "obs" else x for path, x in fields.items()}
+
+    class Forgetful(Halved):
+        rule = property(lambda self: None)
+
+    twin = Twin(1, 30, view=Halved(Sequence(4))).play(*"." * 12)
+    batch = twin.buffer.sample(5)
+    assert isinstance(batch, SequenceBatch)
+    twin.buffer.view = Sequence(4)
+    plain = twin.buffer.data()
+    twin.buffer.view = Halved(Sequence(4))
+    assert torch.equal(twin.buffer.data()["obs"], plain["obs"] / 2)
+    twin.buffer.view = Forgetful(Sequence(4))
+    with pytest.raises(SchemaError, match="has to have its `rule`"):
+        twin.buffer.sample(1)
+
+
+# Files.
+
+
+@pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
+def test_a_loaded_buffer_goes_on_with_the_same_batches(tmp_path: Any, weigh: Any) -> None:
+    view = Sequence(4, 1, "half", 2, 0.5, time_first=False, weigh=weigh)
+    twin = Twin(2, 21, extras=recurrent, view=view, seed=5)
+    for t in range(50):
+        twin.add("U." if t % 9 == 8 else "..")
+    twin.buffer.sample(6)
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay")
+    assert loaded.view == view
+    assert contents(loaded)[1:3] == contents(twin.buffer)[1:3]
+    for step in range(6):
+        assert same_batches(loaded.sample(9), twin.buffer.sample(9))
+        fields = twin.step(".T" if step == 3 else "..", final=True)
+        twin.buffer.add(fields)
+        loaded.add(fields)
+    twin.check()
+    loaded.check()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_goes_on_after_a_load(tmp_path: Any, sampler: str) -> None:
+    twin = Twin(2, 21, view=Sequence(3, overlap="none"), sampler=SAMPLERS[sampler](), seed=5)
+    for t in range(50):
+        twin.add("U." if t % 9 == 8 else "..")
+    batch = twin.buffer.sample(3)
+    if twin.buffer.has_priorities:
+        twin.buffer.update_priorities(batch["index"], batch["obs"][..., 2], batch["mask"])
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay")
+    for _ in range(5):
+        assert same_batches(loaded.sample(3), twin.buffer.sample(3))
+
+
+# Mixtures.
+
+
+def test_a_mixture_of_sequences_is_a_batch_of_sequences() -> None:
+    for time_first in (True, False):
+        view = Sequence(4, 2, "half", 2, 0.5, time_first=time_first)
+        twins = [Twin(2, 30, extras=recurrent, view=view, sampler=Prioritized(), seed=seed) for seed in (1, 2)]
+        for twin in twins:
+            for t in range(40):
+                twin.add("T." if t % 9 == 8 else "..")
+        mixture = Mixture({"a": twins[0].buffer, "b": twins[1].buffer}, {"a": 1, "b": 2})
+        batch = mixture.sample(9)
+        assert isinstance(batch, SequenceBatch)
+        assert batch.num_sequences == 9
+        assert batch["source"].tolist() == [0] * 3 + [1] * 6
+        for source, twin in enumerate(twins):
+            twin.check_batch(part(batch, batch["source"] == source))
+        errors = torch.rand(batch["mask"].shape)
+        assert mixture.update_priorities(batch, errors, batch["mask"]) == 0
+        for source, twin in enumerate(twins):
+            chosen = part(batch, batch["source"] == source)
+            mine = errors[:, batch["source"] == source] if time_first else errors[batch["source"] == source]
+            assert isinstance(twin.buffer.sampler, Prioritized)
+            check_priorities(twin.buffer.sampler, chosen, mine, twin.buffer)
+
+
+def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
+    """Some of the sequences of a batch."""
+    data = batch.data[:, chosen] if batch.time_first else batch.data[chosen]
+    facts = {name: fact[chosen] for name, fact in batch._facts.items() if name != "source"}
+    hidden = tuple(x[:, chosen].contiguous() if x.dim() > 2 else x[chosen] for x in batch["hidden"])
+    return SequenceBatch(data, facts, hidden, time_first=batch.time_first)
+
+
+# What is refused, and changes nothing.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "length=0"),
+        ({"length": None}, "length is a number of steps"),
+        ({"length": 4, "overlap": 4}, "overlap=4"),
+        ({"length": 4, "overlap": "most"}, "overlap='most'"),
+        ({"length": 4, "burn_in": -1}, "burn_in=-1"),
+        ({"length": 4, "n": 0}, "n=0"),
+        ({"length": 4, "weigh": "rows"}, "weigh='rows'"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Sequence(**arguments)
+    twin = Twin(1, 20, view=Sequence(2)).play(*"." * 8)
+    before = contents(twin.buffer)
+    for name, value in arguments.items():
+        setattr(twin.buffer.view, name, value)
+    with pytest.raises(SchemaError, match=message):
+        twin.buffer.sample(2)
+    assert contents(twin.buffer) == before
+
+
+def test_steps_without_order_have_no_sequences() -> None:
+    with pytest.raises(SchemaError, match="sequences need steps in order"):
+        Twin(1, 20, ordered=False, view=Sequence(2))
+    twin = Twin(1, 20, ordered=False).play(".", ".")
+    before, view = contents(twin.buffer), twin.buffer.view
+    with pytest.raises(SchemaError, match="sequences need steps in order"):
+        twin.buffer.view = Sequence(2)
+    assert contents(twin.buffer) == before
+    assert twin.buffer.view is view
+    twin.check()
+
+
+@pytest.mark.parametrize("sampler", [Prioritized, WithoutReplacement, lambda: Recent(inner=Prioritized())])
+def test_weights_for_a_sampler_that_has_its_own_are_refused(sampler: Any) -> None:
+    with pytest.raises(SchemaError, match="weigh='steps' says how Uniform"):
+        Twin(1, 20, sampler=sampler(), view=Sequence(2, weigh="steps"))
+    twin = Twin(1, 20, sampler=sampler()).play(*"." * 9)
+    before, view = contents(twin.buffer), twin.buffer.view
+    with pytest.raises(SchemaError, match="leave weigh at 'windows'"):
+        twin.buffer.view = Sequence(2, weigh="steps")
+    assert contents(twin.buffer) == before
+    assert twin.buffer.view is view
+    twin.check_batch(twin.buffer.sample(4))
+
+
+def test_a_field_of_a_name_that_sequences_give_is_refused() -> None:
+    twin = Twin(1, 20, extras=lambda step: {"start": np.float32(3)}, view=Sequence(2)).play(*"." * 9)
+    with pytest.raises(SchemaError, match="field 'start': Sequence gives batches a field of that name"):
+        twin.buffer.sample(2)
+
+
+def test_errors_of_another_layout_than_the_batch_are_refused() -> None:
+    twin = Twin(1, 40, sampler=Prioritized(), view=Sequence(4)).play(*"." * 20)
+    batch = twin.buffer.sample(3)
+    errors, mask = torch.ones(batch["mask"].shape), batch["mask"]
+    before = contents(twin.buffer)
+    with pytest.raises(ShapeError, match=r"expected \[T, B\] of 3 sequences, as the view has time first, got \(3, 5\)"):
+        twin.buffer.update_priorities(batch["index"], errors.T, mask.T)
+    with pytest.raises(ShapeError, match="pass mask=seq\\['mask'\\]"):
+        twin.buffer.update_priorities(batch["index"], errors)
+    with pytest.raises(ShapeError, match="mask: expected bool"):
+        twin.buffer.update_priorities(batch["index"], errors, mask.T)
+    assert contents(twin.buffer) == before
+    square = twin.buffer.sample(5)
+    uneven_errors = torch.arange(25.0).reshape(5, 5)
+    twin.buffer.update_priorities(square["index"], uneven_errors, square["mask"])
+    assert isinstance(twin.buffer.sampler, Prioritized)
+    check_priorities(twin.buffer.sampler, square, uneven_errors, twin.buffer)
+    assert twin.buffer.update_priorities(batch["index"], torch.ones(3)) == 0
+
+
+def test_the_error_for_a_ring_too_short_for_any_window_says_what_to_do() -> None:
+    twin = Twin(1, 8, view=Sequence(6, 4)).play(*"." * 30)
+    with pytest.raises(
+        EmptyError, match=r"takes the 10 rows up to its end.*newest 8 of its env: a buffer of more rows"
+    ):
+        twin.buffer.sample(1)
+
+
+# The kernels against each other, bit for bit.
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=80)
+def test_the_twins_read_the_same_bytes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_envs, rows = int(rng.integers(1, 4)), int(rng.integers(2, 30))
+    length = int(rng.integers(1, 9))
+    view = Sequence(length, int(rng.integers(0, 5)), int(rng.integers(0, length)), int(rng.integers(1, 6)))
+    twin = Twin(num_envs, rows, dress="mixed" if seed % 2 else "dict", view=view)
+    for _ in range(int(rng.integers(1, 70))):
+        twin.add("".join(rng.choice(list("." * 9 + "TUB"), num_envs)))
+        if rng.random() < 0.05:
+            twin.interrupt([0])
+    buffer, ring = twin.buffer, twin.buffer._ring
+    buffer.data()
+    places, batch = ring.anchors(), view._layouts[ring.store]
+    total, answers = view.burn_in + view.length + view.n, []
+    time_first = bool(rng.integers(2))
+    for kernel in (cpu, reference):
+        out = np.full((total * len(places), batch.layout.nbytes), 7, np.uint8)
+        facts, table = np.full((6, len(places)), -9, np.int64), np.full(len(out) if seed % 3 else 0, -9, np.int64)
+        kernel.read_sequences(
+            places, rows, view.burn_in, view.n, 0.97, ring.state, ring.counters, ring.step, ring.store.target,
+            batch.at, time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
+        )  # fmt: skip
+        answers.append((out, facts, table))
+    for fast, plain in zip(*answers, strict=True):
+        assert fast.tobytes() == plain.tobytes()
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 60))
+def test_the_twins_find_the_same_windows(length: int, stride: int, steps: int) -> None:
+    stride = min(stride, length)
+    starts = oracle.window_starts(steps, length, stride)
+    for at in range(steps):
+        full = bool(reference.ends_full(at, length, stride))
+        assert cpu.ends_full(at, length, stride) == full == any(start + length == at + 1 for start in starts)
+        assert cpu.window_start(at, length, stride) == reference.window_start(at, length, stride)
+    if steps:
+        assert reference.window_start(steps - 1, length, stride) == starts[-1]
