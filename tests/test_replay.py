@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from relive import (
     ReplayBuffer,
     Schema,
     Transition,
+    Uniform,
     WithoutReplacement,
 )
 from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, SchemaError, ShapeError
@@ -848,6 +849,69 @@ def test_the_plan_is_what_the_buffer_takes_to_the_byte(dress: str, ordered: bool
     by_bytes = ReplayBuffer(twin.schema, num_envs=3, capacity_bytes=taken + 2, ordered=ordered)
     assert by_bytes._ring.store.num_rows == 21
     assert ReplayBuffer.plan(twin.schema, None, 3, capacity_bytes=taken - 1, ordered=ordered).rows == 18
+
+
+KEEPING: dict[str, Any] = {
+    "uniform": Uniform,
+    "without replacement": WithoutReplacement,
+    "prioritized": Prioritized,
+    "prioritized by the buffer": lambda: Prioritized(normalize="buffer"),
+    "recent": Recent,
+    "recent and prioritized": lambda: Recent(inner=Prioritized()),
+}
+
+
+def kept(sampler: Any) -> int:
+    """Bytes of all arrays that a sampler holds."""
+    inner = getattr(sampler, "inner", sampler)
+    tree = getattr(inner, "_tree", None)
+    arrays = [getattr(inner, name) for name in ("_errors", "_order") if hasattr(inner, name)]
+    arrays += [] if tree is None else [tree._nodes.base, tree._minima]
+    return sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("rows", [2, 7, 8, 9, 63, 64, 65, 700])
+def test_the_plan_and_nbytes_count_what_the_sampler_keeps_to_the_byte(name: str, rows: int) -> None:
+    sampler = KEEPING[name]()
+    plan = ReplayBuffer.plan(PLAIN, rows * 3, 3, sampler=sampler)
+    buffer = ReplayBuffer(PLAIN, rows * 3, 3, sampler=sampler, seed=0)
+    everything = np.arange(rows * 3 + 3).reshape(-1, 3)
+    flags = np.zeros(everything.shape, bool)
+    obs = np.stack([everything, everything], 2)
+    buffer.extend({"obs": obs, "action": everything, "reward": everything, "terminated": flags, "truncated": flags})
+    buffer.sample(3)
+    store, per_row = buffer._ring.store, 8 * 3 if name == "without replacement" else 0
+    # an epoch's order holds what can be drawn: all but each env's newest row
+    assert plan.sampler_bytes == kept(sampler) + per_row
+    assert plan.total_bytes == buffer.nbytes == store.target.nbytes + kept(sampler) + per_row
+    assert plan.total_bytes == plan.rows * plan.row_bytes + plan.sampler_bytes
+    assert ("sampler" in str(plan)) == ("in all" in str(plan)) == (plan.sampler_bytes > 0)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_capacity_in_bytes_is_for_rows_and_sampler_together_and_nothing_more_would_fit(name: str) -> None:
+    sampler = KEEPING[name]()
+    for size in (1_000, 12_345, 99_999, 1_000_000):
+        plan = ReplayBuffer.plan(PLAIN, capacity_bytes=size, sampler=sampler)
+        assert plan.total_bytes <= size < ReplayBuffer.plan(PLAIN, plan.rows + 1, sampler=sampler).total_bytes
+    buffer = ReplayBuffer(PLAIN, capacity_bytes=12_345, sampler=sampler)
+    assert buffer.nbytes == ReplayBuffer.plan(PLAIN, capacity_bytes=12_345, sampler=KEEPING[name]()).total_bytes
+
+
+def test_what_the_sampler_keeps_counts_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ReplayBuffer.plan(PLAIN, 10_000).total_bytes
+    monkeypatch.setattr("relive.plan.free_memory", lambda: rows + 100)
+    ReplayBuffer(PLAIN, 10_000)
+    with pytest.raises(SchemaError, match=r"would take [\d,]+ bytes and [\d,]+ are free(.|\n)*sampler(.|\n)*in all"):
+        ReplayBuffer(PLAIN, 10_000, sampler=Prioritized())
+
+
+def test_minima_are_counted_once_they_are_asked_for() -> None:
+    buffer = ReplayBuffer(PLAIN, 1_000, sampler=Prioritized())
+    before = buffer.nbytes
+    cast("Prioritized", buffer.sampler).normalize = "buffer"
+    assert buffer.nbytes > before
 
 
 def test_a_capacity_is_given_in_rows_or_in_bytes_and_has_to_fit_into_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -590,6 +591,28 @@ def test_trap_p3_an_index_that_was_never_issued_is_refused_and_nothing_changes(b
     with pytest.raises(ShapeError, match=f"index: entry 1, {bad}, was never issued"):
         twin.buffer.update_priorities([0, bad], [5.0, 5.0])
     assert contents(twin.buffer) == before
+
+
+def test_trap_p4_priorities_and_the_order_of_the_ring_are_those_before_the_save(tmp_path: Path) -> None:
+    for make in (lambda: Prioritized(alpha=1.0), lambda: Recent(0.99, 3, inner=Prioritized(alpha=1.0))):
+        twin = Twin(2, 7, sampler=make())
+        for _ in range(11):  # the ring came round
+            twin.add("..")
+        index = twin.buffer.data()["index"]
+        twin.buffer.update_priorities(index, torch.arange(1.0, len(index) + 1))
+        twin.buffer.save(tmp_path / "save")
+        again = ReplayBuffer.load(tmp_path / "save")
+        assert again.sampler is not twin.buffer.sampler
+        inner = [getattr(buffer.sampler, "inner", buffer.sampler) for buffer in (again, twin.buffer)]
+        assert inner[0].priorities().tolist() == inner[1].priorities().tolist()
+        assert len(set(inner[0].priorities().tolist())) == len(index)
+        gone = index[:2]  # the oldest of each env are the next to go, and go first after a load as well
+        for buffer in (again, twin.buffer):
+            step = {name: x for name, x in buffer.slice(0, -1).items() if name in buffer.schema}
+            buffer.add({name: x.expand(2, *x.shape[1:]) for name, x in step.items()})
+            assert buffer.update_priorities(gone, torch.ones(2)) == 2
+            assert buffer.update_priorities(index[2:], torch.ones(len(index) - 2)) == 0
+        assert same_batches(again.sample(40), twin.buffer.sample(40))
 
 
 def test_trap_p5_after_a_clear_only_what_came_since_is_drawn() -> None:

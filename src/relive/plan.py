@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class StoragePlan:
 
     ``fields`` is field -> bytes in a row, with the bookkeeping of the ring and the padding between fields among them.
     ``host_row_bytes`` of them are in RAM, the rest on ``device``, where one row of zeros more is kept.
+    ``sampler_bytes`` is what the sampler keeps besides, in RAM, once the buffer is full.
     """
 
     rows: int
@@ -31,6 +33,7 @@ class StoragePlan:
     fields: dict[str, int]
     host_row_bytes: int
     device: torch.device
+    sampler_bytes: int
 
     @property
     def row_bytes(self) -> int:
@@ -39,8 +42,8 @@ class StoragePlan:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes in RAM."""
-        return self.rows * self.host_row_bytes
+        """Bytes in RAM, the sampler's included."""
+        return self.rows * self.host_row_bytes + self.sampler_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -49,7 +52,7 @@ class StoragePlan:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Bytes of all rows and of the sampler."""
         return self.host_bytes + self.device_bytes
 
     def require_memory(self) -> None:
@@ -75,12 +78,18 @@ class StoragePlan:
         def add(name: str, size: int) -> None:
             lines.append(f"  {name:<{width}}  {size:>9,} B a row  {_readable(size * self.rows):>10}")
 
+        def add_whole(name: str, size: int) -> None:
+            lines.append(f"  {name:<{width}}  {'':>17}  {_readable(size):>10}")
+
         for name, size in self.fields.items():
             add(name, size)
         add("together", self.row_bytes)
         if self.device_bytes:
             add("in RAM", self.host_row_bytes)
             add(f"on {self.device}", self.row_bytes - self.host_row_bytes)
+        if self.sampler_bytes:
+            add_whole("sampler", self.sampler_bytes)
+            add_whole("in all", self.total_bytes)
         return "\n".join(lines)
 
 
@@ -90,8 +99,11 @@ def storage_plan(
     capacity: int | None,
     capacity_bytes: int | None,
     device: torch.device,
+    sampler_bytes: Callable[[int], int],
 ) -> StoragePlan:
     """The plan for so many rows, or for as many as fit into so many bytes of the device.
+
+    ``sampler_bytes(rows)`` is what the sampler keeps in RAM.
 
     Raises:
         SchemaError: neither or both are given, or less than 2 rows per env come out.
@@ -101,7 +113,8 @@ def storage_plan(
     if device.type == "cpu":
         layout, blocks = row_layout(leaves)
         host = row = layout.nbytes + sum(leaves[path].nbytes for path in blocks)
-        fit = (capacity_bytes or 0) // row
+        most = max(capacity_bytes or 0, 0)
+        fit = bisect_right(range(most // row + 1), most, key=lambda rows: rows * row + sampler_bytes(rows)) - 1
     else:
         host, apart = device_row_bytes(leaves)
         row, fit = host + apart, (capacity_bytes or 0) // max(apart, 1) - 1
@@ -113,7 +126,8 @@ def storage_plan(
         raise SchemaError(
             f"a capacity of {wanted} rows ({row} bytes each): every one of the {num_envs} envs needs at least 2"
         )
-    return StoragePlan(wanted // num_envs * num_envs, num_envs, fields, host, device)
+    rows = wanted // num_envs * num_envs
+    return StoragePlan(rows, num_envs, fields, host, device, sampler_bytes(rows))
 
 
 def free_memory() -> int | None:

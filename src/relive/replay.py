@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -88,8 +89,10 @@ class ReplayBuffer:
         self.device = torch.empty(0, device=device).device
         self.seed = secrets.randbits(63) if seed is None else seed
         self._stored = _stored(schema, ordered)
-        plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device)
+        self._sampler: Sampler = sampler or Uniform()
+        plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
+        self._plan = plan
         on_host = self.device.type == "cpu"
         leaves = self._stored.leaves
         store: Store = ReplayRows(leaves, plan.rows) if on_host else DeviceRows(leaves, plan.rows, self.device)
@@ -97,7 +100,6 @@ class ReplayBuffer:
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._all = np.arange(num_envs, dtype=np.int64)
         self._draws = self._sampled = self._late = 0
-        self._sampler: Sampler = sampler or Uniform()
         self._sampler.attach(self._ring)
         self.view = view or Transition()
 
@@ -108,15 +110,19 @@ class ReplayBuffer:
         num_envs: int = 1,
         *,
         capacity_bytes: int | None = None,
+        sampler: Sampler | None = None,
         ordered: bool = True,
         device: str | torch.device = "cpu",
     ) -> StoragePlan:
         """What such a buffer will take, per field, without taking it: ``print(ReplayBuffer.plan(schema, 10**6))``.
 
+        ``sampler`` is only asked how much it would keep, and can be given to a buffer afterwards.
+
         Raises:
             SchemaError: as the constructor's.
         """
-        return storage_plan(_stored(schema, ordered).leaves, num_envs, capacity, capacity_bytes, torch.device(device))
+        leaves, kept = _stored(schema, ordered).leaves, (sampler or Uniform()).nbytes
+        return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -186,6 +192,11 @@ class ReplayBuffer:
     def sampler(self) -> Sampler:
         """What draws; its parameters may be changed at any time."""
         return self._sampler
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows and of what the sampler keeps, once the buffer is full: those of :meth:`plan`."""
+        return replace(self._plan, sampler_bytes=self._sampler.nbytes(self._plan.rows)).total_bytes
 
     @property
     def has_priorities(self) -> bool:

@@ -15,6 +15,9 @@ __all__ = ["SumTree"]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+ALIGNMENT = 8
+"""Doubles of a cache line."""
+
 _INT64 = np.dtype(np.int64)
 
 
@@ -36,6 +39,13 @@ class SumTree:
         self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
         self._nodes = _aligned(int(self._offsets[-1]) + 1)
         self._minima: Doubles = np.empty(0)  # not kept before somebody asks for the smallest weight
+
+    @staticmethod
+    def nbytes(size: int, minima: bool = False) -> int:
+        """Bytes that a tree of so many leaves takes, with the minima or without."""
+        offsets = kernels.reference.tree_offsets(size)
+        nodes, leaves = int(offsets[-1]) + 1, int(offsets[1])
+        return (nodes + ALIGNMENT + (nodes - leaves if minima else 0)) * 8
 
     def __repr__(self) -> str:
         return f"SumTree({self._size})"
@@ -206,6 +216,6 @@ def _no_position(index: Ints, bad: int, last: int) -> ShapeError:
 
 def _aligned(count: int) -> Doubles:
     """Zeros that start on a cache line of 64 bytes, as then do all blocks of 8."""
-    memory = np.zeros(count + 8)
+    memory = np.zeros(count + ALIGNMENT)
     start = -memory.ctypes.data % 64 // 8
     return memory[start : start + count]
