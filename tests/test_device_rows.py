@@ -346,7 +346,7 @@ def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: 
                     alike_sequences(ours, theirs, place.device)
                 if ram.has_priorities:
                     for buffer, batch in ((ram, ours), (there, theirs)):
-                        mask = batch["mask"].T if view.time_first else batch["mask"]  # [B, T']
+                        mask = batch["mask"]
                         errors = np.linspace(0, 2, mask.numel()).reshape(mask.shape)
                         assert buffer.update_priorities(batch["index"], errors, mask) == 0
 

@@ -229,6 +229,9 @@ def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
         def attach(self, ring: Ring) -> None:
             self.ring = ring
 
+        def nbytes(self, rows: int) -> int:
+            return 0
+
         def changed(self, places: Any, opens: Any) -> None:
             told.append((places.copy(), opens.copy()))
 
