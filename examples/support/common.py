@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,17 +60,21 @@ class Run:
     """A training run: shows how it goes, knows when it is over, and says at its end what came of it.
 
     On a terminal the display is live; elsewhere a line is printed every tenth of the way. Leaving the ``with`` block
-    sums up, draws the learning curve, and exits with 1 if a short run missed its target.
+    sums up, draws the learning curve (unless it is ``drawn_later``, together with others), and exits with 1 if a short
+    run missed its target.
     """
 
-    def __init__(self, name: str, env: str, goal: Goal, args: argparse.Namespace) -> None:
+    def __init__(
+        self, name: str, env: str, goal: Goal, args: argparse.Namespace, *, drawn_later: bool = False
+    ) -> None:
         self.name, self.env, self.goal, self.short = name, env, goal, args.short
         steps, self.target = goal.short if args.short else (goal.steps, goal.target)
         self.aim = "no target" if self.target == -math.inf else f"target {self.target:g}"
         self.steps, self.stop = args.steps or steps, goal.stop
         if args.short and self.target > -math.inf:
             self.stop = self.target
-        self.plot = args.plot or (None if args.short else Path(f"runs/{name.lower()}-{env}.png"))
+        plot = args.plot or (None if args.short else Path(f"runs/{name.lower()}-{env}.png"))
+        self.plot = None if drawn_later else plot
         self.done, self.losses = 0, dict[str, float]()
         self.episodes: list[tuple[int, float]] = []  # (transitions so far, return) of every episode that ended
         self.began, self.told = time.perf_counter(), 0
@@ -158,16 +163,12 @@ class Run:
         from matplotlib.figure import Figure  # takes a second to import, which a short run need not wait for
 
         steps, returns = (np.array(column, dtype=np.float64) for column in zip(*self.episodes, strict=True))
-        total = np.concatenate([[0.0], returns.cumsum()])
-        first = np.maximum(np.arange(1, len(total)) - self.goal.window, 0)
-        mean = (total[1:] - total[first]) / (np.arange(1, len(total)) - first)
-        rounds = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode of each round
         figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
         axes = figure.subplots()
         faint = min(0.6, max(0.06, 300 / len(steps)))  # so that thousands of dots still show where they are dense
         axes.scatter(steps, returns, s=10, color="#5b9bd5", alpha=faint, linewidths=0, label="one episode")
         smooth = f"mean of the last {self.goal.window} episodes"
-        axes.plot(steps[rounds], mean[rounds], color="#1f4e79", linewidth=2, label=smooth)
+        axes.plot(*self.curve(), color="#1f4e79", linewidth=2, label=smooth)
         for level, label, color, style in (
             (self.target, "target", "#c0504d", "--"),
             (self.goal.random, "random play", "#7f7f7f", ":"),
@@ -175,16 +176,53 @@ class Run:
             axes.axhline(level, color=color, linewidth=1.2, linestyle=style, label=f"{label}: {level:g}")
         axes.set_title(f"{self.name} on {self.env}", loc="left", fontweight="bold")
         axes.set_title(f"mean return {self.mean:.4g} after {seconds:.0f} s", loc="right", fontsize=10, color="#595959")
-        axes.set_xlabel("experience (transitions over all envs)")
-        axes.set_ylabel("return per episode (sum of rewards)")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        axes.set_xlim(0, steps[-1] * 1.02)
-        axes.grid(color="#e5e5e5", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        _dress(axes, steps[-1])
         axes.legend(frameon=False, loc="best", fontsize=9, markerscale=2).legend_handles[0].set_alpha(0.6)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """The learning curve: transitions at the end of each round, and the mean return of the episodes before it."""
+        steps, returns = (np.array(column, dtype=np.float64) for column in zip(*self.episodes, strict=True))
+        total = np.concatenate([[0.0], returns.cumsum()])
+        first = np.maximum(np.arange(1, len(total)) - self.goal.window, 0)
+        mean = (total[1:] - total[first]) / (np.arange(1, len(total)) - first)
+        rounds = np.flatnonzero(np.diff(steps, append=np.inf))  # the last episode of each round
+        return steps[rounds], mean[rounds]
+
+
+def draw_together(path: Path, title: str, groups: Mapping[str, Sequence[Run]]) -> None:
+    """The learning curves of several runs in one plot; those of a group, such as seeds, in one color."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    colors = "#1f4e79", "#c0504d", "#7f7f7f", "#4f9a4f"
+    for color, (name, runs) in zip(colors, groups.items(), strict=False):
+        mean = float(np.mean([run.mean for run in runs]))
+        for k, run in enumerate(runs):
+            label = f"{name}: {mean:.4g} at the end" if k == 0 else None
+            axes.plot(*run.curve(), color=color, linewidth=2, alpha=1 if len(runs) == 1 else 0.6, label=label)
+    goal = next(iter(groups.values()))[0].goal
+    axes.axhline(goal.target, color="#a5a5a5", linewidth=1.2, linestyle="--", label=f"target: {goal.target:g}")
+    axes.axhline(goal.random, color="#a5a5a5", linewidth=1.2, linestyle=":", label=f"random play: {goal.random:g}")
+    axes.set_title(title, loc="left", fontweight="bold")
+    _dress(axes, max(run.done for runs in groups.values() for run in runs))
+    axes.set_ylabel(f"mean return of the last {goal.window} episodes")
+    axes.legend(frameon=False, loc="best", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+    print(f"  learning curves: {path}")
+
+
+def _dress(axes: Any, steps: float) -> None:
+    axes.set_xlabel("experience (transitions over all envs)")
+    axes.set_ylabel("return per episode (sum of rewards)")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axes.set_xlim(0, steps * 1.02)
+    axes.grid(color="#e5e5e5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 class LilyPads(gym.Env[np.ndarray, np.int64]):
