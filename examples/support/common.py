@@ -64,9 +64,7 @@ class Run:
     run missed its target.
     """
 
-    def __init__(
-        self, name: str, env: str, goal: Goal, args: argparse.Namespace, *, drawn_later: bool = False
-    ) -> None:
+    def __init__(self, name: str, env: str, goal: Goal, args: argparse.Namespace, *, drawn_later: bool = False) -> None:
         self.name, self.env, self.goal, self.short = name, env, goal, args.short
         steps, self.target = goal.short if args.short else (goal.steps, goal.target)
         self.aim = "no target" if self.target == -math.inf else f"target {self.target:g}"
