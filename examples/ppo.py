@@ -124,7 +124,7 @@ def flatten(obs: Any) -> Tensor:
     return torch.cat([flatten(obs[name]) for name in sorted(obs.keys())], dim=1)
 
 
-def train(task: Task, args: argparse.Namespace, run: Run) -> None:
+def train(task: Task, args: argparse.Namespace, run: Run) -> Policy:
     torch.manual_seed(args.seed)
     num_envs = args.num_envs or task.num_envs
     envs = SyncVectorEnv([task.make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -158,6 +158,7 @@ def train(task: Task, args: argparse.Namespace, run: Run) -> None:
             losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         run.update(collector.total_steps, stats.episode_returns, **losses)
     envs.close()
+    return policy
 
 
 def main() -> None:
