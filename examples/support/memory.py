@@ -26,7 +26,7 @@ class HiddenVelocities(gym.ObservationWrapper[np.ndarray, np.int64, np.ndarray])
 
 
 class Privileged(gym.ObservationWrapper[dict[str, Any], np.int64, np.ndarray]):
-    """CartPole-v1 that tells a student the two positions and a teacher everything: ``{"student": ..., "teacher": ...}``."""
+    """CartPole-v1 that shows everything under ``"teacher"``, ``[4]``, and the two positions under ``"student"``."""
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -37,3 +37,35 @@ class Privileged(gym.ObservationWrapper[dict[str, Any], np.int64, np.ndarray]):
 
     def observation(self, observation: np.ndarray) -> dict[str, Any]:
         return {"student": observation[[0, 2]] / HiddenVelocities.LIMITS, "teacher": observation}
+
+
+class TMaze(gym.Env[np.ndarray, np.int64]):
+    """A corridor of 5 to 10 steps to a fork; which arm has the reward, a sign says at the start, and only there.
+
+    Observations are ``[2]``: the sign (-1 left, 1 right, 0 everywhere but at the start), and whether this is the fork.
+    Actions: on, left, right; what walls are in the way of does nothing. The right arm gives 1, the wrong one 0, and
+    either ends the episode, so the mean return is the rate of success: 0.5 for whoever reaches the fork and forgot the
+    sign. After 40 steps it is cut off. (After Bakker 2002.)
+    """
+
+    LIMIT = 40
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.length, self.arm = int(self.np_random.integers(5, 11)), int(self.np_random.integers(1, 3))
+        self.place = self.walked = 0
+        return self._look(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+        at_fork = self.place == self.length
+        self.place, self.walked = self.place + (action == 0 and not at_fork), self.walked + 1
+        chosen = at_fork and action != 0
+        return self._look(), float(chosen and action == self.arm), chosen, self.walked >= self.LIMIT, {}
+
+    def _look(self) -> np.ndarray:
+        sign = 2 * self.arm - 3 if self.place == 0 else 0
+        return np.array([sign, self.place == self.length], np.float32)
