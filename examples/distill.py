@@ -29,7 +29,7 @@ from support.memory import Privileged
 
 ENV = "CartPole-v1"
 GOAL = Goal(random=22, target=400, stop=475, steps=60_000, short=(25_000, 150), window=20)
-NO_GOAL = Goal(random=22, target=-float("inf"), steps=GOAL.steps, short=(15_000, -float("inf")), window=20)
+NO_GOAL = Goal(random=22, target=-float("inf"), steps=30_000, short=(15_000, -float("inf")), window=20)
 NUM_ENVS = 8
 NUM_STEPS = 64  # of each env, per rollout
 LENGTH = 16  # steps that gradients flow through
