@@ -79,7 +79,7 @@ def train(teacher: ppo.Policy, memory: bool, args: argparse.Namespace, run: Run)
     advice = relive.Field((), torch.int64)
     schema = relive.Schema.from_env(envs, teacher_action=advice, hidden=(state, state))
     rollout = relive.RolloutBuffer(schema, NUM_STEPS, num_envs, device=args.device, seed=args.seed)
-    seen = envs.single_observation_space["student"].shape[0]
+    seen = schema.leaves["obs", "student"].shape[0]
     student = Student(seen, envs.single_action_space.n, memory).to(args.device)
     collector = relive.Collector(envs, Lesson(student, teacher), rollout, seed=args.seed)
     optimizer = torch.optim.Adam(student.parameters(), lr=LEARNING_RATE)

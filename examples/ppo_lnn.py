@@ -34,7 +34,7 @@ BATCH_SIZE, EPOCHS = 16, 10  # sequences
 UNITS = 32
 GAMMA, LAMBDA = 0.99, 0.95
 CLIP = 0.2
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 1e-3
 REWARD_SCALE = 0.02  # actor and critic share the network: errors of returns of 100 would drown the actor's gradient
 
 

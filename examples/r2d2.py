@@ -121,7 +121,7 @@ def train(memory: str, args: argparse.Namespace, run: Run) -> None:
             loss.backward()
             nn.utils.clip_grad_norm_(q.parameters(), 10.0)
             optimizer.step()
-            replay.update_priorities(seq["index"], td_error.detach().T, seq["mask"].T)
+            replay.update_priorities(seq["index"], td_error.detach(), seq["mask"])
             for slow, fast in zip(slow_q.parameters(), q.parameters(), strict=True):
                 slow.data.lerp_(fast.data, TAU)
             losses = {"loss": loss}
