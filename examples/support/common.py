@@ -45,8 +45,7 @@ class Goal:
 def command_line(doc: str | None, env: str, *more: str) -> argparse.ArgumentParser:
     """The options that all examples have in common; ``doc`` is the example's docstring."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    also = "; with --short, several in turn" if more else ""
-    parser.add_argument("--env", choices=(env, *more), help=f"what to learn (default {env}{also})")
+    parser.add_argument("--env", choices=(env, *more), help=f"what to learn (default {env})")
     parser.add_argument("--seed", type=int, default=0, help="of the envs, the networks and the minibatches (default 0)")
     parser.add_argument("--steps", type=int, help="transitions to learn from, over all envs, at most")
     parser.add_argument("--num-envs", type=int, help="envs that are played side by side")
