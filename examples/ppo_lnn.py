@@ -26,7 +26,7 @@ from support.common import Goal, Run, command_line, draw_together
 from support.memory import HiddenVelocities
 
 ENV = "CartPole-v1"
-GOAL = Goal(random=22, target=400, stop=475, steps=200_000, short=(30_000, 150))
+GOAL = Goal(random=22, target=400, stop=475, steps=200_000, short=(60_000, 150))
 NUM_ENVS = 8
 NUM_STEPS = 128  # of each env, per rollout
 LENGTH = 16  # steps that gradients flow through
