@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .jit import Bytes, address_t, clear, jit, memcpy, prefetch
+from .jit import Bytes, address_t, jit, memcpy, prefetch
 
 __all__ = ["episode_starts", "gather_windows", "plan_windows"]
 
@@ -78,56 +78,28 @@ def gather_windows(
     """See :func:`relive.kernels.reference.episodes.gather_windows`."""
     count, width = len(first), source.shape[1]
     # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
-    block = np.empty(length * count * width + LINE, np.uint8)
-    out = block[-block.__array_interface__["data"][0] % LINE :][: length * count * width]
-    pads, sizes = pad.numpy(), lengths.numpy()
+    out = np.empty((length, count, width) if time_first else (count, length, width), np.uint8)
     per_step, per_window = (count, 1) if time_first else (1, length)
-    _gather(source.numpy().reshape(-1), first.numpy(), step, sizes, width, per_step, per_window, out)
-    _fill(sizes, pads, length, time_first, out)
-    return torch.from_numpy(out.reshape((length, count, width) if time_first else (count, length, width)))
+    rows, pads = source.numpy().reshape(-1), pad.numpy()
+    _gather(rows, first.numpy(), step, lengths.numpy(), pads, per_step, per_window, length, out)
+    return torch.from_numpy(out)
 
 
 @jit
 def _gather(
-    source: Any, first: Ints, step: int, lengths: Ints, width: int, per_step: int, per_window: int, out: Any
-) -> None:
+    source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes, per_step: int, per_window: int, length: int,
+    out: Any,
+) -> None:  # fmt: skip
     """``per_step`` and ``per_window`` are how many rows of ``out`` lie between successive steps and windows."""
-    here, there = source.ctypes.data, out.ctypes.data
-    ahead, between = min(width, AHEAD), step * width
+    here, there, blank = source.ctypes.data, out.ctypes.data, pad.ctypes.data
+    width = np.intp(pad.size)
+    ahead, across, between = min(width, AHEAD), per_step * width, step * width
     for b in range(first.size):
-        row, target = first[b] * width, b * per_window * width
+        row, target = first[b] * width, there + b * per_window * width
         following = first[min(b + 1, first.size - 1)] * width
         for t in range(lengths[b]):
             for line in range(0, ahead, LINE):  # windows lie anywhere: load the next one while this one is copied
                 prefetch(source, following + t * between + line)
-            memcpy(address_t(there + target + t * per_step * width), address_t(here + row + t * between), width)
-
-
-@jit
-def _fill(lengths: Ints, pad: Bytes, length: int, time_first: bool, out: Any) -> None:
-    """Padding, in runs as long as there are: of neighbouring windows at one step, or of the steps of one window."""
-    count, blank = lengths.size, not pad.any()
-    if not time_first:
-        for b in range(count):
-            _repeat(pad, blank, out, b * length + lengths[b], length - lengths[b])
-        return
-    for t in range(lengths.min(), length):
-        b = 0
-        while b < count:
-            begin = b
-            while b < count and lengths[b] <= t:
-                b += 1
-            _repeat(pad, blank, out, t * count + begin, b - begin)
-            b += 1
-
-
-@jit
-def _repeat(pad: Bytes, blank: bool, out: Any, row: int, rows: int) -> None:
-    """``rows`` times ``pad`` from a row on."""
-    source, width = pad.ctypes.data, np.intp(pad.size)
-    target = out.ctypes.data + row * width
-    if blank:
-        clear(address_t(target), rows * width)
-        return
-    for i in range(rows):
-        memcpy(address_t(target + i * width), address_t(source), width)
+            memcpy(address_t(target + t * across), address_t(here + row + t * between), width)
+        for t in range(lengths[b], length):
+            memcpy(address_t(target + t * across), address_t(blank), width)

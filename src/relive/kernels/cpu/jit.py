@@ -17,7 +17,6 @@ __all__ = [
     "Bytes",
     "Floats",
     "address_t",
-    "clear",
     "f32",
     "fetch",
     "flags",
@@ -84,17 +83,6 @@ def memcpy(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.intp), codegen
-
-
-@intrinsic
-def clear(_context: Any, target: Any, nbytes: Any) -> Any:
-    """Zero bytes from an address on."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(args[0], cgutils.voidptr_t), args[1], 0)
-        return _context.get_dummy_value()
-
-    return types.void(types.uintp, types.intp), codegen
 
 
 @intrinsic
