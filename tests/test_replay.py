@@ -27,6 +27,7 @@ from relive import (
     Recent,
     ReplayBuffer,
     Schema,
+    Sequence,
     Transition,
     Uniform,
     WithoutReplacement,
@@ -905,6 +906,14 @@ def test_what_the_sampler_keeps_counts_where_memory_is_short(monkeypatch: pytest
     ReplayBuffer(PLAIN, 10_000)
     with pytest.raises(SchemaError, match=r"would take [\d,]+ bytes and [\d,]+ are free(.|\n)*sampler(.|\n)*in all"):
         ReplayBuffer(PLAIN, 10_000, sampler=Prioritized())
+
+
+def test_the_weights_of_sequences_are_counted_once_there_are_any() -> None:
+    buffer = ReplayBuffer(PLAIN, 1_000, view=Sequence(4))
+    tree = cast("Any", buffer.sampler)._windows._tree
+    assert buffer.nbytes - ReplayBuffer.plan(PLAIN, 1_000).total_bytes == tree._nodes.base.nbytes
+    buffer.view = Transition()
+    assert buffer.nbytes == ReplayBuffer.plan(PLAIN, 1_000).total_bytes
 
 
 def test_minima_are_counted_once_they_are_asked_for() -> None:

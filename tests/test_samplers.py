@@ -914,7 +914,7 @@ def test_a_window_is_drawn_from_uniformly_or_by_priority_and_in_no_other_way(mak
 
 
 def test_the_ends_of_the_ranges_and_numbers_of_numpy_are_taken() -> None:
-    Prioritized(0, 0, eps=np.float64(1e-9), stratified=np.bool_(True), default_error=0, eta=1)
+    Prioritized(0, 0, eps=np.float64(1e-9), default_error=0, eta=1)
     Prioritized(np.float32(0.5), (0, np.float64(1.5), np.int64(1)), eta=0)
     assert Recent(1, 1).eta == Recent(np.float64(1.0), np.int32(1)).eta == 1
 

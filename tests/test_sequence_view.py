@@ -49,8 +49,9 @@ def views() -> Iterator[Sequence]:
         yield Sequence(length, burn_in, overlap, n, 0.5, drop_tail=i % 4 == 3, time_first=i % 3 != 2)
 
 
-def check_views(twin: Twin) -> None:
-    for view in views():
+def check_views(twin: Twin, turn: int = 0, of: int = 1) -> None:
+    """Everything, through all views; or through each so-many-th, another one at every turn."""
+    for view in itertools.islice(views(), turn % of, None, of):
         twin.buffer.view = view
         twin.check()
 
@@ -60,15 +61,15 @@ def check_views(twin: Twin) -> None:
 
 @pytest.mark.parametrize("rows", [2, 3, 5])
 def test_every_short_play_reads_as_the_list_of_episodes(rows: int) -> None:
-    for play in itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4)):
-        check_views(Twin(1, rows).play(*play))
+    for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4))):
+        check_views(Twin(1, rows).play(*play), turn, 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 4, 7, 12])
 def test_every_longer_play_does_so_as_well(rows: int) -> None:
-    for play in itertools.chain(plays(".TUB", 5), plays(".U|x", 5), plays(".T", 8)):
-        check_views(Twin(1, rows).play(*play))
+    for turn, play in enumerate(itertools.chain(plays(".TUB", 4), plays(".U|x", 5), plays(".T", 8))):
+        check_views(Twin(1, rows).play(*play), turn, 5)
 
 
 WORLDS: dict[str, Callable[[int, int], str]] = {
@@ -89,7 +90,7 @@ def test_every_window_of_a_world_is_right_before_and_after_the_ring_came_round(n
         if t % 9 == 7:
             twin.interrupt([t % num_envs])
         if t in (6, 15, 16, 25, 30):
-            check_views(twin)
+            check_views(twin, t, 3)
 
 
 @pytest.mark.parametrize("dress", DRESSES)
@@ -517,6 +518,16 @@ def test_a_mixture_of_sequences_is_a_batch_of_sequences() -> None:
             check_priorities(twin.buffer.sampler, chosen, mine, twin.buffer)
 
 
+def test_a_mixture_of_views_that_do_not_fit_is_refused_at_the_call_and_draws_nothing() -> None:
+    for other in (NStep(2), Sequence(5), Sequence(4, time_first=False), Sequence(4, n=2)):
+        twins = [Twin(1, 30, view=view).play(*"." * 20) for view in (Sequence(4), other)]
+        mixture = Mixture({"a": twins[0].buffer, "b": twins[1].buffer}, {"a": 1, "b": 1})
+        before = [contents(twin.buffer) for twin in twins]
+        with pytest.raises(SchemaError, match="let all of them agree"):
+            mixture.batches(2, 6)
+        assert [contents(twin.buffer) for twin in twins] == before
+
+
 def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
     """Some of the sequences of a batch."""
     data = batch.data[:, chosen] if batch.time_first else batch.data[chosen]
@@ -532,11 +543,16 @@ def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
     ("arguments", "message"),
     [
         ({"length": 0}, "length=0"),
-        ({"length": None}, "length is a number of steps"),
+        ({"length": None}, "length=None"),
         ({"length": 4, "overlap": 4}, "overlap=4"),
         ({"length": 4, "overlap": "most"}, "overlap='most'"),
         ({"length": 4, "burn_in": -1}, "burn_in=-1"),
         ({"length": 4, "n": 0}, "n=0"),
+        ({"length": 4, "gamma": float("nan")}, r"gamma=nan\): gamma is a number from 0 to 1"),
+        ({"length": 4, "gamma": 1.5}, r"gamma=1.5\): gamma is a number from 0 to 1"),
+        ({"length": 2.5}, r"length=2.5\): length is a number of steps"),
+        ({"length": 4, "drop_tail": None}, "drop_tail is True or False"),
+        ({"length": 4, "time_first": 1}, "time_first is True or False"),
         ({"length": 4, "weigh": "rows"}, "weigh='rows'"),
     ],
 )
@@ -544,12 +560,25 @@ def test_parameters_that_make_no_sense_are_refused(arguments: dict[str, Any], me
     with pytest.raises(SchemaError, match=message):
         Sequence(**arguments)
     twin = Twin(1, 20, view=Sequence(2)).play(*"." * 8)
+    before, view = contents(twin.buffer), repr(twin.buffer.view)
+    *_, (name, value) = arguments.items()
+    if (name, value) != ("overlap", 4):  # which is wrong for some lengths only
+        with pytest.raises(SchemaError, match=message):
+            setattr(twin.buffer.view, name, value)
+    assert contents(twin.buffer) == before
+    assert repr(twin.buffer.view) == view
+
+
+def test_windows_that_share_more_steps_than_they_have_are_refused_when_both_are_known() -> None:
+    view = Sequence(4, overlap=3)
+    twin = Twin(1, 20, view=view).play(*"." * 9)
     before = contents(twin.buffer)
-    for name, value in arguments.items():
-        setattr(twin.buffer.view, name, value)
-    with pytest.raises(SchemaError, match=message):
+    view.length = 3
+    with pytest.raises(SchemaError, match="overlap=3: successive sequences of 3 steps"):
         twin.buffer.sample(2)
     assert contents(twin.buffer) == before
+    view.overlap = 2
+    twin.check_batch(twin.buffer.sample(2))
 
 
 def test_steps_without_order_have_no_sequences() -> None:
@@ -629,7 +658,7 @@ def test_the_twins_read_the_same_bytes(seed: int) -> None:
     buffer, ring = twin.buffer, twin.buffer._ring
     buffer.data()
     places, batch = ring.anchors(), view._layouts[ring.store]
-    total, answers = view.burn_in + view.length + view.n, []
+    total, answers = view.rows, []
     time_first = bool(rng.integers(2))
     for kernel in (cpu, reference):
         out = np.full((total * len(places), batch.layout.nbytes), 7, np.uint8)

@@ -298,7 +298,7 @@ class Twin:
         high = view.burn_in + view.length + view.n
         assert batch.data.batch_size == ((high, len(index)) if view.time_first else (len(index), high))
         found = {path: x if view.time_first else x.swapaxes(0, 1) for path, x in batch_leaves(batch.data).items()}
-        facts = {("index",), ("lengths",), ("burn_in",), ("env",), ("start",), ("is_start",)}
+        facts = {("index",), ("lengths",), ("burn_in",), ("env",), ("start",)}
         extras = {(name,) for name in batch if name not in batch.data.keys() and name != "hidden"} - facts
         assert extras <= {("weight",), ("probability",)}, extras
         found |= leaves({name: batch[name].numpy() for (name,) in facts})
@@ -361,7 +361,7 @@ class Twin:
             "start": first.number + excerpt.burn_in,
         }
         item |= {(name,): np.int64(value) for name, value in facts.items()}
-        item["is_start",] = np.bool_(first.at == 0)
+        item["is_start",] = np.arange(high) == (0 if first.at == 0 else -1)
         return item
 
     def _blank(self) -> dict[Path, Any]:

@@ -14,6 +14,7 @@ from .parameters import is_count
 from .replay import ReplayBuffer
 from .sequences import SequenceBatch
 from .storage import as_host
+from .views import time_first_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -62,6 +63,7 @@ class Mixture:
         Raises:
             ShapeError: ``batch_size`` is not positive.
             EmptyError: a buffer that has rows in the batch holds no complete transition.
+            SchemaError: not all views read transitions, or sequences of one shape.
         """
         return next(self.batches(1, batch_size))
 
@@ -69,6 +71,12 @@ class Mixture:
         """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`, from this call."""
         if not (is_count(count, 1) and is_count(batch_size, 1)):
             raise ShapeError(f"batches({count!r}, {batch_size!r}): ask for whole numbers of at least 1")
+        views = [buffer.view for buffer in self.buffers.values()]
+        if len({(time_first_of(view), getattr(view, "rows", None)) for view in views}) > 1:
+            raise SchemaError(
+                "Mixture: the buffers' views give transitions and sequences, or sequences of different shapes: "
+                f"{views}; let all of them agree"
+            )
         rounds = [
             (i, self.buffers[name].batches(count, rows))
             for i, (name, rows) in enumerate(self._rows(batch_size).items())
@@ -107,10 +115,7 @@ class Mixture:
 
 def _together(parts: list[Any], sources: list[int], device: torch.device) -> Any:
     """One batch of several, with the number of the buffer that each row, or sequence, is from."""
-    sequences = [isinstance(part, SequenceBatch) for part in parts]
-    if any(sequences):
-        if not all(sequences):
-            raise SchemaError("Mixture: some of the buffers' views read sequences, and some transitions; let all agree")
+    if isinstance(parts[0], SequenceBatch):
         counts = torch.tensor([part.num_sequences for part in parts])
         return SequenceBatch.joined(parts, {"source": torch.tensor(sources).repeat_interleave(counts).to(device)})
     for part, source in zip(parts, sources, strict=True):

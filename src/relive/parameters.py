@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from .errors import SchemaError
 
-__all__ = ["Rule", "checked", "is_count", "is_names", "is_number"]
+__all__ = ["GAMMA_RULE", "Rule", "checked", "is_count", "is_flag", "is_names", "is_number"]
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]
@@ -50,6 +50,15 @@ def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> b
     return math.isfinite(number) and least <= number <= most
 
 
+def is_flag(value: Any) -> bool:
+    """Whether this is True or False."""
+    return isinstance(value, bool)
+
+
 def is_names(value: Any) -> bool:
     """Whether this is a tuple or list of strings."""
     return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
+
+
+GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")
+"""Of every view that discounts."""

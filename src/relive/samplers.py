@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .errors import LifecycleError, NotFiniteError, SchemaError, ShapeError
-from .parameters import Rule, checked, is_count, is_number
+from .parameters import Rule, checked, is_count, is_flag, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
 from .weights import WindowWeights, nothing_to_draw, recent_masses
@@ -85,8 +85,8 @@ class Uniform:
         self.watches = ring.rule.sparse
 
     def nbytes(self, rows: int) -> int:
-        """Nothing is kept."""
-        return 0
+        """Nothing, but of sequences a tree of their weights."""
+        return SumTree.nbytes(rows) if self._windows is not None else 0
 
     def changed(self, places: Ints, opens: Any) -> None:
         """Of sequences, note which can be drawn."""
@@ -200,7 +200,7 @@ def _is_beta(beta: Any) -> bool:
         "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1",
     ),
     eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
-    stratified=(lambda stratified: isinstance(stratified, bool | np.bool_), "stratified is True or False"),
+    stratified=(is_flag, "stratified is True or False"),
     normalize=(lambda normalize: normalize in ("batch", "buffer"), "normalize is 'batch' or 'buffer'"),
     default_error=(
         lambda error: error is None or is_number(error, 0, LARGEST_ERROR),
@@ -405,7 +405,7 @@ _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number abo
     eta=_ETA,
     sharpest=_ETA,
     c_min=(lambda c_min: is_count(c_min, 1), "c_min is a whole number of at least 1"),
-    adapt=(lambda adapt: isinstance(adapt, bool | np.bool_), "adapt is True or False"),
+    adapt=(is_flag, "adapt is True or False"),
 )
 class Recent:
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from . import kernels
 from .errors import SchemaError
 from .layout import RowLayout, field_groups
+from .parameters import GAMMA_RULE, checked, is_count, is_flag
 from .ring import Ints, Ring, Rule, Weigh
 from .schema import Field, Path
 from .sequences import padding, stride_of
@@ -56,11 +57,25 @@ class _Batch:
         self.states = [path for path in leaves if path[0] == "hidden"]
         self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
         self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
+        self.apart = bool(self.obs or self.others)
         small = field_groups(leaves, store.large)[:2]
         order = *RowLayout(*small, RESULTS).fields, ("is_start",), *((name,) for name in FACTS), *store.large
         self.order = list(dict.fromkeys(order))
 
 
+@checked(
+    length=(lambda length: is_count(length, 1), "length is a number of steps, at least 1"),
+    burn_in=(is_count, "burn_in is a number of steps, at least 0"),
+    overlap=(
+        lambda overlap: overlap in ("none", "half", "max") or is_count(overlap),
+        "overlap is 'none', 'half', 'max' or a number of steps less than length",
+    ),
+    n=(lambda n: is_count(n, 1), "n is at least 1"),
+    gamma=GAMMA_RULE,
+    drop_tail=(is_flag, "drop_tail is True or False"),
+    time_first=(is_flag, "time_first is True or False"),
+    weigh=(lambda weigh: weigh in get_args(Weigh), "weigh is 'windows', 'steps' or 'episodes'"),
+)
 @dataclass(slots=True)
 class Sequence:
     """Windows of consecutive steps of one episode, for recurrent networks (Kapturowski et al. 2019).
@@ -95,7 +110,8 @@ class Sequence:
             proportion to its steps; "episodes", and then each window of the episode. All may be changed at any time.
 
     Raises:
-        SchemaError: a parameter out of range.
+        SchemaError: a parameter out of range, here or when it is set later; an overlap that does not fit the length,
+            here or at the next batch.
     """
 
     length: int
@@ -120,20 +136,18 @@ class Sequence:
         return self.burn_in + self.length - 1
 
     @property
+    def rows(self) -> int:
+        """T', the rows of every sequence of a batch."""
+        return self.burn_in + self.length + self.n
+
+    @property
     def rule(self) -> Rule:
         """Which rows end a window.
 
         Raises:
-            SchemaError: a parameter out of range.
+            SchemaError: an overlap that does not fit the length.
         """
-        if self.length is None:  # pyright: ignore[reportUnnecessaryComparison]
-            raise SchemaError("Sequence: length is a number of steps, got None")
         stride = stride_of(self.length, self.overlap)
-        if self.burn_in < 0 or self.n < 1 or self.weigh not in ("windows", "steps", "episodes"):
-            raise SchemaError(
-                "Sequence: burn_in is at least 0, n at least 1, and weigh 'windows', 'steps' or 'episodes'; got "
-                f"burn_in={self.burn_in!r}, n={self.n!r}, weigh={self.weigh!r}"
-            )
         return Rule(self.history, self.length, stride, not self.drop_tail, self.weigh)
 
     def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
@@ -148,26 +162,28 @@ class Sequence:
         batch = self._layouts.get(store)
         if batch is None:
             batch = self._layouts[store] = _Batch(store)
-        count, rows = len(places), self.burn_in + self.length + self.n
+        count, rows = len(places), self.rows
         shape = (rows, count) if self.time_first else (count, rows)
         out, facts = np.empty((rows * count, batch.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
-        table = np.empty(rows * count if batch.obs or batch.others else 0, np.int64)
+        table = np.empty(rows * count if batch.apart else 0, np.int64)
         kernels.fast().read_sequences(
             places, ring.rows, self.burn_in, self.n, self.gamma, ring.state, ring.counters, ring.step, store.target,
             batch.at, self.time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
         )  # fmt: skip
-        packed, is_start, *known = store.tensors(out.reshape(*shape, -1), ring.step[facts[5]] == 0, *facts[:5])
+        packed, is_start, *known = store.tensors(
+            out.reshape(*shape, batch.layout.nbytes), ring.step[facts[5]] == 0, *facts[:5]
+        )
         fields = batch.layout.views(packed)
         fields |= {(name,): fact for name, fact in zip(FACTS, known, strict=True)}
         starts = torch.zeros_like(fields["mask",])
         starts[0 if self.time_first else (slice(None), 0)] = is_start
         fields["is_start",] = starts
-        fields |= self._apart(store, batch, facts[5], table.reshape(shape) if table.size else table)
+        fields |= self._apart(store, batch, facts[5], table.reshape(shape) if batch.apart else table)
         return {path: fields[path] for path in batch.order}
 
     def _apart(self, store: Store, batch: _Batch, first: Ints, table: Ints) -> dict[Path, Tensor]:
         """What the kernel does not make: hidden states before the ``first`` rows, other fields of all rows."""
-        if not table.size:
+        if not batch.apart:
             return store.gather(batch.states, *store.places(first)) if batch.states else {}
         # of the row that an episode ended on, only the observation means anything
         begin, seen, real = store.places(first, np.where(table < -1, -2 - table, table), table)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import kernels
 from .errors import SchemaError
-from .parameters import checked, is_count, is_names, is_number
+from .parameters import GAMMA_RULE, checked, is_count, is_names
 from .ring import Ints, Ring, Rule
 from .schema import Path
 from .store import Windows
@@ -51,7 +51,7 @@ WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without ord
 
 @checked(
     n=(lambda n: is_count(n, 1), WINDOW_RULE),
-    gamma=(lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1"),
+    gamma=GAMMA_RULE,
 )
 @dataclass(slots=True)
 class NStep:
