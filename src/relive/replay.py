@@ -525,8 +525,7 @@ class ReplayBuffer:
         facts = {name: batch.pop((name,)) for name in (*FACTS, *extras)}
         states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
-        shape = batch["mask",].shape
-        return SequenceBatch(as_tensordict(batch, shape), facts, hidden, time_first=time_first)
+        return SequenceBatch(batch, facts, hidden, time_first=time_first)
 
     def _keep_rule(self, view: View) -> None:
         """Another view, or other parameters of it, may change what can be drawn."""

@@ -1,6 +1,6 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .episodes import episode_starts, gather_windows, plan_windows
+from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
 from .ring import (
@@ -45,6 +45,7 @@ __all__ = [
     "ids_of",
     "live",
     "magnitudes",
+    "mark_windows",
     "masses",
     "permutation",
     "plan_windows",

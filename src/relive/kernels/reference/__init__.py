@@ -1,6 +1,6 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
-from .episodes import episode_starts, gather_windows, plan_windows
+from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .random import masses, permutation
 from .returns import discounted_return, gae, refuse_missing, vtrace
 from .ring import (
@@ -47,6 +47,7 @@ __all__ = [
     "ids_of",
     "live",
     "magnitudes",
+    "mark_windows",
     "masses",
     "permutation",
     "plan_windows",
