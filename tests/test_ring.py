@@ -330,10 +330,14 @@ class Pair:
             places, finals = (np.full(len(envs), -9, np.int64) for _ in range(2))
             room = len(envs) * (2 * self.rule.history + 4) if watch else 0
             where, opens = np.zeros(room, np.int64), np.zeros(room, np.uint8)
-            found = twin.add_rows(
-                envs, mode, staged, final, self.flags, self.sizes, s["target"], self.rows, s["state"], s["counters"],
-                s["step"], s["stamp"], s["order"], places, finals, where, opens,
+            arguments = (
+                staged, final, self.flags, self.sizes, s["target"], self.rows, s["state"], s["counters"], s["step"],
+                s["stamp"], s["order"], places, finals, where, opens,
             )  # fmt: skip
+            if twin is cpu and rng.random() < 0.5:
+                found = cpu.add_bound(cpu.bind_add(envs, *arguments), mode)
+            else:
+                found = twin.add_rows(envs, mode, *arguments)
             results.append((found if found < 0 else 0, places.tolist(), finals.tolist()))
             if found < 0:
                 assert all(array.tobytes() == old[name].tobytes() for name, array in s.items())

@@ -1,5 +1,6 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
+from .bound import add_bound, bind_add
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
@@ -31,9 +32,11 @@ from .tree import (
 )
 
 __all__ = [
+    "add_bound",
     "add_rows",
     "anchors",
     "append",
+    "bind_add",
     "copy_row",
     "discounted_return",
     "draw",
