@@ -446,6 +446,19 @@ def test_the_twins_agree_bit_for_bit_on_rows_that_stand_alone(seed: int) -> None
 
 
 @given(st.integers(0, 2**32))
+def test_the_twins_gather_the_same_stacks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, width, items, depth = (int(rng.integers(1, size)) for size in (20, 40, 12, 5))
+    source = rng.integers(0, 256, (rows, width), np.uint8)
+    now, then = rng.integers(-1, rows, (2, items, depth))
+    for twin in (cpu, reference):
+        outs = np.full((2, items * depth, width), 7, np.uint8)
+        twin.gather_pairs(source, now, then, *outs)
+        for out, places in zip(outs, (now, then), strict=True):
+            assert np.array_equal(out, np.where(places.reshape(-1, 1) >= 0, source[places.reshape(-1)], 0))
+
+
+@given(st.integers(0, 2**32))
 def test_the_twins_gather_and_scatter_the_same_bytes_and_no_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows, width, count = int(rng.integers(1, 20)), int(rng.integers(1, 40)), int(rng.integers(0, 12))

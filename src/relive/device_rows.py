@@ -142,6 +142,10 @@ class DeviceRows:
             found |= part.fields(flat, [path for path in wanted if self._part_of.get(path) is part])
         return {path: found[path].unflatten(0, where.shape) for path in wanted}
 
+    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
+        """See :class:`relive.store.Store`."""
+        return self.gather([path], now)[path], self.gather([path], then)[path]
+
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """See :class:`relive.store.Store`."""
         wanted = list(self.leaves if paths is None else paths)

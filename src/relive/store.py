@@ -92,6 +92,10 @@ class Store(Protocol):
         """Fields of the rows ``where`` ``[...]``, as ``[..., *shape]``, copied."""
         ...
 
+    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
+        """One field of the rows ``now`` and ``then`` ``[B, depth]``, most of which are the same."""
+        ...
+
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """The same (default: all fields) of the rows ``places`` ``[...]``."""
         ...
