@@ -26,11 +26,13 @@ def _tensordict() -> Any:
     # importing tensordict takes as long as importing torch, so it waits for the first batch
     from tensordict import TensorDict
 
-    return TensorDict
+    # What is made here fits together. To check that again takes eight times as long as all the rest, a fifth of what
+    # a small batch costs; the way around it has no public name.
+    return getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 def as_tensordict(leaves: Mapping[Path, Tensor], batch_size: Sequence[int]) -> TensorDict:
-    """The tensors as a nested TensorDict; nothing is copied."""
+    """The tensors, each of which begins with ``batch_size``, as a nested TensorDict; nothing is copied."""
     return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size))
 
 
