@@ -4,8 +4,8 @@
 ``docs/migration/agilerl.md`` has what becomes right, what becomes faster and what differs.
 """
 
+from ..errors import StepError
 from .buffer import RolloutBuffer
 from .sequences import BPTTSequenceType
-from .steps import StepError
 
 __all__ = ["BPTTSequenceType", "RolloutBuffer", "StepError"]

@@ -16,12 +16,12 @@ from ...kernels.reference.random import key as stream
 from ...rollout import RolloutBuffer as Rollout
 from ...schema import Field, Path, Schema
 from ...storage import as_tensordict
+from ..errors import StepError
 from .sequences import BPTTSequenceType, minibatches, overlap_of, padded_steps, rows_of
 from .steps import (
     FLAG,
     Ends,
     Fields,
-    StepError,
     action_field,
     blank,
     fitted,

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from ... import returns
 from ...checks import numpy_dtype
-from ...errors import ShapeError
 from ...schema import Field, as_tensor
+from ..errors import StepError
 
 __all__ = [
     "FLAG",
     "FLAT",
     "Ends",
     "Fields",
-    "StepError",
     "action_field",
     "blank",
     "fitted",
@@ -36,10 +35,6 @@ Fields: TypeAlias = "dict[tuple[str, ...], Field]"
 
 FLAT = Field()
 FLAG = Field((), torch.bool)
-
-
-class StepError(ShapeError, RuntimeError):
-    """A step does not fit; a RuntimeError as well, as torch raises it inside AgileRL."""
 
 
 def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
