@@ -29,9 +29,11 @@ def _tensordict() -> Any:
     return TensorDict
 
 
-def as_tensordict(leaves: Mapping[Path, Tensor], batch_size: Sequence[int]) -> TensorDict:
-    """The tensors as a nested TensorDict; nothing is copied."""
-    return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size))
+def as_tensordict(
+    leaves: Mapping[Path, Tensor], batch_size: Sequence[int], device: torch.device | None = None
+) -> TensorDict:
+    """The tensors as a nested TensorDict, which notes the device if that is given; nothing there already is copied."""
+    return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size), device=device)
 
 
 class Columns:

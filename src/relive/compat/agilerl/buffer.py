@@ -14,9 +14,10 @@ from ... import kernels
 from ...errors import FieldError, ShapeError
 from ...kernels.reference.random import key as stream
 from ...rollout import RolloutBuffer as Rollout
-from ...schema import Field, Path, Schema
+from ...schema import Field, Path
 from ...storage import as_tensordict
 from ..errors import StepError
+from .columns import NAMES, TARGETS, paths_of, schema_of
 from .sequences import BPTTSequenceType, minibatches, overlap_of, padded_steps, rows_of
 from .steps import (
     FLAG,
@@ -25,7 +26,6 @@ from .steps import (
     action_field,
     blank,
     fitted,
-    numbered,
     observation_fields,
     recurrent_states,
     vector,
@@ -35,25 +35,6 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 __all__ = ["RolloutBuffer"]
-
-NAMES = {
-    "observations": "obs",
-    "next_observations": "next_obs",
-    "actions": "action",
-    "rewards": "reward",
-    "dones": "terminated",
-    "values": "value",
-    "log_probs": "log_prob",
-    "advantages": "advantage",
-    "returns": "return",
-    "hidden_states": "hidden",
-    "action_masks": "action_mask",
-    "episode_starts": "episode_start",
-}
-"""AgileRL's names of the columns, and relive's. What both done bits make is stored as ``terminated``."""
-
-TARGETS = ("log_probs", "advantages", "values", "returns")
-"""What minibatches of sequences have without padding."""
 
 SEQUENCES = 1
 """The stream of random numbers that shuffles sequences."""
@@ -139,7 +120,9 @@ class RolloutBuffer:
         self._action = action_field(action_space, keep_dtypes)
         sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
         self._hidden: Fields = {(key,): Field((size[0], size[2])) for key, size in sizes.items()}
-        self._rollout = Rollout(self._schema(), capacity, num_envs, wrap=wrap_at_capacity, seed=seed)
+        self._rollout = Rollout(
+            schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed
+        )
         self._no_obs, self._no_state = blank(self._obs, num_envs), blank(self._hidden, num_envs)
         self._zeros, self._nowhere = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
         self._ended = self._nowhere
@@ -169,20 +152,8 @@ class RolloutBuffer:
         self._added = 0
         self._forget_sequences()
 
-    def _schema(self) -> Schema:
-        flag, obs = FLAG, numbered(self._obs)
-        fields: dict[str, Any] = {"obs": obs, "next_obs": obs, "action": self._action, "reward": ()}
-        fields |= {"terminated": flag, "truncated": flag, "value": (), "log_prob": (), "advantage": (), "return": ()}
-        return Schema(fields | ({"hidden": numbered(self._hidden)} if self._hidden else {}))
-
     def _paths(self, names: Iterable[str]) -> dict[Path, Path]:
-        """Of each leaf of these columns: its path in AgileRL, and in relive."""
-        nested = {"observations": self._obs, "next_observations": self._obs, "hidden_states": self._hidden}
-        found: dict[Path, Path] = {}
-        for name in names:
-            for i, path in enumerate(nested.get(name, {(): self._action})):
-                found[name, *path] = (NAMES[name], str(i)) if path else (NAMES[name],)
-        return found
+        return paths_of(names, self._obs, self._hidden)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -192,7 +163,7 @@ class RolloutBuffer:
     def _views(self) -> TensorDict:
         block = self._rollout.block[: self.capacity]
         leaves = {path: block[inner] for path, inner in self._paths(self._names).items()}
-        return as_tensordict(leaves, (self.capacity, self.num_envs)).to("cpu")  # which notes the device
+        return as_tensordict(leaves, (self.capacity, self.num_envs), torch.device("cpu"))
 
     def _column(self, name: str, like: Field) -> None:
         """Make room for a column that AgileRL allocates with the first step that has one."""
@@ -323,16 +294,16 @@ class RolloutBuffer:
 
         Row ``t * N + n`` of all is step t of environment n, oldest first. Empty if nothing is stored.
         """
-        return self._batch(batch_size, "buffer size").numpy() if self.size() else {}
+        return self._batch(batch_size, "buffer size", torch.device("cpu")).numpy() if self.size() else {}
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
         """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None."""
         target = device or self.device
         if not self.size():
-            return as_tensordict({}, ()).to(target)
-        return self._batch(batch_size, "buffer_size").to(target)
+            return as_tensordict({}, (), torch.device(target))
+        return self._batch(batch_size, "buffer_size", torch.device(target))
 
-    def _batch(self, batch_size: int | None, size: str) -> TensorDict:
+    def _batch(self, batch_size: int | None, size: str, device: torch.device) -> TensorDict:
         total, names = self.size(), self._names
         if batch_size is not None and batch_size > total:
             text = f"Batch size {batch_size} is larger than {size} {total}. Returning all data."
@@ -340,7 +311,8 @@ class RolloutBuffer:
             batch_size = None
         columns = tuple(NAMES[name] for name in names)
         batch = self._rollout.flat(columns) if batch_size is None else self._rollout.sample(batch_size, columns)
-        return as_tensordict({path: batch[inner] for path, inner in self._paths(names).items()}, batch.batch_size)
+        leaves = {path: batch[inner] for path, inner in self._paths(names).items()}
+        return as_tensordict(leaves, batch.batch_size, device)
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -384,7 +356,7 @@ class RolloutBuffer:
         self.num_sequences, self.max_sequence_length = seq.num_sequences, len(self.padded_data) // seq.num_sequences
         self._index = rows_of(seq, self.max_sequence_length, self.num_envs).to(target)
         columns = {(name,): self._rollout[NAMES[name]].flatten().to(target, copy=True) for name in TARGETS}
-        self.unpadded_data = as_tensordict(columns, (self._rollout.steps * self.num_envs,))
+        self.unpadded_data = as_tensordict(columns, (self._rollout.steps * self.num_envs,), target)
 
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
         """The prepared sequences in random order, ``batch_size`` of them at a time; a new order with each call.

@@ -58,7 +58,7 @@ def padded_steps(
     flat = {path: leaf[:, :longest].flatten(0, 1).to(device) for path, leaf in leaves.items()}
     pairs = zip(keys, seq["hidden"], strict=True)
     states = {key: state.transpose(0, 1).contiguous().to(device) for key, state in pairs}
-    return _with_states(flat, seq.num_sequences * longest, states).to(device)
+    return _with_states(flat, seq.num_sequences * longest, states, device)
 
 
 def rows_of(seq: SequenceBatch, longest: int, num_envs: int) -> Tensor:
@@ -81,7 +81,8 @@ def minibatches(
         flat = {path: leaf.flatten(0, 1) for path, leaf in batch.items()}
         first = {key: state.index_select(0, chosen) for key, state in states.items()}
         steps = {path: column.index_select(0, rows) for path, column in columns.items()}
-        yield _with_states(flat, len(chosen) * longest, first), as_tensordict(steps, (len(rows),))
+        data = _with_states(flat, len(chosen) * longest, first, index.device)
+        yield data, as_tensordict(steps, (len(rows),), index.device)
 
 
 def _leaves(data: TensorDict) -> dict[Path, Tensor]:
@@ -90,8 +91,10 @@ def _leaves(data: TensorDict) -> dict[Path, Tensor]:
     return {(key,) if isinstance(key, str) else key: leaf for key, leaf in items if isinstance(leaf, Tensor)}
 
 
-def _with_states(leaves: Mapping[Path, Tensor], rows: int, states: dict[str, Tensor]) -> TensorDict:
+def _with_states(
+    leaves: Mapping[Path, Tensor], rows: int, states: dict[str, Tensor], device: torch.device
+) -> TensorDict:
     """Padded steps, with the states that their sequences start in as AgileRL attaches them."""
-    data = as_tensordict(leaves, (rows,))
+    data = as_tensordict(leaves, (rows,), device)
     data.set_non_tensor(STATES, states)
     return data
