@@ -58,6 +58,9 @@ SAME_LAYER = {("schema", "errors"), ("weights", "ring"), ("replay", "saving"), (
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}
 """Heavy packages, and the one module or package that may import each."""
 
+HOSTS = ("agilerl", "embodichain", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
+"""Libraries that have a drop-in module: only the one of its name in `compat` may import each, or need not."""
+
 Sources = dict[str, str]
 """Path inside the package -> source."""
 
@@ -154,6 +157,8 @@ def misplaced(module: str, name: str) -> str | None:
     package = part_of(name)
     if package in PLACES and not is_inside(module, PLACES[package]):
         return f"imports {package}, which only {PLACES[package]} may"
+    if package in HOSTS and not is_inside(module, f"compat.{package}"):
+        return f"imports {package}, which only compat.{package} may"
     return None
 
 
@@ -231,6 +236,8 @@ def test_the_checker_passes_a_sound_tree():
         ("returns.py", "def f():\n    import numba.core", ":2: imports numba, which only kernels.cpu may"),
         ("kernels/cpu.py", "import triton", ":1: imports triton, which only kernels.gpu may"),
         ("returns.py", "from ray import get", ":1: imports ray, which only cluster may"),
+        ("replay.py", "def f():\n    import velora", ":2: imports velora, which only compat.velora may"),
+        ("compat/agilerl.py", "from velora import x", ":1: imports velora, which only compat.velora may"),
         ("helpers.py", "", "helpers: has no layer"),
     ],
 )

@@ -157,6 +157,13 @@ class DeviceRows:
             found |= self.gather([path for path in wanted if path not in HOSTED], where)
         return {path: found[path] for path in wanted}
 
+    def views(self) -> dict[Path, Tensor]:
+        """See :class:`relive.store.Store`; rewards and flags in RAM."""
+        found = self._host.views()
+        for part in self._parts:
+            found |= part.views()
+        return {path: found[path] for path in self.leaves}
+
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """See :class:`relive.store.Store`; in one copy."""
         packet = _Packet(self.device, *((array.shape, array.dtype) for array in arrays))
@@ -233,6 +240,10 @@ class _Part:
     def put(self, where: Tensor, words: Tensor) -> None:
         """Store staged rows at ``where`` (int64 ``[K]``)."""
         self._words[:, : words.shape[1]].index_copy_(0, where, words)
+
+    def views(self) -> dict[Path, Tensor]:
+        """The fields of all rows where they lie."""
+        return self.layout.views(self._words[:-1].view(torch.uint8))
 
     def fields(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
         """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``: the run of bytes that they lie in, copied."""

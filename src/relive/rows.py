@@ -201,6 +201,13 @@ class ReplayRows:
             for path in (self.leaves if paths is None else paths)
         }
 
+    def views(self) -> dict[Path, Tensor]:
+        """See :class:`Store`."""
+        return {
+            path: self.blocks[path] if path in self.blocks else typed(self.arrays[path], field.dtype)
+            for path, field in self.leaves.items()
+        }
+
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """See :class:`Store`."""
         return [torch.from_numpy(array) for array in arrays]

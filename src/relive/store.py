@@ -100,6 +100,10 @@ class Store(Protocol):
         """The same (default: all fields) of the rows ``places`` ``[...]``."""
         ...
 
+    def views(self) -> dict[Path, Tensor]:
+        """All fields of all rows ``[num_rows, *shape]`` in the schema's order, where they lie."""
+        ...
+
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
         ...

@@ -1,0 +1,1 @@
+"""Drop-in modules: the classes of other libraries, over relive's core."""
