@@ -26,8 +26,8 @@ from support.goals import BitFlip, Judged, successes
 
 BITS, SHORT_BITS = 15, 10
 ENV = "BitFlip"
-GOAL = Goal(random=0, target=0.95, steps=120_000, short=(25_000, 0.6), stop=0.99, measure="success rate")
-NO_GOAL = Goal(random=0, target=-math.inf, steps=120_000, short=(4_000, -math.inf), measure="success rate")
+GOAL = Goal(random=0, target=0.95, steps=60_000, short=(12_000, 0.6), stop=0.99, measure="success rate")
+NO_GOAL = Goal(random=0, target=-math.inf, steps=30_000, short=(4_000, -math.inf), measure="success rate")
 NUM_ENVS = 4
 CAPACITY = 100_000
 WARM_UP = 1_000  # random transitions before the first gradient step
