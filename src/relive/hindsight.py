@@ -60,6 +60,17 @@ class _Fit:
         self.goal = np.array([offsets[achieved] if field else 0, field.nbytes if field else 0], np.int64)
         places = [desired, ("next_obs", *desired[1:])] if self.packed else []
         self.goals = np.array([planned.batch.offsets[path] for path in places], np.int64)
+        self._scratch: tuple[tuple[int, int], _Steps] | None = None
+
+    def scratch(self, count: int, n: int) -> _Steps:
+        """Memory for the steps of a batch, used again by the next."""
+        if self._scratch is None or self._scratch[0] != (count, n):
+            size = count * n
+            ints = [np.empty(shape, np.int64) for shape in (count, count + 1, size, size, (3, count))]
+            goals = [np.empty((size, int(self.goal[1])), np.uint8) for _ in range(2)]
+            fresh = _Steps(*ints, np.empty(size, np.float32), np.empty((2, size), np.uint8), *goals)
+            self._scratch = (count, n), fresh
+        return self._scratch[1]
 
 
 def _is_function(function: Any) -> bool:
@@ -225,7 +236,7 @@ class Hindsight:
             _, _, to, copied = store.planned
             kernels.fast().relabel_windows(
                 steps.which, steps.begin, steps.after, ring.num_envs, self.gamma, *given, store.target, out, to,
-                copied, steps.desired.view(np.uint8).reshape(len(steps.desired), -1), fit.goals, last, used,
+                copied, steps.desired, fit.goals, last, used,
             )  # fmt: skip
             later.extend((steps.which, steps.begin[:-1], used))
 
@@ -249,24 +260,20 @@ class Hindsight:
 
     def _choose(self, ring: Ring, fit: _Fit, places: Ints, key: int, out: Array) -> _Steps:
         """The rows of a batch that get another goal, and the steps of their windows."""
-        count, size = len(places), len(places) * self.n
-        achieved, desired = (np.empty((size, *fit.shape), fit.dtype) for _ in range(2))
-        steps = _Steps(
-            np.empty(count, np.int64), np.empty(count + 1, np.int64), np.empty(size, np.int64), np.empty(size, np.int64),
-            np.empty((3, count), np.int64), np.empty(size, np.float32), np.empty((2, size), np.uint8), achieved, desired,
-        )  # fmt: skip
+        steps = fit.scratch(len(places), self.n)
         ends, seen = ring.ends()
         _, at, to, _ = ring.store.planned
-        others = ring.draw(count, stream(key, OTHERS)) if self.strategy == "random" else None
+        others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
         found = kernels.fast().choose_goals(
             places, np.uint64(stream(key, GOALS)), self.ratio, STRATEGIES[self.strategy], self.finished_only, ring.rows,
             ring.state, ring.step, ring.order, ends, seen, places if others is None else others, ring.store.target, at,
-            out, to, fit.goal, *steps[:7], *(x.view(np.uint8).reshape(size, -1) for x in (achieved, desired)),
+            out, to, fit.goal, *steps,
         )  # fmt: skip
-        total = steps.begin[found]
+        which, begin, now, after, spans, rewards, flags, achieved, desired = steps
+        total = begin[found]
         return _Steps(
-            steps.which[:found], steps.begin[: found + 1], steps.now[:total], steps.after[:total],
-            steps.spans[:, :found], steps.rewards[:total], steps.flags[:, :total], achieved[:total], desired[:total],
+            which[:found], begin[: found + 1], now[:total], after[:total], spans[:, :found], rewards[:total],
+            flags[:, :total], achieved[:total], desired[:total],
         )  # fmt: skip
 
     def _changes(self, store: Store, fit: _Fit, steps: _Steps) -> Arrays:
@@ -278,9 +285,10 @@ class Hindsight:
             fields |= {("next_obs", *path[1:]): x for path, x in _arrays(store, steps.after, obs).items()}
             seen = [_arrays(store, places[per], obs) for places in steps.spans]
             return relabelled(self.relabel, store.leaves, fields, *seen)
-        achieved, desired, path = steps.achieved, steps.desired, ("obs", self.achieved)
-        goals: Arrays = {}
-        if not fit.packed:
+        path, goals = ("obs", self.achieved), Arrays()
+        if fit.packed:
+            achieved, desired = (x.view(fit.dtype).reshape(-1, *fit.shape) for x in (steps.achieved, steps.desired))
+        else:
             achieved = _arrays(store, steps.after, [path])[path]
             desired = _arrays(store, steps.spans[2][per], [path])[path]
             goals = {(name, self.desired): desired for name in ("obs", "next_obs")}

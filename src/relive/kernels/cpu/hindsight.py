@@ -108,7 +108,8 @@ def _list_steps(
     """The steps of the windows of the rows ``which``, by which time their goals have come."""
     width, inverse, entry = source.shape[1], 1.0 / rows, 0
     bits, floats = source.reshape(-1), source.reshape(-1).view(np.float32)
-    counts = out.reshape(-1).view(np.int32)
+    counts, size = out.reshape(-1).view(np.int32), goal[1]
+    first, reached, wanted = source.ctypes.data + goal[0], achieved.ctypes.data, desired.ctypes.data
     begin[0] = 0
     for m in range(which.size):
         here = places[which[m]]
@@ -119,9 +120,9 @@ def _list_steps(
             flags[0, entry], flags[1, entry] = bits[byte + at[1]], bits[byte + at[2]]
             here = _after(here, base, rows)
             after[entry] = here
-            for b in range(goal[1]):
-                achieved[entry, b] = bits[here * width + goal[0] + b]
-                desired[entry, b] = bits[spans[AIM, m] * width + goal[0] + b]
+            if size:
+                memcpy(address_t(reached + entry * size), address_t(first + here * width), np.intp(size))
+                memcpy(address_t(wanted + entry * size), address_t(first + spans[AIM, m] * width), np.intp(size))
             entry += 1
         begin[m + 1] = entry
 
