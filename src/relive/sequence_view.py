@@ -155,7 +155,7 @@ class Sequence:
         """
         return _rule(self.history, self.length, self.overlap, self.drop_tail, self.weigh)
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and what is known of each, ``[B, ...]``.
 
         Raises:

@@ -13,16 +13,17 @@ from .errors import SchemaError
 from .parameters import GAMMA_RULE, checked, is_count, is_names
 from .ring import Ints, Ring, Rule
 from .schema import Path
-from .store import Windows
+from .store import Amend, Windows
 
-__all__ = ["FrameStack", "NStep", "Transition", "View", "rule_of", "time_first_of"]
+__all__ = ["FrameStack", "NStep", "Transition", "View", "read_windows", "rule_of", "time_first_of"]
 
 
 class View(Protocol):
     """Turns the places of anchors into the fields of a batch.
 
     One that reads sequences has two more members: ``rule`` (:class:`relive.ring.Rule`), what can be drawn, and
-    ``time_first`` (bool), whether time is the first axis of what it reads or the second.
+    ``time_first`` (bool), whether time is the first axis of what it reads or the second. One that cannot read every
+    ring may have ``require(ring)``, which is called when it is set, and raises.
     """
 
     @property
@@ -30,8 +31,12 @@ class View(Protocol):
         """How many rows before an anchor it reads, as far as the episode has them."""
         ...
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
-        """The fields ``[B, ...]`` of a batch."""
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of a batch.
+
+        ``key`` is the stream of random numbers of the batch, for views that draw; None where nothing is drawn, as by
+        :meth:`relive.ReplayBuffer.data`. One that reads through another hands it on.
+        """
         ...
 
 
@@ -79,18 +84,11 @@ class NStep:
         """Nothing before the anchor is read."""
         return 0
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``."""
-        store, found = ring.store, self.windows(ring, places)
-        now = store.gather(store.large, found.now)
-        then = {} if ring.alone else store.gather([path for path in store.large if path[0] == "obs"], found.then)
-        for path, tensor in now.items():
-            found.fields[path] = tensor
-            if path in then:
-                found.fields["next_obs", *path[1:]] = then[path]
-        return found.fields
+        return read_windows(ring, self.windows(ring, places))
 
-    def windows(self, ring: Ring, places: Ints) -> Windows:
+    def windows(self, ring: Ring, places: Ints, amend: Amend | None = None) -> Windows:
         """All but the large fields, and the places of the next observations, unless those are stored as given.
 
         Raises:
@@ -98,7 +96,19 @@ class NStep:
         """
         if ring.alone and self.n > 1:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
-        return ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state)
+        return ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend)
+
+
+def read_windows(ring: Ring, found: Windows) -> dict[Path, Tensor]:
+    """All fields ``[B, ...]`` of windows."""
+    store = ring.store
+    now = store.gather(store.large, found.now)
+    then = {} if ring.alone else store.gather([path for path in store.large if path[0] == "obs"], found.then)
+    for path, tensor in now.items():
+        found.fields[path] = tensor
+        if path in then:
+            found.fields["next_obs", *path[1:]] = then[path]
+    return found.fields
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - it reads as the view that it returns
@@ -141,7 +151,7 @@ class FrameStack:
         """The frames before the anchor's."""
         return self.depth - 1
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
 
         Raises:

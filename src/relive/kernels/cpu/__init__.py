@@ -2,6 +2,7 @@
 
 from .bound import add_bound, bind_add
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
+from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
 from .ring import (
@@ -38,6 +39,7 @@ __all__ = [
     "anchors",
     "append",
     "bind_add",
+    "choose_goals",
     "copy_row",
     "discounted_return",
     "draw",
@@ -55,6 +57,7 @@ __all__ = [
     "permutation",
     "plan_windows",
     "read_sequences",
+    "relabel_windows",
     "scatter_rows",
     "stack_places",
     "tree_build",
