@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -13,16 +14,22 @@ from torch import Tensor
 from . import kernels
 from .batching import parts, parts_by_steps
 from .errors import FieldError, ShapeError
-from .layout import LARGE_FIELD, RowLayout
+from .layout import RowLayout
+from .memory import Recycled
 from .returns import normalize
 from .schema import Field, Path, Schema
-from .sequences import WHOLE, SequenceBatch, padding
+from .sequences import WHOLE, EnvBatch, SequenceBatch, padding
 from .storage import as_tensordict
 from .vectors import swap_layers
 
-__all__ = ["Flags", "States", "WindowReader", "cut", "splitter"]
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Flags", "States", "WindowReader", "cut", "env_batches", "splitter"]
 
 Ints = NDArray[np.int64]
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor of a shape and dtype, of whatever content."""
 ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
 """The columns of a table of windows."""
 
@@ -73,6 +80,10 @@ def splitter(
     return lambda _: split if total else []
 
 
+def _fresh(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 class States:
     """The recurrent states of a rollout: columns ``[T, N, ...]``, or every k-th row of them.
 
@@ -91,16 +102,20 @@ class States:
         start = windows[:, START]
         return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
 
-    def at(self, rows: Tensor, envs: Tensor, num_envs: int) -> dict[Path, Tensor]:
+    def at(self, rows: Tensor, envs: Tensor, num_envs: int, empty: Empty) -> dict[Path, Tensor]:
         """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``."""
         found: dict[Path, Tensor] = {}
         index = rows // self.every * num_envs + envs
         unknown = rows % self.every != 0 if self.every > 1 else None
         for path, column in self._columns.items():
-            state = column.index_select(0, index)
+            out = empty((len(index), *column.shape[1:]), column.dtype)
+            state = torch.index_select(column, 0, index, out=out)
             if unknown is not None:
                 state[unknown] = self._initial[path]
-            found[path] = swap_layers(state).contiguous()
+            swapped = swap_layers(state)
+            if not swapped.is_contiguous():
+                swapped = empty(tuple(swapped.shape), column.dtype).copy_(swapped)
+            found[path] = swapped
         return found
 
 
@@ -113,8 +128,9 @@ class WindowReader:
         schema: how they are nested.
         size: (T, N).
         device: where they lie.
-        pack: first lay the small fields of a row next to each other, environment by environment: it costs one pass
-            over them, and each window is then one run of bytes.
+        pack: first lay the fields of up to so many bytes of a row next to each other, environment by environment: it
+            costs one pass over them, and each window is then one run of bytes.
+        memory: what batches are made of, on the CPU.
     """
 
     def __init__(
@@ -124,23 +140,23 @@ class WindowReader:
         schema: Schema,
         size: tuple[int, int],
         device: torch.device,
-        pack: bool,
+        pack: int,
+        memory: Recycled,
     ) -> None:
         self._columns, self._states, self._schema = columns, states, schema
-        (self._steps, self._envs), self._device = size, device
+        (self.num_steps, self._envs), self._device = size, device
+        self._empty: Empty = memory.empty if device.type == "cpu" else partial(_fresh, device)
         for name in {path[0] for path in columns} & {"lengths", "burn_in", "env", "start", "done"}:
             raise FieldError(
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
             )
         fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
-        small = {
-            path: field for path, field in fields.items() if not field.nbytes or (pack and field.nbytes <= LARGE_FIELD)
-        }
+        small = {path: field for path, field in fields.items() if field.nbytes <= pack}
         self._layout = RowLayout(small)
-        rows = torch.empty((self._envs, self._steps, self._layout.nbytes), dtype=torch.uint8, device=self._device)
+        rows = self._empty((self._envs, self.num_steps, self._layout.nbytes), torch.uint8)
         for path, view in self._layout.views(rows).items():
             view.copy_(columns[path].transpose(0, 1))
-        self._rows, self._time = rows.flatten(0, 1), torch.arange(self._steps, device=self._device)
+        self._rows, self._time = rows.flatten(0, 1), torch.arange(self.num_steps, device=self._device)
         self._pad = torch.zeros(self._layout.nbytes, dtype=torch.uint8, device=self._device)
         for path, view in self._layout.views(self._pad[None]).items():
             view.fill_(padding(path))
@@ -210,25 +226,66 @@ class WindowReader:
         hidden = None if self._states is None else self._hidden(moved["start"], moved["env"])
         return SequenceBatch(as_tensordict(leaves, (high - low, self._envs)), moved, hidden, time_first=True)
 
+    def whole(self, envs: Ints) -> TensorDict:
+        """All steps of some envs, ``[T, B, ...]``."""
+        env = torch.from_numpy(envs).to(self._device)
+        lengths = torch.full_like(env, self.num_steps)
+        leaves = self._gather(torch.zeros_like(env), env, lengths, self.num_steps, True)
+        return as_tensordict(leaves, (self.num_steps, len(envs)))
+
     def _hidden(self, first: Tensor, envs: Tensor) -> Any:
         assert self._states is not None
-        return self._schema.rebuild("hidden", self._states.at(first, envs, self._envs).__getitem__)
+        return self._schema.rebuild("hidden", self._states.at(first, envs, self._envs, self._empty).__getitem__)
 
     def _gather(self, first: Tensor, env: Tensor, lengths: Tensor, rows: int, time_first: bool) -> dict[Path, Tensor]:
+        def read(source: Tensor, index: Tensor, step: int, pad: Tensor) -> Tensor:
+            axes = (rows, len(first)) if time_first else (len(first), rows)
+            out = self._empty((*axes, source.shape[1]), torch.uint8)
+            return kernels.gather_windows(source, index, step, lengths, pad, rows, time_first, out)
+
         packed: dict[Path, Tensor] = {}
         if self._layout.fields:
-            index = env * self._steps + first
-            out = kernels.gather_windows(self._rows, index, 1, lengths, self._pad, rows, time_first)
-            packed = self._layout.views(out)
+            packed = self._layout.views(read(self._rows, env * self.num_steps + first, 1, self._pad))
         index = first * self._envs + env
         found: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
             if path in packed:
                 found[path] = packed[path]
                 continue
-            source = column.reshape(self._steps * self._envs, -1).view(torch.uint8)
+            source = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
             pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
-            bits = pad.reshape(1, -1).view(torch.uint8)[0]
-            out = kernels.gather_windows(source, index, self._envs, lengths, bits, rows, time_first)
+            out = read(source, index, self._envs, pad.reshape(1, -1).view(torch.uint8)[0])
             found[path] = out.view(column.dtype).reshape(*out.shape[:2], *column.shape[2:])
         return found
+
+
+def env_batches(
+    trajectories: WindowReader,
+    columns: WindowReader,
+    windows: Ints,
+    orders: Iterator[Ints],
+    bounds: list[tuple[int, int]],
+) -> Iterator[EnvBatch]:
+    """Whole envs, in the order that ``orders`` gives for each epoch, (begin, end) of them a batch.
+
+    Args:
+        trajectories: reads what is wanted as sequences.
+        columns: reads what is wanted as it is.
+        windows: whole trajectories, env by env, as :func:`cut` gives them.
+        orders: permutations of the envs.
+        bounds: of the batches.
+    """
+    for order in orders:
+        for low, high in bounds:
+            envs = order[low:high]
+            mine = windows[_rows_of(windows[:, ENV], envs)]
+            (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
+            yield EnvBatch(torch.from_numpy(envs), columns.whole(envs), sequences)
+
+
+def _rows_of(sorted_envs: Ints, envs: Ints) -> Ints:
+    """The rows of each env in turn, of a table that is sorted by env."""
+    begin, end = (np.searchsorted(sorted_envs, envs, side) for side in ("left", "right"))
+    counts = end - begin
+    before = np.cumsum(counts) - counts
+    return np.repeat(begin - before, counts) + np.arange(counts.sum())

@@ -73,16 +73,25 @@ def _cut(
 
 
 def gather_windows(
-    source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, time_first: bool
+    source: Tensor,
+    first: Tensor,
+    step: int,
+    lengths: Tensor,
+    pad: Tensor,
+    length: int,
+    time_first: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     """See :func:`relive.kernels.reference.episodes.gather_windows`."""
     count, width = len(first), source.shape[1]
-    # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
-    out = np.empty((length, count, width) if time_first else (count, length, width), np.uint8)
+    if out is None:
+        # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
+        shape = (length, count, width) if time_first else (count, length, width)
+        out = torch.from_numpy(np.empty(shape, np.uint8))
     per_step, per_window = (count, 1) if time_first else (1, length)
     rows, pads = source.numpy().reshape(-1), pad.numpy()
-    _gather(rows, first.numpy(), step, lengths.numpy(), pads, per_step, per_window, length, out)
-    return torch.from_numpy(out)
+    _gather(rows, first.numpy(), step, lengths.numpy(), pads, per_step, per_window, length, out.numpy())
+    return out
 
 
 @jit

@@ -67,12 +67,20 @@ def plan_windows(
 
 
 def gather_windows(
-    source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, time_first: bool
+    source: Tensor,
+    first: Tensor,
+    step: int,
+    lengths: Tensor,
+    pad: Tensor,
+    length: int,
+    time_first: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Rows ``first``, ``first + step``, ... of ``source`` (uint8 ``[R, W]``), ``lengths`` of them for each window.
 
     Returns:
         uint8 ``[length, B, W]``, or ``[B, length, W]``; ``pad`` (uint8 ``[W]``) stands where a window has no row.
+        ``out``, if it is given, a contiguous tensor of that shape.
     """
     time = torch.arange(length, device=source.device)
     inside = time[None, :] < lengths[:, None]
@@ -80,4 +88,5 @@ def gather_windows(
     if time_first:
         index, inside = index.T, inside.T
     rows = source.index_select(0, index.reshape(-1)).view(*index.shape, -1)
-    return torch.where(inside[..., None], rows, pad)
+    found = torch.where(inside[..., None], rows, pad)
+    return found if out is None else out.copy_(found)
