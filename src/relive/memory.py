@@ -1,7 +1,8 @@
-"""Memory of batches that were dropped, handed out again."""
+"""Memory on huge pages, and that of batches that were dropped, handed out again."""
 
 from __future__ import annotations
 
+import mmap
 import sys
 from threading import Lock
 from typing import Any
@@ -11,10 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Recycled"]
+__all__ = ["Recycled", "zeroed"]
 
 KEPT = 16
 """Blocks that are kept for the next batches; more are there only while batches that use them are."""
+
+
+HUGE = 2**21
+"""Bytes of a huge page."""
+
+
+def zeroed(nbytes: int) -> NDArray[np.uint8]:
+    """Zeroed memory, on huge pages where there are any: at random places most of a read is finding the page."""
+    if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(nbytes, np.uint8)
+    memory = mmap.mmap(-1, -(-nbytes // HUGE) * HUGE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, nbytes)
 
 
 class Recycled:
@@ -40,7 +54,7 @@ class Recycled:
             return self._blocks[min(fits, key=lambda i: self._blocks[i].size)][:nbytes]
         if len(self._blocks) >= KEPT and free:  # those are too small
             del self._blocks[min(free, key=lambda i: self._blocks[i].size)]
-        block = np.empty(max(nbytes + nbytes // 8, 1), np.uint8)  # batches differ a little in size
+        block = zeroed(max(nbytes + nbytes // 8, 1))  # batches differ a little in size
         self._blocks.append(block)
         return block[:nbytes]
 
@@ -56,7 +70,7 @@ class Recycled:
 def _unused() -> int:
     """What ``sys.getrefcount`` says of an array that a list alone refers to, asked as above."""
     blocks = [np.empty(1, np.uint8)]
-    return [sys.getrefcount(blocks[i]) for i in range(1)][0]
+    return next(sys.getrefcount(blocks[i]) for i in range(1))
 
 
 UNUSED = _unused()

@@ -893,7 +893,7 @@ class RolloutBuffer:
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
         # packing costs as much as one pass of gathering each field by itself
-        rows = PackedRows({path: self._columns.ordered(path) for path in wanted}, pack=pack)
+        rows = PackedRows({path: self._columns.ordered(path) for path in wanted}, pack, self._memory)
         for order in orders:
             for low, high in bounds:
                 batch = rows.gather(order[low:high])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from . import kernels
 from .checks import numpy_view
 from .errors import FullError
+from .memory import zeroed
 from .schema import Field, Path, nest
 
 if TYPE_CHECKING:
@@ -64,7 +66,11 @@ class Columns:
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
-            return torch.zeros((self.num_steps + 1, self.num_envs, *shape), dtype=dtype, device=self.device)
+            full = self.num_steps + 1, self.num_envs, *shape
+            if self.device.type != "cpu":
+                return torch.zeros(full, dtype=dtype, device=self.device)
+            bits = torch.from_numpy(zeroed(math.prod(full) * dtype.itemsize))
+            return bits.view(dtype).view(full)
 
     def _find(self) -> None:
         """Note where the own columns lie."""

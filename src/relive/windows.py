@@ -108,8 +108,9 @@ class States:
         index = rows // self.every * num_envs + envs
         unknown = rows % self.every != 0 if self.every > 1 else None
         for path, column in self._columns.items():
-            out = empty((len(index), *column.shape[1:]), column.dtype)
-            state = torch.index_select(column, 0, index, out=out)
+            state = empty((len(index), *column.shape[1:]), column.dtype)
+            bits, out = (x.reshape(len(x), -1).view(torch.uint8) for x in (column, state))
+            kernels.gather_windows(bits, index, 1, torch.ones_like(index), bits[0], 1, False, out[:, None])
             if unknown is not None:
                 state[unknown] = self._initial[path]
             swapped = swap_layers(state)
@@ -275,17 +276,17 @@ def env_batches(
         orders: permutations of the envs.
         bounds: of the batches.
     """
+    counts = np.bincount(windows[:, ENV], minlength=bounds[-1][1])
+    begins = np.cumsum(counts) - counts
     for order in orders:
         for low, high in bounds:
             envs = order[low:high]
-            mine = windows[_rows_of(windows[:, ENV], envs)]
+            mine = windows[_runs(begins[envs], counts[envs])]
             (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
             yield EnvBatch(torch.from_numpy(envs), columns.whole(envs), sequences)
 
 
-def _rows_of(sorted_envs: Ints, envs: Ints) -> Ints:
-    """The rows of each env in turn, of a table that is sorted by env."""
-    begin, end = (np.searchsorted(sorted_envs, envs, side) for side in ("left", "right"))
-    counts = end - begin
+def _runs(begins: Ints, counts: Ints) -> Ints:
+    """begin, begin + 1, ... of each, as many as it counts."""
     before = np.cumsum(counts) - counts
-    return np.repeat(begin - before, counts) + np.arange(counts.sum())
+    return np.repeat(begins - before, counts) + np.arange(counts.sum())

@@ -350,7 +350,7 @@ class RolloutStorage:
     def _learn_shapes(self, transition: Any) -> None:
         """Make room for the parameters and states that the first transition with some has."""
         if self._params is None:
-            self._declare_params([p for p in transition.distribution_params or ()])
+            self._declare_params(list(transition.distribution_params or ()))
         for name, state in zip(STATES, transition.hidden_states, strict=True):
             if state is not None and name not in self._states:
                 self._declare_states(name, [swap_layers(s) for s in _wrapped(state)])

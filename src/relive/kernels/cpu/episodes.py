@@ -19,6 +19,8 @@ LINE = 64
 """Bytes of a cache line."""
 AHEAD = 1024
 """Bytes of a row that are loaded ahead; longer ones the processor foresees by itself."""
+BLOCK = 4
+"""Windows that are copied side by side, so that what is written of a step is in one piece; short rows gain nothing."""
 
 
 @jit
@@ -101,14 +103,16 @@ def _gather(
 ) -> None:  # fmt: skip
     """``per_step`` and ``per_window`` are how many rows of ``out`` lie between successive steps and windows."""
     here, there, blank = source.ctypes.data, out.ctypes.data, pad.ctypes.data
-    width = np.intp(pad.size)
+    width, count = np.intp(pad.size), first.size
     ahead, across, between = min(width, AHEAD), per_step * width, step * width
-    for b in range(first.size):
-        row, target = first[b] * width, there + b * per_window * width
-        following = first[min(b + 1, first.size - 1)] * width
-        for t in range(lengths[b]):
-            for line in range(0, ahead, LINE):  # windows lie anywhere: load the next one while this one is copied
-                prefetch(source, following + t * between + line)
-            memcpy(address_t(target + t * across), address_t(here + row + t * between), width)
-        for t in range(lengths[b], length):
-            memcpy(address_t(target + t * across), address_t(blank), width)
+    block = BLOCK if width > 2 * LINE else 1
+    for low in range(0, count, block):
+        for t in range(length):
+            for b in range(low, min(low + block, count)):
+                following = min(b + block, count - 1)
+                row = first[following] * width + t * between
+                for line in range(0, ahead if t < lengths[following] else 0, LINE):
+                    prefetch(source, row + line)  # windows lie anywhere: load the next ones while these are copied
+                target = address_t(there + b * per_window * width + t * across)
+                inside = t < lengths[b]
+                memcpy(target, address_t(here + first[b] * width + t * between if inside else blank), width)
