@@ -281,7 +281,9 @@ def test_tensors_made_in_inference_mode_can_be_written_to_outside_of_it() -> Non
     made.distribution_params[0][0] += 1
     weight = torch.ones((), requires_grad=True)
     for batch in made.recurrent_mini_batch_generator(2, 1):
-        (batch.advantages * weight * batch.old_distribution_params[0].sum() * batch.hidden_states[1].sum()).sum().backward()
+        (
+            batch.advantages * weight * batch.old_distribution_params[0].sum() * batch.hidden_states[1].sum()
+        ).sum().backward()
     assert weight.grad is not None
 
 
