@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
 from threading import Lock
@@ -54,14 +55,16 @@ class Recycled:
             return self._blocks[min(fits, key=lambda i: self._blocks[i].size)][:nbytes]
         if len(self._blocks) >= KEPT and free:  # those are too small
             del self._blocks[min(free, key=lambda i: self._blocks[i].size)]
-        block = zeroed(max(nbytes + nbytes // 8, 1))  # batches differ a little in size
+        block = zeroed(nbytes + nbytes // 8)  # batches differ a little in size
         self._blocks.append(block)
         return block[:nbytes]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
         """A tensor of that memory, of whatever content."""
-        count = int(np.prod(shape, dtype=np.int64))
-        return torch.from_numpy(self.take(count * dtype.itemsize)).view(dtype).view(shape)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_numpy(self.take(nbytes)).view(dtype).view(shape)
 
     def __reduce__(self) -> Any:
         return Recycled, ()

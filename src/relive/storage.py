@@ -67,10 +67,10 @@ class Columns:
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
             full = self.num_steps + 1, self.num_envs, *shape
-            if self.device.type != "cpu":
+            nbytes = math.prod(full) * dtype.itemsize
+            if self.device.type != "cpu" or not nbytes:
                 return torch.zeros(full, dtype=dtype, device=self.device)
-            bits = torch.from_numpy(zeroed(math.prod(full) * dtype.itemsize))
-            return bits.view(dtype).view(full)
+            return torch.from_numpy(zeroed(nbytes)).view(dtype).view(full)
 
     def _find(self) -> None:
         """Note where the own columns lie."""
