@@ -18,7 +18,7 @@ from .store import Apart, Array, Ints, Where, Windows
 
 __all__ = ["PackedRows", "ReplayRows", "require_dump", "staged_leaves"]
 
-READ = ("reward", "terminated", "truncated", "_stamp")
+READ = ("reward", "terminated", "truncated", "_stamp", "_step")
 """What the kernel of windows reads of a step, in its order."""
 
 WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
@@ -105,7 +105,10 @@ class ReplayRows:
         """The rows of a batch."""
         self._at, self._to = _window_bytes(self.layout, self.batch)
         starts, given = self.batch.starts, alone or any(path[0] == "next_obs" for path in leaves)
-        self._copied = np.array([starts[3 if groups[2] else 2], starts[2], -1 if given else starts[1]], np.int64)
+        self._copied = np.array([starts[3 if groups[2] else 2], starts[2], -1 if given else starts[1], 0, 0], np.int64)
+        if given:
+            begin, end = self.layout.starts[2:4]
+            self._copied[3:] = begin, end - begin
 
     def meta(self, name: str) -> Array:
         """See :class:`Store`."""
