@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +43,6 @@ def observed(space: spaces.Space[Any], shape: Any, obs: Any, num_envs: int) -> A
     return np.asarray(obs).reshape((num_envs, *shape))
 
 
-def joined(tree: Any) -> Any:
-    """The dictionary of a nested field of a batch, or the tensor of a plain one."""
-    return {key: tree[key] for key in tree.keys()} if isinstance(tree, Mapping) or hasattr(tree, "keys") else tree  # noqa: SIM118
+def joined(space: spaces.Space[Any], obs: Any) -> Any:
+    """Observations of a batch: a dictionary in the order of the space, or the tensor."""
+    return {key: obs[key] for key in space.spaces} if isinstance(space, spaces.Dict) else obs

@@ -166,7 +166,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _observed(self, obs: Any, env: Any) -> Any:
-        found = joined(obs)
+        found = joined(self.observation_space, obs)
         if env is not None:
             plain = {k: numpy_view(v) for k, v in found.items()} if isinstance(found, dict) else numpy_view(found)
             found = env.normalize_obs(plain)
@@ -183,7 +183,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
         def arrange(columns: list[Any]) -> Any:
             if not isinstance(columns[0], Tensor):
-                return {key: arrange([column[key] for column in columns]) for key in columns[0].keys()}  # noqa: SIM118
+                return {key: arrange([c[key] for c in columns]) for key in self.observation_space.spaces}
             out = np.zeros((self.buffer_size, self.n_envs, *columns[0].shape[1:]), numpy_view(columns[0]).dtype)
             for env, column in enumerate(columns):
                 out[(self.pos - len(column) + np.arange(len(column))) % self.buffer_size, env] = numpy_view(column)

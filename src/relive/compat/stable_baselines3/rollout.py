@@ -123,7 +123,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
         return map(self._samples, batches)
 
     def _samples(self, batch: Any) -> Any:
-        obs = joined(batch["obs"])
+        obs = joined(self.observation_space, batch["obs"])
         if isinstance(obs, dict):
             kind, obs = samples.DictRolloutBufferSamples, {key: x.to(self.device) for key, x in obs.items()}
         else:
@@ -134,7 +134,8 @@ class RolloutBuffer(buffers.RolloutBuffer):
     # The columns, views [T, N, ...].
 
     def _column(self, name: str) -> Any:
-        found = joined(self._rollout.block[name][: self.buffer_size])
+        found = self._rollout.block[name][: self.buffer_size]
+        found = joined(self.observation_space, found) if name == "obs" else found
         return {key: numpy_view(x) for key, x in found.items()} if isinstance(found, dict) else numpy_view(found)
 
     def _attached(self, name: str) -> Array:
