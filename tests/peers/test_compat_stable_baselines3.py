@@ -184,7 +184,7 @@ def test_trap_m2_saving_memory_keeps_the_observation_an_episode_ended_on() -> No
     steps = play(BOX, ACTIONS["box"], 45, 1, seed=1)
     truth = {step[0].tobytes(): step[1] for step in steps}
     a, b = pair(
-        "ReplayBuffer", 50, BOX, ACTIONS["box"], device="cpu", optimize_memory_usage=True,
+        "ReplayBuffer", 100, BOX, ACTIONS["box"], device="cpu", optimize_memory_usage=True,
         handle_timeout_termination=False,
     )  # fmt: skip
     wrong = [row for row in split(fed(b, steps).sample(500)) if not right(row, truth)]
@@ -194,8 +194,8 @@ def test_trap_m2_saving_memory_keeps_the_observation_an_episode_ended_on() -> No
     assert all(right(row, truth) for row in found)
     assert {row.observations.numpy().tobytes() for row in found} >= {step[0].tobytes() for step in steps[:-1]}
     with pytest.raises(ValueError, match="simultaneously"):
-        theirs.ReplayBuffer(50, BOX, ACTIONS["box"], "cpu", optimize_memory_usage=True)
-    both = fed(ours.ReplayBuffer(50, BOX, ACTIONS["box"], "cpu", optimize_memory_usage=True), steps)
+        theirs.ReplayBuffer(100, BOX, ACTIONS["box"], "cpu", optimize_memory_usage=True)
+    both = fed(ours.ReplayBuffer(100, BOX, ACTIONS["box"], "cpu", optimize_memory_usage=True), steps)
     cut = {step[0].tobytes() for step in steps if step[5][0].get("TimeLimit.truncated")}
     assert cut
     assert all(row.dones.item() == 0 for row in split(both.sample(500)) if row.observations.numpy().tobytes() in cut)

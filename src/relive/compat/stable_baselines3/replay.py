@@ -14,6 +14,7 @@ from ...replay import ReplayBuffer as Core
 from ...samplers import Prioritized, Sampler
 from ...schema import Field, Schema
 from ...views import NStep
+from ..continuity import Continuity
 from .common import Array, action_field, buffers, joined, obs_fields, observed, samples
 
 __all__ = [
@@ -64,7 +65,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
         self._replay = self._core(seed, **parts)
         self._follows = optimize_memory_usage or self._view.n > 1
-        self._next: Any = None
+        self._continuity = Continuity()
         self._done: Array = np.ones(n_envs, np.bool_)
 
     def _core(self, seed: int | None, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99) -> Core:
@@ -101,8 +102,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         timeout = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
             timeout[:] = [info.get("TimeLimit.truncated", False) for info in infos]
-        if self._follows:
-            self._interrupt_unless_following(obs)
+        if self._follows:  # every call of `learn` resets the envs behind the buffer's back
+            self._continuity.follow(self._replay, obs)
         self._replay.add(
             obs=obs,
             next_obs=next_obs,
@@ -111,25 +112,18 @@ class ReplayBuffer(buffers.ReplayBuffer):
             terminated=done & ~timeout,
             truncated=done & timeout,
         )
+        self._done = done
         if self._follows:
-            self._next, self._done = next_obs, done
+            self._continuity.note(next_obs, done)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full, self.pos = True, 0
-
-    def _interrupt_unless_following(self, obs: Any) -> None:
-        """Envs that were reset behind the buffer's back, as every call of ``learn`` does, start new episodes."""
-        if self._next is None:
-            return
-        cut = ~self._done & ~_alike(obs, self._next)
-        if cut.any():
-            self._replay.interrupt(np.flatnonzero(cut))
 
     def reset(self) -> None:
         """Forget everything stored."""
         super().reset()
         self._replay.clear()
-        self._next = None
+        self._continuity.forget()
 
     def size(self) -> int:
         """Steps per env that can be drawn."""
@@ -344,13 +338,6 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
         weights = self._sent(batch["weight"].unsqueeze(1))
         return kind(*self._fields(batch, env), weights, numpy_view(batch["index"]))
-
-
-def _alike(one: Any, other: Any) -> Array:
-    """Which envs have the same observations, bool ``[N]``."""
-    if isinstance(one, dict):
-        return np.logical_and.reduce([_alike(one[key], other[key]) for key in one])
-    return (one == other).reshape(len(one), -1).all(1)
 
 
 def _real(rows: Any, done: bool) -> Tensor:
