@@ -143,21 +143,28 @@ class ReplayBuffer:
     @property
     def data(self) -> Data:
         """All memory by key, float32 ``[max_size, N, ...]``, copied; zero where nothing is stored."""
-        return {} if self._rows is None else self._padded(self.get_data_slice(0, self.max_size))
+        found = {} if self._rows is None else self.get_data_slice(0, self.max_size)
+        return {key: value for key, value in found.items() if value is not None}
 
-    def _padded(self, found: Data) -> Data:
+    def _padded(self, found: Data, count: int) -> Data:
         def pad(value: Any) -> Any:
-            out = np.zeros((self.max_size, *value.shape[1:]), np.float32)
+            out = np.zeros((count, *value.shape[1:]), np.float32)
             out[: len(value)] = value
             return out
 
         states = () if self.recurrent_actor else STATES
-        return {k: v if k in states else mapped(pad, v) for k, v in found.items() if v is not None}
+        return {key: value if key in states else mapped(pad, value) for key, value in found.items()}
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> Data:
-        """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; None for what is not stored."""
+        """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where no step is yet.
+
+        None stands for the keys that transitions do not have.
+        """
         found = dict.fromkeys(self.storage_tensors)
-        return found if self._rows is None else {**found, **self._rows.read(start_pos, end_pos, self.step)}
+        if self._rows is None:
+            return found
+        count = max(min(end_pos, self.max_size) - start_pos, 0)
+        return {**found, **self._padded(self._rows.read(start_pos, end_pos, self.step), count)}
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> Data:
         """Everything stored in the order of time, float32 ``[size, N, ...]`` by key; copies, in RAM anyway."""
