@@ -101,7 +101,7 @@ def test_steps_are_stored_and_served_the_same(name: str, num_envs: int, nested: 
             start = 2 if count == 3 else 5
             same(mine.get_data_slice(start, 9), its.get_data_slice(start, 9))
             for key in (OBS, REW, DONE2, RHS):
-                same(mine.copy_single_tensor(key, its.step - 1), its.copy_single_tensor(key, its.step - 1))
+                same(mine.copy_single_tensor(key, its.step - 1), host("her").copy_single_tensor(its, key, its.step - 1))
             its.before_gradients()
             mine.before_gradients()
             (a,), (b,) = (list(buffer.generate_batches(1, 2000)) for buffer in (mine, its))
