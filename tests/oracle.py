@@ -330,6 +330,42 @@ class Replay:
             last=row._replace(number=row.number + len(steps), at=row.at + len(steps)),
         )
 
+    def goal_rows(self, row: Row, strategy: str, finished_only: bool = False) -> list[Row]:
+        """The live rows from which a step's new goal may come, each following one of the steps that may be chosen.
+
+        Andrychowicz et al. 2017, section 4.5: the steps of the row's own episode from it on ("future"), the last of
+        them ("final"), all of them ("episode"), those before it ("past"); any complete step at all ("random").
+        """
+        if finished_only and not (row.episode.done or row.episode.cut):
+            return []
+        live = {(other.env, other.number): other for env in range(self.num_envs) for other in self.live(env)}
+        steps = [other for other in live.values() if other.complete and (strategy == "random" or other.episode is row.episode)]
+        if strategy == "future":
+            steps = [other for other in steps if other.at >= row.at]
+        elif strategy == "past":
+            steps = [other for other in steps if other.at < row.at]
+        elif strategy == "final":
+            steps = steps[-1:]
+        return [live[other.env, other.number + 1] for other in steps]
+
+    def hindsight(self, row: Row, n: int, gamma: float, judge: Callable[[Step, Any], tuple[float, bool, bool]]) -> Window:
+        """The n-step window of a row under another goal: ``judge`` says of a step and the observation after it what it
+        is worth then, and whether it terminates or is truncated, which ends the window."""
+        judged: list[tuple[float, bool, bool]] = []
+        for at in range(row.at, min(row.at + n, row.episode.known)):
+            judged.append(judge(row.episode.steps[at], row.episode.next_obs(at)))
+            if judged[-1][1] or judged[-1][2]:
+                break
+        _, terminated, truncated = judged[-1]
+        return Window(
+            reward=_discounted([reward for reward, _, _ in judged], gamma),
+            discount=0.0 if terminated else gamma ** len(judged),
+            steps=len(judged),
+            terminated=terminated,
+            truncated=truncated,
+            last=row._replace(number=row.number + len(judged), at=row.at + len(judged)),
+        )
+
     def excerpt(self, row: Row, length: int, stride: int, burn_in: int, n: int) -> Excerpt:
         """The window that ends with a step, what comes before it, and what its n-step windows reach beyond it."""
         starts = window_starts(row.episode.known, length, stride)

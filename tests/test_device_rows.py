@@ -24,7 +24,7 @@ import relive.plan
 import relive.replay
 import twins
 from elsewhere import ELSEWHERE, far_device
-from relive import Collector, Field, FrameStack, Mixture, NStep, Prioritized, ReplayBuffer, Schema, Transition
+from relive import Collector, Field, FrameStack, Hindsight, Mixture, NStep, Prioritized, ReplayBuffer, Schema, Transition
 from relive.checks import numpy_view
 from relive.device_rows import HOSTED, DeviceRows
 from relive.errors import DeviceError, FieldError, FileFormatError, SchemaError
@@ -599,3 +599,35 @@ def test_what_does_not_fit_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) 
         SchemaError, match=r"would take 4,032 bytes on cuda and 4,000 are free; lower the capacity:\n62"
     ):
         ReplayBuffer.plan(schema, 62, device="cuda").require_memory()
+
+
+# Hindsight.
+
+
+def summed(goals: Any) -> Any:
+    return goals.reshape(len(goals), -1)[:, :12].astype(np.float32).sum(1)
+
+
+HINDSIGHTS = {
+    "future": lambda: Hindsight(lambda a, d: summed(a) - summed(d), k=4, gamma=0.5),
+    "final, 3-step, terminated": lambda: Hindsight(
+        lambda a, d: summed(a) - 2 * summed(d), "final", terminated_fn=lambda a, d: summed(a) % 3 == 0, n=3, gamma=0.5
+    ),
+    "steps, 2-step": lambda: Hindsight(
+        strategy="episode", n=2, gamma=0.5, relabel=lambda steps, initial, final, chosen: {
+            "obs": {"desired_goal": chosen["achieved_goal"]}, "next_obs": {"desired_goal": final["achieved_goal"]},
+            "reward": summed(steps["obs"]["achieved_goal"]) + summed(initial["observation"]), "action": steps["action"] * 0,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dress", ["goals", "image goals"])
+@pytest.mark.parametrize("view", HINDSIGHTS)
+def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dress: str) -> None:
+    pair = Pair(place, dress=dress, view=HINDSIGHTS[view]).play(*PLAYS)
+    for _ in range(3):
+        batches = pair.ram.sample(12), pair.there.sample(12)
+        assert batches[0]["relabelled"].any()
+        alike(*batches, place.device)
+    pair.check()

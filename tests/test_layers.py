@@ -35,6 +35,8 @@ LAYERS = {
     "samplers": 4,
     "views": 4,
     "sequence_view": 4,
+    "relabelling": 3,
+    "hindsight": 4,
     "weights": 3,
     "windows": 4,
     "random_policy": 4,
@@ -52,7 +54,7 @@ LAYERS = {
 
 SEAM = {(part, "layout") for part in ("device_rows", "rows", "store", "windows")}
 SEAM |= {("device_rows", "rows"), ("device_rows", "store"), ("rows", "store")}
-SAME_LAYER = {("schema", "errors"), ("weights", "ring"), ("replay", "saving"), ("rollout", "saving"), *SEAM}
+SAME_LAYER = {("schema", "errors"), ("weights", "ring"), ("hindsight", "views"), ("replay", "saving"), ("rollout", "saving"), *SEAM}
 """The imports within one layer that are wanted."""
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

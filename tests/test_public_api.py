@@ -24,6 +24,7 @@ FACE = [
     "Field",
     "FrameStack",
     "GroupAdvantage",
+    "Hindsight",
     "Mixture",
     "MonteCarlo",
     "NStep",

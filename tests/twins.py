@@ -62,6 +62,11 @@ def image_of(obs: np.ndarray) -> np.ndarray:
     return np.resize(obs.astype("<u4").view(np.uint8), (36, 32))
 
 
+def goals_of(obs: np.ndarray, achieved: np.ndarray) -> dict[str, np.ndarray]:
+    """An observation with goals: the one achieved names the row it is of, the one desired is that of no row."""
+    return {"observation": obs[:3], "achieved_goal": achieved, "desired_goal": np.full_like(achieved, 99)}
+
+
 SEQUENCES: dict[str, Callable[[], SequenceView]] = {
     "pairs": lambda: SequenceView(2, gamma=0.5),
     "of 3, burn-in 2, 2-step": lambda: SequenceView(3, 2, "none", 2, 0.5),
@@ -86,6 +91,8 @@ DRESSES: dict[str, tuple[tagged.Observations, Callable[[Any], Any]]] = {
     "large": ("box", lambda obs: np.repeat(obs[:, None], 80, axis=1)),
     "image": ("box", image_of),
     "mixed": ("box", lambda obs: {"state": obs, "camera": image_of(obs)}),
+    "goals": ("box", lambda obs: goals_of(obs, obs)),
+    "image goals": ("box", lambda obs: goals_of(obs, image_of(obs))),
 }
 """Observations of each kind, made of tagged ones: small and large, plain and nested."""
 

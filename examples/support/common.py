@@ -25,7 +25,7 @@ WINDOW = 100
 
 @dataclass(frozen=True)
 class Goal:
-    """How good is good in an env, in mean returns, and how much experience it may take."""
+    """How good is good in an env, in mean returns or another measure of episodes, and how much experience it may take."""
 
     random: float
     """Of random play."""
@@ -40,6 +40,8 @@ class Goal:
     """Where a run ends early; above the target, so that it is not luck that ends it."""
     window: int = WINDOW
     """Episodes that a mean return is taken over."""
+    measure: str = "mean return"
+    """What the mean over episodes is called."""
 
 
 def command_line(doc: str | None, env: str, *more: str) -> argparse.ArgumentParser:
@@ -122,7 +124,7 @@ class Run:
         verdict = "" if self.target == -math.inf else ": reached" if reached else ": missed"
         last, seconds = min(self.goal.window, len(self.episodes)), self._seconds()
         print(
-            f"{self.name} on {self.env}: mean return {self.mean:.4g} over the last {last} episodes after "
+            f"{self.name} on {self.env}: {self.goal.measure} {self.mean:.4g} over the last {last} episodes after "
             f"{self.done:,} steps in {seconds:.0f} s\n"
             f"  {self.aim}{verdict}; random play: {self.goal.random:g}"
         )
@@ -140,7 +142,7 @@ class Run:
             ("steps", f"{self.done:,}"),
             ("steps/s", f"{self.done / self._seconds():,.0f}"),
             ("episodes", f"{len(self.episodes):,}"),
-            ("mean return", f"{self.mean:.4g}"),
+            (self.goal.measure, f"{self.mean:.4g}"),
             *((name.replace("_", " "), f"{value:.3g}") for name, value in self.losses.items()),
         ]
 
@@ -172,7 +174,7 @@ class Run:
         ):
             axes.axhline(level, color=color, linewidth=1.2, linestyle=style, label=f"{label}: {level:g}")
         axes.set_title(f"{self.name} on {self.env}", loc="left", fontweight="bold")
-        axes.set_title(f"mean return {self.mean:.4g} after {seconds:.0f} s", loc="right", fontsize=10, color="#595959")
+        axes.set_title(f"{self.goal.measure} {self.mean:.4g} after {seconds:.0f} s", loc="right", fontsize=10, color="#595959")
         _dress(axes, steps[-1])
         axes.legend(frameon=False, loc="best", fontsize=9, markerscale=2).legend_handles[0].set_alpha(0.6)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +208,7 @@ def draw_together(path: Path, title: str, groups: Mapping[str, Sequence[Run]]) -
     axes.set_title(title, loc="left", fontweight="bold")
     _dress(axes, max(run.done for runs in groups.values() for run in runs))
     windows = sorted({run.goal.window for runs in groups.values() for run in runs})
-    axes.set_ylabel(f"mean return of the last {' or '.join(map(str, windows))} episodes")
+    axes.set_ylabel(f"{goal.measure} of the last {' or '.join(map(str, windows))} episodes")
     axes.legend(frameon=False, loc="best", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.15)

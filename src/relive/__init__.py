@@ -6,6 +6,7 @@ Everything between an environment's ``step()`` and the learner's ``loss.backward
 from . import errors, returns
 from .collect import Collector
 from .errors import ReliveError
+from .hindsight import Hindsight
 from .mixture import Mixture
 from .replay import ReplayBuffer
 from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
@@ -22,6 +23,7 @@ __all__ = [
     "Field",
     "FrameStack",
     "GroupAdvantage",
+    "Hindsight",
     "Mixture",
     "MonteCarlo",
     "NStep",

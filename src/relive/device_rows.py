@@ -14,7 +14,7 @@ from .checks import numpy_view
 from .layout import RowLayout, batch_layout, field_groups, row_layout
 from .rows import ReplayRows, require_dump, staged_leaves
 from .schema import Field, Path
-from .store import Apart, Array, Ints, Where, Windows
+from .store import Amend, Apart, Array, Ints, Where, Windows
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 
@@ -51,7 +51,7 @@ class DeviceRows:
         self.large = tuple(path for path in leaves if path in large)
         alone = any(path[0] == "next_obs" for path in leaves)
         self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
-        self.sizes, self.flags = self._host.sizes, self._host.flags
+        self.sizes, self.flags, self.planned = self._host.sizes, self._host.flags, self._host.planned
         self.layout, self.groups = self._host.layout, self._host.groups
         self._order = tuple(batch_layout(field_groups(leaves, large)).fields)
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
@@ -108,13 +108,17 @@ class DeviceRows:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def windows(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints) -> Windows:
+    def windows(
+        self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
+    ) -> Windows:
         """See :class:`relive.store.Store`; planned in RAM, sent in one copy, gathered on the device."""
-        count, batch = len(places), self._host.batch
+        count, batch = len(places), self.planned.batch
         packet = _Packet(self.device, ((count, batch.nbytes), np.uint8), ((count,), np.int64), ((count,), np.int64))
         out, last, now = packet.arrays
         now[:] = places
         self._host.plan(places, rows, steps, gamma, state, out, last)
+        if amend is not None:
+            amend(out, last)
         planned, then, now = packet.sent()
         found = batch.views(planned)
         for part in self._packed:

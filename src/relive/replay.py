@@ -191,6 +191,9 @@ class ReplayBuffer:
 
     @view.setter
     def view(self, view: View) -> None:
+        require = getattr(view, "require", None)
+        if require is not None:
+            require(self._ring)
         self._keep_rule(view)
         self._view = view
 
@@ -325,7 +328,7 @@ class ReplayBuffer:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
         self._keep_rule(self._view)
         places = self._ring.anchors()
-        return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {})
+        return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
 
     def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
         """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
@@ -547,13 +550,14 @@ class ReplayBuffer:
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
         _require_rows(batch_size)
         self._keep_rule(self._view)
-        places, extras = self._sampler.draw(batch_size, stream(self.seed, self._draws), update, of)
+        key = stream(self.seed, self._draws)
+        places, extras = self._sampler.draw(batch_size, key, update, of)
         self._draws += 1
         self._sampled += batch_size
-        return self._read(places, extras)
+        return self._read(places, extras, key)
 
-    def _read(self, places: Ints, extras: Mapping[str, Any]) -> Any:
-        batch = self._view.read(self._ring, places)
+    def _read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
+        batch = self._view.read(self._ring, places, key)
         if extras:
             tensors = self._ring.store.tensors(*extras.values())
             batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}

@@ -62,6 +62,8 @@ class Ring:
     6. A row can be drawn iff it is live, complete, the last of a window as :class:`Rule` says, and the ``history`` rows
        before it, or as many as its episode has, are live too.
     7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
+    8. Every episode has exactly one row that never becomes a transition, its last. So a row's number less its
+       ``order`` is the number of its episode in its env, and :meth:`ends` tells the last row of each.
 
     Args:
         num_envs: N.
@@ -84,6 +86,7 @@ class Ring:
         """Whether such rows go on from one another."""
         self._rule = Rule()
         self.counters[RULE:] = self._rule[:4]
+        self._ends: tuple[Any, Ints] | None = None
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         nothing, no_flags = self._none
         self._scratch: tuple[Ints, Ints, Ints, Any] = nothing, nothing, nothing, no_flags
@@ -215,6 +218,17 @@ class Ring:
         found = kernels.fast().anchors(self.rows, self.state, self.counters, self.step, self.stamp, out)
         return out[:found]
 
+    def ends(self) -> tuple[Any, Ints]:
+        """The last row of each episode, and what is noted so far, for :func:`relive.kernels.reference.choose_goals`.
+
+        The number of the last row of episode k of env e, modulo 2**32, is entry ``e * rows + k % rows`` of the first,
+        int32 ``[N * rows]``, if that row was in the env up to the number that the second, ``[N]``, tells. The kernel
+        notes what has come since: a ring that nobody asks for ends has none of this.
+        """
+        if self._ends is None:
+            self._ends = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
+        return self._ends
+
     def live_places(self, env: int) -> Ints:
         """The places of an env's live rows, in the order of time."""
         numbers = np.arange(int(self.oldest[env]), int(self.heads[env]), dtype=np.int64)
@@ -282,9 +296,24 @@ class Ring:
                 passed = np.concatenate([[0], np.cumsum(stamp >= 0)])
                 ahead = self.state[env, COUNT] - (passed[-1] - passed[:-1]) - self.order[places]
                 _require(bool((ahead % 2**32 == 0).all()), f"7: the rows of env {env} miscount its transitions")
+            if not self.alone:
+                self._check_ends(env, numbers, places)
         _require(len(set(stamps)) == len(stamps), "5: two transitions have one stamp")
         _require(not stamps or max(stamps) < self.completed, "5: a stamp was never issued")
         _require(self.drawable == len(self.anchors()), f"6: {self.drawable} counted, {len(self.anchors())} found")
+
+
+    def _check_ends(self, env: int, numbers: Ints, places: Ints) -> None:
+        """Invariant 8, of the rows of one env."""
+        complete = self.state[env, COUNT] - (self.state[env, COUNT] - self.order[places]) % 2**32
+        episode = numbers - complete
+        begins = self.step[places[1:]] == 0
+        _require(bool((np.diff(episode) == begins).all()), f"8: the rows of env {env} miscount its episodes")
+        ends, seen = self._ends or (np.zeros(0), np.zeros(self.num_envs))
+        noted = numbers < seen[env]
+        last = np.flatnonzero(np.append(episode[noted][1:] != episode[noted][:-1], True)) if noted.any() else []
+        told = ends[env * self.rows + episode[last] % self.rows]
+        _require(bool(((told - numbers[last]) % 2**32 == 0).all()), f"8: an episode of env {env} ends elsewhere")
 
 
 def missing_final(env: int) -> FieldError:

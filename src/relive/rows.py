@@ -14,7 +14,7 @@ from . import kernels
 from .checks import numpy_dtype, numpy_view
 from .layout import LARGE_FIELD, RowLayout, batch_layout, field_groups, row_layout, typed
 from .schema import Field, Path, dotted
-from .store import Apart, Array, Ints, Where, Windows
+from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows
 
 __all__ = ["PackedRows", "ReplayRows", "require_dump", "staged_leaves"]
 
@@ -74,10 +74,19 @@ def _block(field: Field, num_rows: int) -> Tensor:
     return typed(bits, field.dtype).view(num_rows, *field.shape)
 
 
-def _window_bytes(source: RowLayout, batch: RowLayout) -> tuple[Ints, Ints]:
-    """At which bytes of a stored row the kernel of windows reads, and to which of a row of the batch it writes."""
-    at = np.array([source.offsets[name,] for name in READ], np.int64)
-    return at, np.array([batch.offsets[name,] for name in WRITTEN], np.int64)
+def _window_bytes(source: RowLayout, groups: Sequence[Mapping[Path, Field]], given: bool) -> WindowBytes:
+    """How windows of such rows are planned; next observations may be ``given``."""
+    batch = batch_layout(groups)
+    at, to = (
+        np.array([layout.offsets[name,] for name in names], np.int64)
+        for layout, names in ((source, READ), (batch, WRITTEN))
+    )
+    starts = batch.starts
+    copied = np.array([starts[3 if groups[2] else 2], starts[2], -1 if given else starts[1], 0, 0], np.int64)
+    if given:
+        begin, end = source.starts[2:4]
+        copied[3:] = begin, end - begin
+    return WindowBytes(batch, at, to, copied)
 
 
 class ReplayRows:
@@ -101,14 +110,8 @@ class ReplayRows:
         self.flags = np.array([self.layout.offsets[name,] for name in ("terminated", "truncated")], np.int64)
         self._staged: dict[tuple[str, int], tuple[Array, list[Any]]] = {}
         self.groups = groups = field_groups(leaves, large)
-        self.batch = batch_layout(groups)
-        """The rows of a batch."""
-        self._at, self._to = _window_bytes(self.layout, self.batch)
-        starts, given = self.batch.starts, alone or any(path[0] == "next_obs" for path in leaves)
-        self._copied = np.array([starts[3 if groups[2] else 2], starts[2], -1 if given else starts[1], 0, 0], np.int64)
-        if given:
-            begin, end = self.layout.starts[2:4]
-            self._copied[3:] = begin, end - begin
+        given = alone or any(path[0] == "next_obs" for path in leaves)
+        self.planned = _window_bytes(self.layout, groups, given)
 
     def meta(self, name: str) -> Array:
         """See :class:`Store`."""
@@ -144,19 +147,23 @@ class ReplayRows:
             array = numpy_view(value.detach()) if type(value) is Tensor else value
             numpy_view(self.blocks[path])[places[kept]] = array[kept]
 
-    def windows(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints) -> Windows:
+    def windows(
+        self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
+    ) -> Windows:
         """See :class:`Store`."""
-        out, last = np.empty((len(places), self.batch.nbytes), np.uint8), np.empty(len(places), np.int64)
+        batch = self.planned.batch
+        out, last = np.empty((len(places), batch.nbytes), np.uint8), np.empty(len(places), np.int64)
         self.plan(places, rows, steps, gamma, state, out, last)
-        arrays = self.batch.arrays(out)
-        fields = {path: typed(arrays[path], field.dtype) for path, field in self.batch.fields.items()}
+        if amend is not None:
+            amend(out, last)
+        arrays = batch.arrays(out)
+        fields = {path: typed(arrays[path], field.dtype) for path, field in batch.fields.items()}
         return Windows(fields, last, places, last)
 
     def plan(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, out: Array, last: Ints) -> None:
         """The rows of a batch, ``out`` (uint8 ``[B, W]``), made in one pass; and ``last`` of :class:`Windows`."""
-        kernels.fast().windows(
-            places, rows, steps, gamma, state, self._bytes, self._at, out, self._to, self._copied, last
-        )
+        _, at, to, copied = self.planned
+        kernels.fast().windows(places, rows, steps, gamma, state, self._bytes, at, out, to, copied, last)
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """See :class:`Store`."""

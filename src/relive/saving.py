@@ -73,7 +73,10 @@ def rebuild(data: Any, what: str) -> Any:
     """
     given: dict[str, Any] = dict(cast("dict[str, Any]", data)) if isinstance(data, dict) else {}
     if given.get("part") not in NAMES:
-        raise FileFormatError(f"the saved {what} is not one of relive's own ({data!r}); pass load(..., {what}=...)")
+        raise FileFormatError(
+            f"the saved {what} is not one of relive's own, or has functions of yours, which no save holds ({data!r}); "
+            f"pass load(..., {what}=...)"
+        )
     part = NAMES[given.pop("part")]
     try:
         return part(**{name: _value(value, what) for name, value in given.items()})

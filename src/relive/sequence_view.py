@@ -150,7 +150,7 @@ class Sequence:
         stride = stride_of(self.length, self.overlap)
         return Rule(self.history, self.length, stride, not self.drop_tail, self.weigh)
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and what is known of each, ``[B, ...]``.
 
         Raises:

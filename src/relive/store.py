@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from .layout import RowLayout
 from .schema import Field, Path
 
-__all__ = ["Apart", "Array", "Ints", "Store", "Where", "Windows"]
+__all__ = ["Amend", "Apart", "Array", "Ints", "Store", "Where", "WindowBytes", "Windows"]
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -23,6 +23,24 @@ Where = Any
 
 Apart = list[tuple[Any, Any]]
 """What of staged rows the kernels do not store: pairs that only the store understands."""
+
+
+Amend = Callable[[Array, Ints], None]
+"""Changes the windows of a batch, packed as :attr:`Store.planned` says (uint8 ``[B, W]``), and their last places, before
+anything is read that depends on where they end."""
+
+
+class WindowBytes(NamedTuple):
+    """How the kernels read and write n-step windows; see :func:`relive.kernels.reference.windows`."""
+
+    batch: RowLayout
+    """The rows that they write."""
+    at: Ints
+    """At which bytes of a row of ``target`` the reward, terminated, truncated and the stamp are."""
+    to: Ints
+    """To which bytes of a row of the batch they write index, next_index, discount, steps, reward and the flags."""
+    copied: Ints
+    """How many bytes of the step are copied; where the next observation goes, and how many bytes it has."""
 
 
 class Windows(NamedTuple):
@@ -56,6 +74,8 @@ class Store(Protocol):
     """What of a step is in ``target``: of its observation, its other fields, and a next observation of its own."""
     flags: Ints
     """At which bytes of a row of ``target`` terminated and truncated are."""
+    planned: WindowBytes
+    """How windows are planned, in RAM."""
     sizes: Ints
     """Of how many bytes of ``target`` a step consists, and a final observation."""
 
@@ -80,7 +100,9 @@ class Store(Protocol):
         """Store the rest of staged rows at ``places``, once ``target`` has its part; negative ones are left out."""
         ...
 
-    def windows(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints) -> Windows:
+    def windows(
+        self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
+    ) -> Windows:
         """The windows that start at ``places``; see :func:`relive.kernels.reference.windows`."""
         ...
 

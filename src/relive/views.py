@@ -15,16 +15,17 @@ from .parameters import GAMMA_RULE, checked, is_count, is_names
 from .ring import Ints, Ring, Rule
 from .schema import Path
 from .storage import as_host
-from .store import Windows
+from .store import Amend, Windows
 
-__all__ = ["FrameStack", "NStep", "Transition", "View", "rule_of", "time_first_of"]
+__all__ = ["FrameStack", "NStep", "Transition", "View", "read_windows", "rule_of", "time_first_of"]
 
 
 class View(Protocol):
     """Turns the places of anchors into the fields of a batch.
 
     One that reads sequences has two more members: ``rule`` (:class:`relive.ring.Rule`), what can be drawn, and
-    ``time_first`` (bool), whether time is the first axis of what it reads or the second.
+    ``time_first`` (bool), whether time is the first axis of what it reads or the second. One that cannot read every
+    ring may have ``require(ring)``, which is called when it is set, and raises.
     """
 
     @property
@@ -32,8 +33,12 @@ class View(Protocol):
         """How many rows before an anchor it reads, as far as the episode has them."""
         ...
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
-        """The fields ``[B, ...]`` of a batch."""
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of a batch.
+
+        ``key`` is the stream of random numbers of the batch, for views that draw; None where nothing is drawn, as by
+        :meth:`relive.ReplayBuffer.data`. One that reads through another hands it on.
+        """
         ...
 
 
@@ -68,7 +73,7 @@ class NStep:
     Args:
         n: rewards per window.
         gamma: discount per step, from 0 to 1.
-        reward_fn: what each reward counts as, before they are summed: float32 ``[B, n]`` -> ``[B, n]``, such as a
+        each_reward: what each reward counts as, before they are summed: float32 ``[B, n]`` -> ``[B, n]``, such as a
             normalization with running statistics. It is not saved. All may be changed at any time.
 
     Raises:
@@ -77,27 +82,18 @@ class NStep:
 
     n: int = 1
     gamma: float = 0.99
-    reward_fn: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
+    each_reward: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def history(self) -> int:
         """Nothing before the anchor is read."""
         return 0
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``."""
-        store, found = ring.store, self.windows(ring, places)
-        following = [path for path in store.large if path[0] == ("next_obs" if ring.alone else "obs")]
-        now = store.gather([path for path in store.large if path[0] != "next_obs"], found.now)
-        then = store.gather(following, found.then)
-        for path in store.large:
-            if path in now:
-                found.fields[path] = now[path]
-            if path in then:
-                found.fields["next_obs", *path[1:]] = then[path]
-        return found.fields
+        return read_windows(ring, self.windows(ring, places))
 
-    def windows(self, ring: Ring, places: Ints) -> Windows:
+    def windows(self, ring: Ring, places: Ints, amend: Amend | None = None) -> Windows:
         """All but the large fields, and the places of the next observations, unless those are stored as given.
 
         Raises:
@@ -105,19 +101,33 @@ class NStep:
         """
         if ring.alone and not ring.linked and self.n > 1:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
-        found = ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state)
-        if self.reward_fn is not None:
+        found = ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend)
+        if self.each_reward is not None:
             found.fields["reward",] = self._summed(ring, places, found.fields["steps",])
         return found
 
     def _summed(self, ring: Ring, places: Ints, steps: Tensor) -> Tensor:
-        """The sum of the rewards of each window, once each has gone through ``reward_fn``."""
+        """The sum of the rewards of each window, once each has gone through ``each_reward``."""
         within = np.arange(self.n)
         window = places[:, None] // ring.rows * ring.rows + (places[:, None] + within) % ring.rows
         worth = np.where(within < as_host(steps)[:, None], self.gamma**within, 0.0)
-        rewards = np.asarray(cast("Any", self.reward_fn)(ring.store.meta("reward")[window]))
+        rewards = np.asarray(cast("Any", self.each_reward)(ring.store.meta("reward")[window]))
         (total,) = ring.store.tensors((rewards * worth).sum(1).astype(np.float32))
         return total
+
+
+def read_windows(ring: Ring, found: Windows) -> dict[Path, Tensor]:
+    """All fields ``[B, ...]`` of windows."""
+    store = ring.store
+    following = [path for path in store.large if path[0] == ("next_obs" if ring.alone else "obs")]
+    now = store.gather([path for path in store.large if path[0] != "next_obs"], found.now)
+    then = store.gather(following, found.then)
+    for path in store.large:
+        if path in now:
+            found.fields[path] = now[path]
+        if path in then:
+            found.fields["next_obs", *path[1:]] = then[path]
+    return found.fields
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - it reads as the view that it returns
@@ -160,7 +170,7 @@ class FrameStack:
         """The frames before the anchor's."""
         return self.depth - 1
 
-    def read(self, ring: Ring, places: Ints) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
 
         Raises:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .ere import EREBuffer
+from .her import HERBuffer
 from .keys import OffPolicyDataKeys
 from .per import PERBuffer
 from .replay import NStepReplayBuffer, ReplayBuffer
 
-__all__ = ["EREBuffer", "NStepReplayBuffer", "OffPolicyDataKeys", "PERBuffer", "ReplayBuffer"]
+__all__ = ["EREBuffer", "HERBuffer", "NStepReplayBuffer", "OffPolicyDataKeys", "PERBuffer", "ReplayBuffer"]

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
-from ...checks import numpy_view
 from ...replay import ReplayBuffer
 from ...samplers import Sampler
+from ...schema import Field
 from ...views import NStep
 from ..continuity import Continuity
 from .keys import DONE2, NAMES, STATES
@@ -30,6 +31,7 @@ class Flat:
         sampler: of the replay.
         view: of the replay.
         seed: of the replay.
+        copies: whether copies of steps are going to be added; ``size`` and :meth:`read` know of the steps alone.
     """
 
     def __init__(
@@ -40,29 +42,41 @@ class Flat:
         sampler: Sampler,
         view: NStep,
         seed: int | None,
+        copies: bool = False,
     ) -> None:
         self.keys, self.num_envs, self.added = stored_keys(sample, known), len(sample[DONE2]), 0
         self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
         """Of each key, without the env axis; of members of a dictionary, in one."""
-        self._states = {
+        self.states = {
             key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
             for key in STATES
             if key in known and sample.get(key) is not None
         }
         self._continuity = Continuity()
+        schema = schema_of(sample, self.keys)
         self.replay = ReplayBuffer(
-            schema_of(sample, self.keys), max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler,
-            view=view, seed=seed,
+            schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
+            own_next_obs=True, sampler=sampler, view=view, seed=seed,
         )  # fmt: skip
+        self.copies = copies
 
     @property
     def size(self) -> int:
         """Steps per env."""
+        if self.copies:
+            return min(len(self._slice(env)) for env in range(self.num_envs))
         return len(self.replay) // self.num_envs
+
+    def _slice(self, env: int, low: int = 0, high: int | None = None) -> Any:
+        """Steps of an env in the order of time; with copies among them, counted from the newest that all envs have."""
+        if not self.copies:
+            return self.replay.slice(env, low, high)
+        rows = self.replay.slice(env)
+        return rows[~rows["copied"]]
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
-        step = step_of(sample, self.keys)
+        step = self._marked(step_of(sample, self.keys))
         self._continuity.follow(self.replay, step["obs"])
         self.replay.add(step)
         self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
@@ -70,11 +84,14 @@ class Flat:
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Steps ``[T, N, ...]``, which may go on from what is stored or not."""
-        steps = step_of(data, self.keys, axes=2)
+        steps = self._marked(step_of(data, self.keys, axes=2))
         self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
         self.replay.extend(steps)
         self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
         self.added += len(steps["terminated"])
+
+    def _marked(self, step: Data) -> Data:
+        return {**step, "copied": np.zeros_like(step["terminated"])} if self.copies else step
 
     def clear(self) -> None:
         """Forget the steps."""
@@ -92,10 +109,12 @@ class Flat:
 
     def read(self, start: int, end: int, cursor: int | None) -> Data:
         """Steps as float32 ``[T, N, ...]``: of positions in memory, of which ``cursor`` is the next; or in time."""
-        size, wrapped = self.size, cursor is not None and self.added > self.size
+        size = self.size
+        wrapped = cursor is not None and self.added > size and not self.copies
         index = (np.arange(start, min(end, size)) - (cursor or 0) * wrapped) % max(size, 1)
         low, high = (int(index.min()), int(index.max()) + 1) if len(index) else (0, 0)
-        envs = [self.replay.slice(env, low, high) for env in range(self.num_envs)]
+        envs = [self._slice(env, low, high) for env in range(self.num_envs)]
+        envs = [env[len(env) - size :][low:high] for env in envs] if self.copies else envs
 
         def column(key: str, member: str | None = None) -> Any:
             columns = [env[NAMES[key]] if member is None else env[NAMES[key]][member] for env in envs]
@@ -104,7 +123,7 @@ class Flat:
             return rows.reshape(*rows.shape[:2], *shape)
 
         found = {key: self._each(key, column) for key in self.keys}
-        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in self._states.items()}
+        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in self.states.items()}
 
     def _each(self, key: str, function: Any) -> Any:
         """``function(key)``, or ``function(key, member)`` of each member of a dictionary."""
@@ -121,4 +140,4 @@ class Flat:
                 return value.reshape(batch_size, *shape) if value.shape[1:] != shape else value
 
             found = {key: self._each(key, field) for key in self.keys}
-            yield found | {key: mapped(lambda value: value[0, :1], s) for key, s in self._states.items()}, batch
+            yield found | {key: mapped(lambda value: value[0, :1], s) for key, s in self.states.items()}, batch

@@ -39,6 +39,8 @@ class ReplayBuffer:
     """
 
     storage_tensors = OffPolicyDataKeys
+    _copies = False
+    """Whether copies of steps are stored beside them."""
 
     def __init__(self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None) -> None:
         self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
@@ -74,7 +76,7 @@ class ReplayBuffer:
         if self.recurrent_actor:
             self._rows = Sequences(sample, *parts, self.sequence_length, self.overlap_length)
         else:
-            self._rows = Flat(sample, *parts)
+            self._rows = Flat(sample, *parts, copies=self._copies)
 
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """Store one step of every env: tensors ``[N, ...]``, or dictionaries of them, by key.
@@ -172,7 +174,7 @@ class ReplayBuffer:
 
     def copy_single_tensor(self, key: str, position: int) -> Any:
         """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
-        at = position % self.max_size
+        at = position % self.max_size if self.recurrent_actor or key not in STATES else 0
         found = self.get_data_slice(at, at + 1)[key]
         return mapped(lambda value: value[0], found)
 

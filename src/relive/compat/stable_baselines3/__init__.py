@@ -6,6 +6,7 @@ be installed.
 
 from __future__ import annotations
 
+from .her import HerReplayBuffer
 from .replay import (
     DictReplayBuffer,
     NStepReplayBuffer,
@@ -19,6 +20,7 @@ from .rollout import DictRolloutBuffer, RolloutBuffer
 __all__ = [
     "DictReplayBuffer",
     "DictRolloutBuffer",
+    "HerReplayBuffer",
     "NStepReplayBuffer",
     "PrioritizedDictReplayBufferSamples",
     "PrioritizedReplayBuffer",

@@ -13,7 +13,7 @@ from ...checks import numpy_view
 from ...replay import ReplayBuffer as Core
 from ...samplers import Prioritized, Sampler
 from ...schema import Field, Schema
-from ...views import NStep
+from ...views import NStep, View
 from ..continuity import Continuity
 from .common import Array, action_field, buffers, joined, obs_fields, observed, samples
 
@@ -64,11 +64,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self._replay = self._core(seed, **parts)
-        self._follows = optimize_memory_usage or self._view.n > 1
+        self._follows = self._stores_once or self._view.n > 1
         self._continuity = Continuity()
         self._done: Array = np.ones(n_envs, np.bool_)
 
-    def _core(self, seed: int | None, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99) -> Core:
+    def _core(
+        self, seed: int | None, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
+        view: View | None = None,
+    ) -> Core:  # fmt: skip
         schema = Schema(
             {
                 "obs": obs_fields(self.observation_space, self.obs_shape),
@@ -82,11 +85,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
             schema,
             max(self.buffer_size, 2) * self.n_envs,
             self.n_envs,
-            own_next_obs=not self.optimize_memory_usage,
+            own_next_obs=not self._stores_once,
             sampler=sampler,
-            view=NStep(n_steps, gamma),
+            view=view or NStep(n_steps, gamma),
             seed=seed,
         )
+
+    @property
+    def _stores_once(self) -> bool:
+        """Whether each observation is stored once."""
+        return self.optimize_memory_usage
 
     @property
     def _view(self) -> Any:
@@ -142,7 +150,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._samples(self._drawn(batch_size, env), env)
 
     def _drawn(self, batch_size: int, env: Any) -> Any:
-        self._view.reward_fn = None if env is None else env.normalize_reward
+        self._view.each_reward = None if env is None else env.normalize_reward
         return self._replay.sample(batch_size)
 
     def _samples(self, batch: Any, env: Any) -> Any:

@@ -1,6 +1,7 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
 from .episodes import episode_starts, gather_windows, plan_windows
+from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
 from .ring import (
@@ -34,6 +35,7 @@ __all__ = [
     "add_rows",
     "anchors",
     "append",
+    "choose_goals",
     "copy_row",
     "discounted_return",
     "draw",
@@ -49,6 +51,7 @@ __all__ = [
     "permutation",
     "plan_windows",
     "read_sequences",
+    "relabel_windows",
     "scatter_rows",
     "stack_places",
     "tree_build",

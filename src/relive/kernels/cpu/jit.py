@@ -104,7 +104,7 @@ def prefetch(_context: Any, array: Any, place: Any) -> Any:
 @jit
 def fetch(memory: Any, start: int, nbytes: int) -> None:
     """Ask for the cache lines of ``nbytes`` bytes of packed rows; past their end that does no harm."""
-    for byte in range(start, start + nbytes, 64):
+    for byte in range(start - start % 64, start + nbytes, 64):
         prefetch(memory, byte)
 
 

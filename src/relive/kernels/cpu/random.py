@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .jit import jit, mix
 
-__all__ = ["masses", "permutation", "uniforms"]
+__all__ = ["masses", "permutation", "uniform", "uniforms"]
 
 
 def permutation(n: int, seed: int, counter: int) -> Tensor:
@@ -19,6 +19,12 @@ def permutation(n: int, seed: int, counter: int) -> Tensor:
     order = torch.empty(n, dtype=torch.int64)
     _permutation(np.uint64(seed), np.uint64(counter), order.numpy())
     return order
+
+
+@jit
+def uniform(stream: Any, number: Any) -> Any:
+    """See :func:`relive.kernels.reference.random.uniform`."""
+    return np.float64(mix(stream + np.uint64(0x9E3779B97F4A7C15) * np.uint64(number)) >> np.uint64(11)) * 2.0**-53
 
 
 @jit

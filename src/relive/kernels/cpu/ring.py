@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .jit import address_t, fetch, jit, memcpy, mix, remainder
+from .random import uniform
 from .sequences import HISTORY, LENGTH, STRIDE, TAILS, ends_full, ends_window
 
 __all__ = [
@@ -184,8 +185,7 @@ def draw(
 @jit
 def _point_at(key: Any, nth: int, total: int, first: Ints, until: Ints) -> tuple[Any, Any]:
     """The env and number of a row of the window, by random number ``nth`` of a stream."""
-    z = mix(key + np.uint64(0x9E3779B97F4A7C15) * np.uint64(nth))
-    u = np.float64(z >> np.uint64(11)) * 2.0**-53
+    u = uniform(key, nth)
     at = np.int64(u * np.float64(total))
     e = np.int64(u * first.size)  # most often all envs have as many rows, and that is right
     while at >= until[e]:

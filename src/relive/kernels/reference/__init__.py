@@ -1,6 +1,7 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
 from .episodes import episode_starts, gather_windows, plan_windows
+from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation
 from .returns import discounted_return, gae, refuse_missing, vtrace
 from .ring import (
@@ -35,6 +36,7 @@ __all__ = [
     "add_rows",
     "anchors",
     "append",
+    "choose_goals",
     "copy_row",
     "discounted_return",
     "draw",
@@ -52,6 +54,7 @@ __all__ = [
     "plan_windows",
     "read_sequences",
     "refuse_missing",
+    "relabel_windows",
     "scatter_rows",
     "stack_places",
     "tree_build",

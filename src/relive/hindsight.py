@@ -1,0 +1,407 @@
+"""Hindsight: transitions as they would have been, had the goal been one that was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import signature
+from typing import Any, Literal, NamedTuple, get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import kernels
+from .checks import numpy_dtype, numpy_view
+from .errors import FieldError, SchemaError, ShapeError
+from .kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from .kernels.reference.random import key as stream
+from .parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
+from .relabelling import Arrays, flat, relabelled, takes_info, told
+from .ring import Ints, Ring
+from .schema import Field, Path, dotted, nest
+from .storage import as_host
+from .store import Array, Store
+from .views import read_windows
+
+__all__ = ["Hindsight", "Strategy"]
+
+Strategy = Literal["future", "final", "episode", "past", "random"]
+STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISODE, "past": PAST, "random": RANDOM}
+GOALS, OTHERS, COPIES = 2**32, 2**32 + 1, 2**32 + 2
+"""Which of a batch's streams of random numbers decide on goals; what a sampler draws comes from the batch's own."""
+
+RESULTS = ("reward", "terminated", "truncated")
+
+
+class _Steps(NamedTuple):
+    """The steps of the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
+
+    which: Ints
+    begin: Ints
+    now: Ints
+    after: Ints
+    spans: Ints
+    rewards: Array
+    flags: Array
+    achieved: Array
+    desired: Array
+
+
+class _Fit:
+    """Where the goals of a store's rows lie, and of what kind they are."""
+
+    def __init__(self, store: Store, achieved: Path, desired: Path) -> None:
+        planned, offsets = store.planned, store.layout.offsets
+        self.packed = achieved in offsets and desired in planned.batch.offsets
+        """Whether the kernels can read goals, and put them into a batch, by themselves."""
+        field = store.leaves.get(achieved) if self.packed else None
+        self.shape = (0,) if field is None else field.shape
+        self.dtype = np.dtype(np.uint8) if field is None else numpy_dtype(field.dtype)
+        self.goal = np.array([offsets[achieved] if field else 0, field.nbytes if field else 0], np.int64)
+        places = [desired, ("next_obs", *desired[1:])] if self.packed else []
+        self.goals = np.array([planned.batch.offsets[path] for path in places], np.int64)
+        self._scratch: tuple[tuple[int, int], _Steps] | None = None
+
+    def scratch(self, count: int, n: int) -> _Steps:
+        """Memory for the steps of a batch, used again by the next."""
+        if self._scratch is None or self._scratch[0] != (count, n):
+            size = count * n
+            ints = [np.empty(shape, np.int64) for shape in (count, count + 1, size, size, (3, count))]
+            goals = [np.empty((size, int(self.goal[1])), np.uint8) for _ in range(2)]
+            fresh = _Steps(*ints, np.empty(size, np.float32), np.empty((2, size), np.uint8), *goals)
+            self._scratch = (count, n), fresh
+        return self._scratch[1]
+
+
+def _is_function(function: Any) -> bool:
+    return function is None or callable(function)
+
+
+FUNCTION_RULE = (_is_function, "a function of arrays, (achieved, desired) or (achieved, desired, info), or None")
+NAME_RULE = (lambda name: isinstance(name, str), "the name of a member of the observation")
+
+
+@checked(
+    reward_fn=FUNCTION_RULE,
+    terminated_fn=FUNCTION_RULE,
+    truncated_fn=FUNCTION_RULE,
+    relabel=(_is_function, "a function (steps, initial, final, chosen) -> changed fields, or None"),
+    strategy=(lambda strategy: strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}"),
+    ratio=(lambda ratio: is_number(ratio, 0, 1), "ratio, the share that is relabelled, is a number from 0 to 1"),
+    info=(lambda info: info is None or isinstance(info, str), "info is the name of a field of the schema, or None"),
+    achieved=NAME_RULE,
+    desired=NAME_RULE,
+    finished_only=(is_flag, "finished_only is True or False"),
+    n=(lambda n: is_count(n, 1), "n is at least 1"),
+    gamma=GAMMA_RULE,
+)
+class Hindsight:
+    """Hindsight experience replay (Andrychowicz et al. 2017): some rows of a batch get a goal that was reached later.
+
+    A row is relabelled with probability ``ratio``, by a draw of its own. Its new goal is what was achieved *after* a
+    step that ``strategy`` chooses (section 4.5 there), of the same episode, as far as it is in the buffer:
+
+    - "future": from the row's own step on, each equally often; "final": the last; "episode": any;
+    - "past": any before the row's own; the first step of an episode, which has none, keeps its goal;
+    - "random": any transition of the whole replay.
+
+    An episode under way goes as far as its newest observation, one that was interrupted likewise. The goal is put into
+    ``obs`` and ``next_obs``, and ``reward_fn`` tells the reward of each step of the row's n-step window, before they
+    are summed. If ``terminated_fn`` or ``truncated_fn`` are given, they tell the flags, and the window ends where one
+    of them is True; otherwise the recorded flags hold whatever the goal. ``discount``, ``steps``, ``next_obs`` and
+    ``next_index`` follow. The batch is that of :class:`relive.NStep`, and ``relabelled`` (bool ``[B]``). The rows that
+    stay are as recorded, as is all that is read without a draw (:meth:`relive.ReplayBuffer.data`). Nothing is written.
+
+    The functions get NumPy arrays, of all steps of all relabelled rows at once: the goal achieved after each step and
+    the new goal, ``[M, ...]``, and, if they take a third argument, info. They return ``[M]``: rewards, or bools.
+
+    Instead of goals, ``relabel(steps, initial, final, chosen)`` may change any field: ``steps`` are the M steps, nested
+    dicts of arrays ``[M, ...]``, with ``next_obs``; the others are observations alike: the first of the episode that is
+    still there, its last, and the one after the step chosen. It returns the fields that change, nested alike.
+
+    Args:
+        reward_fn: (achieved, desired[, info]) -> ``[M]``: an environment's own ``compute_reward``, for one.
+        strategy: which step's goal.
+        k: relabelled rows for each that stays, instead of ``ratio`` = k / (k + 1). Default 4.
+        ratio: the share of rows that are relabelled, from 0 to 1.
+        terminated_fn: (achieved, desired[, info]) -> bool ``[M]``.
+        truncated_fn: the same.
+        info: the name of a stored field that the functions get as info, of the step; otherwise they get an empty dict.
+        achieved: the member of the observation that says which goal is achieved.
+        desired: the member that says which is wanted, of the same shape and dtype.
+        finished_only: rows of episodes under way keep their goal.
+        n: rewards per window.
+        gamma: discount per step. All but ``k`` may be changed at any time.
+        relabel: instead of all functions above.
+
+    Raises:
+        SchemaError: a parameter out of range, here or when it is set later; a schema without such goals, or steps
+            stored without order, where the view is set.
+        ShapeError, NotFiniteError: what a function returned is not as above; from the call that draws a batch.
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[..., Any] | None = None,
+        strategy: Strategy = "future",
+        *,
+        k: float | None = None,
+        ratio: float | None = None,
+        terminated_fn: Callable[..., Any] | None = None,
+        truncated_fn: Callable[..., Any] | None = None,
+        info: str | None = None,
+        achieved: str = "achieved_goal",
+        desired: str = "desired_goal",
+        finished_only: bool = False,
+        n: int = 1,
+        gamma: float = 0.99,
+        relabel: Callable[..., Any] | None = None,
+    ) -> None:
+        if k is not None and (ratio is not None or not is_number(k, 0)):
+            raise SchemaError(f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both")
+        self.reward_fn, self.strategy = reward_fn, strategy
+        self.ratio = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
+        self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
+        self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
+        self.n, self.gamma, self.relabel = n, gamma, relabel
+        self._fits: WeakKeyDictionary[Store, tuple[Any, _Fit]] = WeakKeyDictionary()
+        self._infos: dict[str, tuple[Any, bool]] = {}
+        self._require_functions()
+
+    @property
+    def history(self) -> int:
+        """Nothing before the anchor has to be there."""
+        return 0
+
+    def require(self, ring: Ring) -> None:
+        """Refuse a ring whose steps have no such goals.
+
+        Raises:
+            SchemaError: steps are stored without order, or the schema lacks a field, or has one in the way.
+        """
+        self._require_functions()
+        leaves = ring.store.leaves
+        if ring.alone:
+            raise SchemaError(
+                "Hindsight needs steps in order, to know what comes later; this replay stores them as they are given: "
+                "append what Hindsight.copies makes of an episode instead"
+            )
+        if ("relabelled",) in leaves:
+            raise SchemaError("field 'relabelled': Hindsight gives batches a field of that name; give yours another")
+        if self.info is not None and not any(path[0] == self.info for path in leaves):
+            known = ", ".join(sorted({path[0] for path in leaves}))
+            raise SchemaError(f"Hindsight(info={self.info!r}): the schema has no such field; it has {known}")
+        if self.relabel is not None:
+            return
+        goals = [leaves.get(("obs", name)) for name in (self.achieved, self.desired)]
+        if None in goals or goals[0] != goals[1] or numpy_dtype(goals[0].dtype).kind not in "fiub":  # type: ignore
+            found = {dotted(path): field for path, field in leaves.items() if path[0] == "obs"}
+            raise SchemaError(
+                f"Hindsight(achieved={self.achieved!r}, desired={self.desired!r}): expected an observation with members "
+                f"of these names, of one shape and dtype, got {found}; name the members that hold goals, or pass relabel"
+            )
+
+    def _require_functions(self) -> None:
+        functions = self.reward_fn, self.terminated_fn, self.truncated_fn, self.info
+        if (self.relabel is None) == (self.reward_fn is None) or (self.relabel and any(functions)):
+            raise SchemaError("Hindsight: pass reward_fn (and terminated_fn, truncated_fn, info), or else relabel alone")
+
+    def __repr__(self) -> str:
+        names = ("reward_fn", "strategy", "ratio", "terminated_fn", "truncated_fn", "info", "achieved", "desired",
+                 "finished_only", "n", "gamma", "relabel")  # fmt: skip
+        return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the parameters, functions included, which have to be ones that pickle takes."""
+        names = [name for name in signature(Hindsight).parameters if name != "k"]
+        return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
+
+    # -- reading a replay ---------------------------------------------------------------------------------------
+
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of the windows that start at ``places``, some with another goal, as ``key`` decides.
+
+        Raises:
+            SchemaError: the ring has no such goals.
+            ShapeError, DTypeError, NotFiniteError, FieldError: a function returned what it must not.
+        """
+        store, fit = ring.store, self._fit(ring)
+        mask, changed, later = np.zeros(len(places), np.bool_), dict[Path, Any](), list[Any]()
+
+        def amend(out: Array, last: Ints) -> None:
+            steps = self._choose(ring, fit, places, key or 0, out)
+            if not len(steps.which):
+                return
+            mask[steps.which] = True
+            changed.update(self._changes(store, fit, steps))
+            used = np.empty(len(steps.which), np.int64)
+            results = [changed.pop((name,), None) for name in RESULTS]
+            recorded = steps.rewards, *steps.flags
+            given = [had if new is None else new for new, had in zip(results, recorded, strict=True)]
+            _, _, to, copied = store.planned
+            kernels.fast().relabel_windows(
+                steps.which, steps.begin, steps.after, ring.num_envs, self.gamma, *given, store.target, out, to,
+                copied, steps.desired, fit.goals, last, used,
+            )  # fmt: skip
+            later.extend((steps.which, steps.begin[:-1], used))
+
+        drawn = key is not None and self.ratio > 0
+        found = store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend if drawn else None)
+        fields = read_windows(ring, found)
+        if changed:
+            _put(store, fields, changed, *later)
+        (fields["relabelled",],) = store.tensors(mask)
+        return fields
+
+    def _fit(self, ring: Ring) -> _Fit:
+        """Where the ring has its goals, once it is clear that it has them."""
+        facts = self.achieved, self.desired, self.info, self.reward_fn, self.terminated_fn, self.truncated_fn, self.relabel
+        known = self._fits.get(ring.store)
+        if known is None or known[0] != facts:
+            self.require(ring)
+            fit = _Fit(ring.store, ("obs", self.achieved), ("obs", self.desired))
+            known = self._fits[ring.store] = facts, fit
+        return known[1]
+
+    def _choose(self, ring: Ring, fit: _Fit, places: Ints, key: int, out: Array) -> _Steps:
+        """The rows of a batch that get another goal, and the steps of their windows."""
+        steps = fit.scratch(len(places), self.n)
+        ends, seen = ring.ends()
+        _, at, to, _ = ring.store.planned
+        others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
+        found = kernels.fast().choose_goals(
+            places, np.uint64(stream(key, GOALS)), self.ratio, STRATEGIES[self.strategy], self.finished_only, ring.rows,
+            ring.state, ring.step, ring.order, ends, seen, places if others is None else others, ring.store.target, at,
+            out, to, fit.goal, *steps,
+        )  # fmt: skip
+        which, begin, now, after, spans, rewards, flags, achieved, desired = steps
+        total = begin[found]
+        return _Steps(
+            which[:found], begin[: found + 1], now[:total], after[:total], spans[:, :found], rewards[:total],
+            flags[:, :total], achieved[:total], desired[:total],
+        )  # fmt: skip
+
+    def _changes(self, store: Store, fit: _Fit, steps: _Steps) -> Arrays:
+        """What changes with the new goals, step by step: ``[S, ...]``, by path."""
+        per = np.repeat(np.arange(len(steps.which)), np.diff(steps.begin)) if self.n > 1 else slice(None)
+        if self.relabel is not None:
+            obs = [path for path in store.leaves if path[0] == "obs"]
+            fields = _arrays(store, steps.now)
+            fields |= {("next_obs", *path[1:]): x for path, x in _arrays(store, steps.after, obs).items()}
+            seen = [_arrays(store, places[per], obs) for places in steps.spans]
+            return relabelled(self.relabel, store.leaves, fields, *seen)
+        path, goals = ("obs", self.achieved), Arrays()
+        if fit.packed:
+            achieved, desired = (x.view(fit.dtype).reshape(-1, *fit.shape) for x in (steps.achieved, steps.desired))
+        else:
+            achieved = _arrays(store, steps.after, [path])[path]
+            desired = _arrays(store, steps.spans[2][per], [path])[path]
+            goals = {(name, self.desired): desired for name in ("obs", "next_obs")}
+        info: Any = {}
+        if self.info is not None:
+            paths = [path for path in store.leaves if path[0] == self.info]
+            info = nest(_arrays(store, steps.now, paths))[self.info]
+        return goals | self._results(achieved, desired, info)
+
+    def _results(self, achieved: Array, desired: Array, info: Any) -> Arrays:
+        """What the functions tell of steps with such goals."""
+        found: Arrays = {}
+        for name in RESULTS:
+            function = getattr(self, f"{name}_fn")
+            if function is None:
+                continue
+            known = self._infos.get(name)
+            if known is None or known[0] is not function:
+                known = self._infos[name] = function, self.info is not None or takes_info(function)
+            goals = achieved.copy(), desired.copy()  # which the function may write to
+            found[name,] = told(name, function, *goals, info) if known[1] else told(name, function, *goals)
+        return found
+
+    # -- without a replay in order ------------------------------------------------------------------------------
+
+    def copies(self, episode: Mapping[str, Any], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
+        """Relabelled copies of an episode's steps, to be appended to a replay without order, beside the episode.
+
+        Each step comes ``k`` times with a goal that ``strategy`` chooses among the steps given, with the same functions
+        as a batch; by "past", the first step does not come. Single transitions, whatever ``n`` is.
+
+        Args:
+            episode: field -> ``[T, 1, ...]``, as :meth:`relive.ReplayBuffer.extend` takes the steps of one env,
+                in the order of time, each with its ``next_obs``.
+            k: copies of each step.
+            seed: the copies are a function of (``seed``, ``number``).
+            number: of the episode.
+
+        Returns:
+            field -> ``[K, 1, ...]`` NumPy arrays, nested alike, step by step.
+
+        Raises:
+            SchemaError: the strategy is "random", which needs a replay, or ``k`` is no number of copies.
+            FieldError: the steps have no ``next_obs``, or not these goals.
+            ShapeError, DTypeError, NotFiniteError: a field is not ``[T, 1, ...]``; or as :meth:`read`.
+        """
+        self._require_functions()
+        if self.strategy == "random" or not is_count(k, 1):
+            raise SchemaError(f"Hindsight.copies: expected k of at least 1 and a strategy of one episode, got k={k!r}, "
+                              f"{self.strategy!r}")  # fmt: skip
+        steps = self._episode(episode)
+        count = len(steps["reward",])
+        at, aim = self._aims(count, k, stream(stream(seed, number), COPIES))
+        chosen = {path: array[at] for path, array in steps.items()}
+        if self.relabel is not None:
+            fields = {path: Field(array.shape[1:], torch.from_numpy(array[:0]).dtype) for path, array in steps.items()}
+            after = {("obs", *path[1:]): array for path, array in steps.items() if path[0] == "next_obs"}
+            first = {path: array[at * 0] for path, array in steps.items() if path[0] == "obs"}
+            seen = first, *({path: x[rows] for path, x in after.items()} for rows in (at * 0 + count - 1, aim))
+            changed = relabelled(self.relabel, fields, chosen, *seen)
+        else:
+            achieved = steps["next_obs", self.achieved]
+            info = nest(chosen)[self.info] if self.info is not None else {}
+            changed = self._results(achieved[at], achieved[aim], info)
+            changed |= {(name, self.desired): achieved[aim] for name in ("obs", "next_obs")}
+        flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
+        return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
+
+    def _aims(self, count: int, k: int, key: int) -> tuple[Ints, Ints]:
+        """Which step each copy is of, and after which its goal was achieved."""
+        at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
+        kernels.fast().uniforms(np.uint64(key), draws)
+        low, high = {
+            "future": (at, count), "final": (count - 1, count), "episode": (0, count), "past": (0, at),
+        }[self.strategy]  # fmt: skip
+        aim = np.asarray(low + (draws * (high - low)).astype(np.int64))
+        some = np.broadcast_to(high - low > 0, at.shape)
+        return at[some], aim[some]
+
+    def _episode(self, episode: Mapping[str, Any]) -> Arrays:
+        """The fields of an episode by path, ``[T, ...]``."""
+        steps = {path: as_host(value) for path, value in flat(dict(episode)).items()}
+        wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
+        wanted += [(name, member) for name in ("obs", "next_obs") for member in (self.achieved, self.desired)]
+        wanted = wanted if self.relabel is None else wanted[:3]
+        wanted += [("next_obs", *path[1:]) for path in steps if path[0] == "obs"]
+        missing = [dotted(path) for path in wanted if path not in steps]
+        if missing:
+            raise FieldError(f"Hindsight.copies: the episode lacks {', '.join(missing)}; pass every field of its steps")
+        shapes = {array.shape[:2] for array in steps.values()}
+        if len(shapes) != 1 or any(len(shape) < 2 or shape[0] < 1 or shape[1] != 1 for shape in shapes):
+            raise ShapeError(f"Hindsight.copies: expected (steps, 1) in front of every field, got {sorted(shapes)}")
+        return {path: array[:, 0] for path, array in steps.items()}
+
+
+def _arrays(store: Store, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
+    """Fields of rows in RAM."""
+    return {path: numpy_view(tensor.cpu()) for path, tensor in store.read(places, paths).items()}
+
+
+def _put(
+    store: Store, fields: dict[Path, Tensor], changed: Arrays, which: Ints, begin: Ints, used: Ints
+) -> None:
+    """Changed fields of steps into the batch: those of a window's first step, and the observation after its last."""
+    arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
+    rows, *values = store.tensors(which, *arrays)
+    for path, value in zip(changed, values, strict=True):
+        field = fields[path]
+        field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)

@@ -1,0 +1,108 @@
+"""What a user's functions make of steps with another goal: how they are called, and what they may return."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from .checks import check_castable, numpy_view
+from .errors import DTypeError, FieldError, NotFiniteError, ShapeError
+from .schema import Field, Path, as_tensor, dotted, nest, unknown_field
+from .storage import as_host
+from .store import Array
+
+__all__ = ["Arrays", "flat", "relabelled", "takes_info", "told"]
+
+Arrays = dict[Path, Array]
+
+FLAGS = ("terminated", "truncated")
+
+
+def takes_info(function: Callable[..., Any]) -> bool:
+    """Whether a function of goals has to be called with a third argument."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return True
+    except ValueError:  # one that is not written in Python and does not say
+        return False
+    return False
+
+
+def told(name: str, function: Callable[..., Any], *args: Any) -> Array:
+    """What a function tells of steps: ``[M]``, float32 if it is the "reward", else uint8.
+
+    Raises:
+        ShapeError: not one number per step.
+        DTypeError: a flag that is no bool.
+        NotFiniteError: a reward is NaN or infinite.
+    """
+    result, count = as_host(function(*args)), len(args[0])
+    called = f"Hindsight's function of {name}"
+    if result.shape != (count,):
+        raise ShapeError(
+            f"{called}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "
+            "all goals at once, so compute along the last axis: np.linalg.norm(achieved - desired, axis=-1)"
+        )
+    if name in FLAGS:
+        if result.dtype != np.bool_:
+            raise DTypeError(f"{called}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
+        return result.view(np.uint8)
+    if result.dtype.kind not in "fiub":
+        raise DTypeError(f"{called}: expected numbers, got {result.dtype}")
+    return _finite(result.astype(np.float32), called)
+
+
+def _finite(rewards: Array, called: str) -> Array:
+    good = np.isfinite(rewards)
+    if not good.all():
+        at = int(np.argmin(good))
+        raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
+    return rewards
+
+
+def flat(tree: Any, at: Path = ()) -> dict[Path, Any]:
+    """The leaves of nested mappings and tuples, by path."""
+    if isinstance(tree, tuple):
+        tree = {str(i): member for i, member in enumerate(cast("tuple[Any, ...]", tree))}
+    if not isinstance(tree, Mapping):
+        return {at: tree}
+    members = cast("Mapping[str, Any]", tree).items()
+    return {path: leaf for name, member in members for path, leaf in flat(member, (*at, name)).items()}
+
+
+def relabelled(
+    function: Callable[..., Any], leaves: Mapping[Path, Field], steps: Arrays, *observations: Arrays
+) -> Arrays:
+    """What a function of whole steps changes: arrays ``[M, ...]`` of the fields' dtypes, by path.
+
+    Raises:
+        FieldError: it changes a field that there is not.
+        ShapeError, DTypeError: it changes one to what it cannot be.
+        NotFiniteError: a reward is NaN or infinite.
+    """
+    count = len(steps["reward",])
+    seen = [nest({path[1:] or ("",): array for path, array in part.items()}) for part in observations]
+    result = function(nest(steps), *(part.get("", part) for part in seen))
+    if not isinstance(result, Mapping):
+        raise FieldError(f"Hindsight(relabel=...): expected a dict of the fields that change, got {type(result)}")
+    changed: Arrays = {}
+    for path, value in flat(result).items():
+        name = f"Hindsight(relabel=...), field '{dotted(path)}'"
+        if path not in steps:
+            raise FieldError(unknown_field(path, [dotted(known) for known in steps], "the steps given to relabel"))
+        field = leaves[("obs", *path[1:]) if path[0] == "next_obs" else path]
+        tensor = torch.from_numpy(as_host(value)) if isinstance(value, torch.Tensor) else as_tensor(value, name)
+        if tuple(tensor.shape) != (count, *field.shape):
+            raise ShapeError(f"{name}: expected {(count, *field.shape)}, a row for each step, got {tuple(tensor.shape)}")
+        if tensor.dtype is not field.dtype:
+            check_castable(tensor, field.dtype, name)
+            tensor = tensor.to(field.dtype)
+        changed[path] = numpy_view(tensor)
+    if ("reward",) in changed:
+        _finite(changed["reward",], "Hindsight(relabel=...)")
+    return changed

@@ -1,0 +1,770 @@
+"""Hindsight: every goal comes from an allowed step of the row's own episode, and all that depends on it is told anew."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from relive import (
+    Field,
+    Hindsight,
+    Mixture,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    Schema,
+    Transition,
+    Uniform,
+    WithoutReplacement,
+)
+from relive.errors import DTypeError, FieldError, FileFormatError, NotFiniteError, SchemaError, ShapeError
+from relive.kernels import cpu, reference
+from twins import SAMPLERS, Twin, batch_leaves, same_batches
+
+STRATEGIES = ("future", "final", "episode", "past", "random")
+
+
+def plays(alphabet: str, longest: int) -> Iterator[tuple[str, ...]]:
+    for length in range(2, longest + 1):
+        yield from itertools.product(alphabet, repeat=length)
+
+
+# What steps come to with a goal. Goals are tags (env, episode, step, seed), or images of them: each names its row.
+
+
+def numbers(goals: Any) -> Any:
+    """Goals ``[M, ...]`` as numbers ``[M]`` that tell them apart; exact in float32."""
+    flat = np.asarray(goals).reshape(len(goals), -1)
+    tag = flat[:, :16].reshape(len(goals), 4, -1)[..., 0] if flat.dtype == np.uint8 else flat
+    return (tag[:, 0] * 64 + tag[:, 1] * 16 + tag[:, 2]).astype(np.float32)
+
+
+def worth(achieved: Any, desired: Any) -> Any:
+    """No two arguments that are mixed up, or of another row, give the same."""
+    return (numbers(achieved) * 3 - numbers(desired)) / 8
+
+
+def reached(achieved: Any, desired: Any) -> Any:
+    """Of some steps of every goal: those that are 0 or 3 steps away from it."""
+    return (numbers(achieved) - numbers(desired)) % 3 == 0
+
+
+def stopped(achieved: Any, desired: Any) -> Any:
+    return (numbers(achieved) + 2 * numbers(desired)) % 5 == 1
+
+
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "reward": {},
+    "terminated": {"terminated_fn": reached},
+    "both flags": {"terminated_fn": reached, "truncated_fn": stopped},
+}
+
+
+class HerTwin(Twin):
+    """A twin that knows what hindsight may make of a row: one of several things, one for each goal."""
+
+    def check_drawn(self, batch: Any, view: Hindsight) -> Counter[tuple[int, int | None]]:
+        """Every item is as recorded, or as the list of episodes gives it for an allowed goal: which, by index."""
+        found = batch_leaves(batch)
+        rows = {self.truth.index(row): row for row in self.anchors()}
+        drawn: Counter[tuple[int, int | None]] = Counter()
+        plain = NStep(view.n, view.gamma)
+        for b, index in enumerate(found["index",].tolist()):
+            row = rows[index]
+            item = {path: array[b] for path, array in found.items()}
+            relabelled = bool(item.pop(("relabelled",)))
+            want, goal = self.item(row, plain), None
+            if relabelled:
+                allowed = self.truth.goal_rows(row, view.strategy, view.finished_only)
+                matches = [g for g in allowed if oracle.same(g.obs["achieved_goal"], item["obs", "desired_goal"])]
+                assert len(matches) == 1, f"{index}: goal {item['obs', 'desired_goal']} is not of {allowed}"
+                goal = self.truth.index(matches[0])
+                want = self.relabelled_item(row, matches[0], view, want)
+            assert item.keys() - {("weight",), ("probability",)} == want.keys()
+            for path, value in want.items():
+                assert item[path].dtype == value.dtype, path
+                assert np.array_equal(item[path], value), f"{path} of {index} for goal {goal}: {item[path]}, not {value}"
+            drawn[index, goal] += 1
+        return drawn
+
+    def relabelled_item(self, row: Any, goal: Any, view: Hindsight, plain: dict[Any, Any]) -> dict[Any, Any]:
+        """What a view makes of a transition with another goal, by hand."""
+        desired = goal.obs["achieved_goal"]
+
+        def judge(step: oracle.Step, after: Any) -> tuple[float, bool, bool]:
+            pair = after["achieved_goal"][None], desired[None]
+            flags = [
+                bool(function(*pair)[0]) if function else recorded
+                for function, recorded in ((view.terminated_fn, step.terminated), (view.truncated_fn, step.truncated))
+            ]
+            return float(view.reward_fn(*pair)[0]), *flags
+
+        window = self.truth.hindsight(row, view.n, view.gamma, judge)
+        after = row.episode.next_obs(window.last.at - 1)
+        found = {path: value for path, value in plain.items() if path[0] != "next_obs"}
+        found |= {("next_obs", name): member for name, member in after.items()}
+        found |= {(name, "desired_goal"): desired for name in ("obs", "next_obs")}
+        results = {
+            "reward": np.float32(window.reward),
+            "discount": np.float32(window.discount),
+            "terminated": np.bool_(window.terminated),
+            "truncated": np.bool_(window.truncated),
+            "steps": np.int32(window.steps),
+            "next_index": np.int64(self.truth.index(window.last)),
+        }
+        return found | {(name,): np.asarray(value) for name, value in results.items()}
+
+
+def view_of(strategy: str = "future", n: int = 1, functions: str = "terminated", **more: Any) -> Hindsight:
+    return Hindsight(worth, strategy, n=n, gamma=0.5, ratio=0.8, **{**FUNCTIONS[functions], **more})
+
+
+def check_play(num_envs: int, rows: int, play: tuple[str, ...], views: list[Hindsight], dress: str = "goals") -> None:
+    """After a play, through every view: what is drawn, what is read without a draw, the invariants."""
+    twin = HerTwin(num_envs, rows, dress=dress).play(*play)
+    for view in views:
+        twin.buffer.view = view
+        data = twin.buffer.data()
+        assert not data["relabelled"].any()
+        assert not twin.check_drawn(data, view) - Counter((i, None) for i in data["index"].tolist())
+        if len(twin.buffer):
+            twin.check_drawn(twin.buffer.sample(24), view)
+        twin.buffer.check()
+
+
+VIEWS = [view_of(strategy, n, functions) for strategy in STRATEGIES for n, functions in ((1, "reward"), (3, "both flags"))]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_every_short_play_gives_goals_of_the_list_of_episodes(rows: int) -> None:
+    for play in itertools.chain(plays(".TU", 4), plays(".T|", 4)):
+        check_play(1, rows, play, VIEWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 3, 4, 6])
+def test_every_longer_play_does_so_as_well(rows: int) -> None:
+    views = [view_of(s, n, f) for s in STRATEGIES for n in (1, 2, 4) for f in FUNCTIONS]
+    for play in itertools.chain(plays(".U", 7), plays(".T|x", 5)):
+        check_play(1, rows, play, views)
+
+
+@pytest.mark.parametrize("dress", ["goals", "image goals"])
+@pytest.mark.parametrize("seed", range(4))
+def test_several_envs_that_wrap_at_different_times_keep_their_goals_apart(dress: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    twin = HerTwin(3, 7, dress=dress)
+    views = [view_of(s, n, f, finished_only=only) for s, (n, f), only in zip(
+        STRATEGIES * 2, itertools.cycle([(1, "terminated"), (3, "both flags"), (2, "reward")]), [False, True] * 5,
+        strict=False)]  # fmt: skip
+    for t in range(60):
+        chosen = rng.permutation(3)[: rng.integers(1, 4)].tolist()
+        twin.add("".join(rng.choice(list(".....TUB"), len(chosen))), envs=chosen)
+        if rng.random() < 0.05:
+            twin.interrupt([int(rng.integers(3))])
+        if t % 5 == 4 and len(twin.buffer):
+            view = twin.buffer.view = views[int(rng.integers(len(views)))]
+            twin.check_drawn(twin.buffer.sample(16), view)
+            twin.buffer.check()
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_any_play_of_any_envs_gives_goals_of_the_list_of_episodes(data: st.DataObject) -> None:
+    num_envs, rows = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 12))
+    view = view_of(
+        data.draw(st.sampled_from(STRATEGIES)), data.draw(st.integers(1, 6)), data.draw(st.sampled_from(list(FUNCTIONS))),
+        finished_only=data.draw(st.booleans()),
+    )  # fmt: skip
+    twin = HerTwin(num_envs, rows, dress="goals", view=view)
+    for _ in range(data.draw(st.integers(1, 6))):
+        plays = data.draw(st.lists(st.text("...TU", min_size=num_envs, max_size=num_envs), min_size=1, max_size=8))
+        twin.extend(plays)
+        if data.draw(st.booleans()):
+            twin.interrupt()
+        if len(twin.buffer):
+            twin.check_drawn(twin.buffer.sample(12), view)
+    twin.buffer.check()
+
+
+# Which goals, how often. A statistic is a chi-square over the goals of one anchor, as standard deviations of it.
+
+
+def z_of(counts: list[int]) -> float:
+    """How far equal shares are off, in standard deviations of chi-square."""
+    expected, df = sum(counts) / len(counts), len(counts) - 1
+    chi2 = sum((count - expected) ** 2 / expected for count in counts)
+    return (chi2 - df) / math.sqrt(2 * df)
+
+
+def many(view: Hindsight, play: str, rows: int, batches: int) -> tuple[HerTwin, Counter[tuple[int, int | None]]]:
+    """How often each anchor of one env got each goal."""
+    twin = HerTwin(1, rows, dress="goals", view=view).play(*play)
+    index_of = {tuple(r.obs["achieved_goal"]): twin.truth.index(r) for r in twin.truth.live(0)}
+    drawn: Counter[tuple[int, int | None]] = Counter()
+    for _ in range(batches):
+        batch = twin.buffer.sample(4096)
+        goals = batch["obs", "desired_goal"].numpy()
+        for index, goal, new in zip(batch["index"].tolist(), map(tuple, goals), batch["relabelled"].tolist(), strict=True):
+            drawn[index, index_of[goal] if new else None] += 1
+    return twin, drawn
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_allowed_goal_comes_equally_often_and_a_bias_of_one_percent_would_show(strategy: str) -> None:
+    view = Hindsight(worth, strategy, ratio=0.8)
+    twin, drawn = many(view, "...T" + "." * 9 + "U" + ".....", 17, 150)
+    total = sum(drawn.values())
+    kept = sum(count for (_, goal), count in drawn.items() if goal is None)
+    aims = {twin.truth.index(row): [twin.truth.index(goal) for goal in twin.truth.goal_rows(row, strategy)]
+            for row in twin.anchors()}  # fmt: skip
+    free = sum(count for (index, _), count in drawn.items() if aims[index])
+    new = total - kept
+    assert abs(new - 0.8 * free) < 5 * math.sqrt(0.16 * free)  # 1 % of bias is 0.008 * 614,400, or 16 of these
+    assert 0.008 * free > 8 * math.sqrt(0.16 * free)
+    scores = []
+    for index, allowed in aims.items():
+        assert {goal for i, goal in drawn if i == index and goal is not None} == set(allowed)
+        counts = [drawn[index, goal] for goal in allowed]
+        if len(counts) > 1:
+            scores.append(z_of(counts))
+    assert all(z < 6 for z in scores), scores  # chance exceeds it in less than one anchor of 10,000
+    if not scores:
+        return
+    assert sum(scores) / math.sqrt(len(scores)) < 5
+    biased = []  # 1 % of an anchor's goals are the first of those allowed instead: all anchors together show it
+    for index, allowed in aims.items():
+        counts = [drawn[index, goal] for goal in allowed]
+        if len(counts) > 1:
+            moved = [round(0.01 * count) for count in counts]
+            counts = [count - lost for count, lost in zip(counts, moved, strict=True)]
+            biased.append(z_of([counts[0] + sum(moved), *counts[1:]]))
+    assert sum(biased) / math.sqrt(len(biased)) > 5
+
+
+def test_which_rows_are_relabelled_is_drawn_for_each_row_by_itself() -> None:
+    _, drawn = many(Hindsight(worth, k=4), "...........", 12, 20)
+    for index in range(10):
+        total = sum(count for (i, _), count in drawn.items() if i == index)
+        assert abs(drawn[index, None] - total / 5) < 5 * math.sqrt(0.16 * total)
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(0.0, 0), (1.0, 1)])
+def test_a_ratio_of_nothing_or_all_relabels_nothing_or_all(ratio: float, share: int) -> None:
+    twin = HerTwin(2, 20, dress="goals", view=Hindsight(worth, ratio=ratio)).play(*[".."] * 15)
+    assert twin.buffer.sample(200)["relabelled"].float().mean() == share
+
+
+# Traps, by the names of those that others fell into.
+
+
+def test_trap_h1_goals_never_come_from_another_episode_after_the_ring_has_wrapped() -> None:
+    for strategy in ("final", "episode", "future", "past"):
+        view = view_of(strategy)
+        twin = HerTwin(2, 23, dress="goals", view=view)
+        for t in range(120):
+            twin.add("".join("U" if t % length == length - 1 else "." for length in (7, 11)))
+            if t > 20 and t % 7 == 0:
+                twin.check_drawn(twin.buffer.sample(32), view)
+
+
+def test_trap_h2_episodes_of_any_length_in_any_number_of_envs_give_goals_of_their_own() -> None:
+    view = view_of("future", 3)
+    twin = HerTwin(4, 40, dress="goals", view=view)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        twin.add("".join(rng.choice(list("....TU"), 4)))
+    drawn = twin.check_drawn(twin.buffer.sample(400), view)
+    assert len({len(row.episode) for env in range(4) for row in twin.truth.live(env)}) > 3
+    assert {index % 4 for index, goal in drawn if goal is not None} == {0, 1, 2, 3}
+
+
+def test_trap_h3_terminated_and_discount_follow_the_new_goal_like_the_reward() -> None:
+    view = Hindsight(worth, "final", ratio=1.0, terminated_fn=lambda a, d: numbers(a) == numbers(d), gamma=0.5)
+    twin = HerTwin(1, 20, dress="goals", view=view).play(*"....U....T..")
+    batch = twin.buffer.sample(100)
+    twin.check_drawn(batch, view)
+    at_goal = (batch["next_obs", "achieved_goal"] == batch["next_obs", "desired_goal"]).all(-1)
+    assert at_goal.any()
+    assert not at_goal.all()
+    assert torch.equal(batch["terminated"], at_goal)
+    assert torch.equal(batch["discount"], torch.where(at_goal, 0.0, 0.5))
+
+
+@pytest.mark.parametrize("length", [4, 5, 6, 7, 30])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_trap_h4_an_episode_as_long_as_the_ring_or_longer_is_sampled_as_far_as_it_is_there(length: int, strategy: str) -> None:
+    view = view_of(strategy, 2)
+    twin = HerTwin(1, 6, dress="goals", view=view).play(*"." * length)
+    assert len(twin.buffer) == min(length, 6) - 1
+    twin.check_drawn(twin.buffer.sample(60), view)
+    twin.play("U")
+    twin.check_drawn(twin.buffer.sample(60), view)
+
+
+def test_trap_h5_goals_are_a_function_of_the_seed_alone() -> None:
+    def batches(seed: int) -> list[Any]:
+        twin = HerTwin(2, 20, dress="goals", view=view_of(), seed=seed).play(*[".U", "..", "T.", "..", ".."] * 3)
+        torch.rand(3), np.random.rand(3)  # noqa: NPY002 - what others draw from global generators changes nothing
+        return [twin.buffer.sample(16) for _ in range(3)]
+
+    one, again, other = batches(0), batches(0), batches(1)
+    assert all(map(same_batches, one, again))
+    assert not any(map(same_batches, one, other))
+    assert not same_batches(one[0], one[1])
+
+
+# With every sampler, in mixtures, from files, with images.
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_sampler_draws_what_it_draws_without_hindsight(sampler: str, n: int) -> None:
+    rounds = ["..", ".T", "..", "U.", "..", "..", "..", "T.", "..", "..", ".U", ".."]
+    view = view_of("future", n)
+    twin = HerTwin(2, 9, dress="goals", sampler=SAMPLERS[sampler](), view=view).play(*rounds)
+    plain = HerTwin(2, 9, dress="goals", sampler=SAMPLERS[sampler](), view=NStep(n, 0.5)).play(*rounds)
+    assert len(twin.buffer) == len(plain.buffer)
+    for _ in range(4):
+        batches = zip(twin.buffer.batches(2, 8), plain.buffer.batches(2, 8), strict=True)
+        for batch, other in batches:
+            assert torch.equal(batch["index"], other["index"])
+            assert batch["relabelled"].any()
+            twin.check_drawn(batch, view)
+            for name in {"weight", "probability"} & set(other.keys()):
+                assert torch.equal(batch[name], other[name])
+            if twin.buffer.has_priorities:
+                assert twin.buffer.update_priorities(batch["index"], batch["index"].float()) == 0
+                plain.buffer.update_priorities(other["index"], other["index"].float())
+
+
+def test_a_mixture_relabels_the_rows_of_each_buffer_by_its_own_view() -> None:
+    own, plain = (HerTwin(2, 20, dress="goals", view=view).play(*["..", ".U", ".."] * 5) for view in (view_of(), Transition()))
+    batch = Mixture({"own": own.buffer, "plain": plain.buffer}, {"own": 1, "plain": 1}).sample(40)
+    assert "relabelled" not in batch.keys()
+    changed = (batch["obs", "desired_goal"] != 99).any(-1)
+    assert changed[:20].any()
+    assert not changed[20:].any()
+
+
+def test_a_loaded_replay_goes_on_with_the_goals_of_the_saved_one(tmp_path: Any) -> None:
+    twin = HerTwin(2, 9, dress="goals", view=view_of("episode", 2)).play(*["..", ".T", "..", "U.", ".."] * 3)
+    twin.buffer.sample(5)
+    twin.buffer.save(tmp_path / "saved")
+    with pytest.raises(FileFormatError, match=r"functions.*pass load\(..., view=...\)"):
+        ReplayBuffer.load(tmp_path / "saved")
+    loaded = ReplayBuffer.load(tmp_path / "saved", view=view_of("episode", 2))
+    for _ in range(3):
+        assert same_batches(loaded.sample(16), twin.buffer.sample(16))
+    loaded.check()
+
+
+def test_goals_that_are_images_are_relabelled_alike() -> None:
+    small, large = (HerTwin(2, 9, dress=dress, view=view_of("future", 3, "both flags")).play(*["..", ".T", "..", "U.", ".."] * 3)
+                    for dress in ("goals", "image goals"))  # fmt: skip
+    for _ in range(3):
+        one, other = small.buffer.sample(16), large.buffer.sample(16)
+        for name in ("index", "relabelled", "reward", "discount", "steps", "terminated", "truncated", "next_index"):
+            assert torch.equal(one[name], other[name]), name
+        assert torch.equal(one["next_obs", "observation"], other["next_obs", "observation"])
+
+
+def test_a_view_may_be_changed_at_any_time_and_take_effect_at_once() -> None:
+    view = view_of("future")
+    twin = HerTwin(1, 12, dress="goals", view=view).play(*".......U...")
+    for strategy, n, ratio in (("final", 1, 1.0), ("past", 3, 0.5), ("future", 2, 1.0)):
+        view.strategy, view.n, view.ratio = strategy, n, ratio
+        twin.check_drawn(twin.buffer.sample(30), view)
+        twin.play(".", ".")
+    view.terminated_fn, view.truncated_fn = None, stopped
+    twin.check_drawn(twin.buffer.sample(30), view)
+
+
+def test_only_finished_episodes_give_goals_if_that_is_asked_for() -> None:
+    view = view_of("future", finished_only=True)
+    twin = HerTwin(2, 30, dress="goals", view=view).play(*["..", "..", "U.", "..", ".."])
+    drawn = twin.check_drawn(twin.buffer.sample(200), view)
+    assert {index for index, goal in drawn if goal is not None} == {0, 2, 4}  # the three steps that env 0 has finished
+    twin.interrupt()
+    drawn = twin.check_drawn(twin.buffer.sample(200), view)
+    assert {index % 2 for index, goal in drawn if goal is not None} == {0, 1}
+
+
+# The functions: what they are given, and what they may return.
+
+
+def test_functions_are_called_once_per_batch_with_the_relabelled_steps_alone() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def reward(*args: Any) -> Any:
+        calls.append(args)
+        return worth(*args[:2])
+
+    def three(achieved: Any, desired: Any, info: Any) -> Any:
+        return reward(achieved, desired, info)
+
+    for function, info in ((three, {}), (reward, None)):
+        calls.clear()
+        twin = HerTwin(1, 20, dress="goals", view=Hindsight(function, n=1)).play(*"." * 15)
+        batch = twin.buffer.sample(64)
+        ((achieved, desired, *more),) = calls
+        assert more == ([] if info is None else [info])
+        assert achieved.shape == desired.shape == (int(batch["relabelled"].sum()), 4)
+        assert achieved.dtype == desired.dtype == np.float32
+    calls.clear()
+    twin.buffer.view.ratio = 0.0
+    twin.buffer.sample(64)
+    assert not calls
+
+
+def test_a_stored_field_comes_as_info_and_what_a_function_writes_to_is_its_own() -> None:
+    def reward(achieved: Any, desired: Any, info: Any) -> Any:
+        value = worth(achieved, desired) + info["contact"]
+        achieved[:], desired[:], info["contact"][:] = -5, -5, -5
+        return value
+
+    extras = lambda step: {"sensors": {"contact": np.float32(step["obs"][2]), "heat": np.zeros(2, np.float32)}}  # noqa: E731
+    twin = HerTwin(1, 20, dress="goals", extras=extras, view=Hindsight(reward, ratio=1.0, info="sensors")).play(*"." * 15)
+    for _ in range(2):
+        batch = twin.buffer.sample(30)
+        goals = batch["next_obs", "achieved_goal"].numpy(), batch["obs", "desired_goal"].numpy()
+        assert np.array_equal(batch["reward"], worth(*goals) + batch["sensors", "contact"].numpy())
+        assert torch.equal(batch["obs", "desired_goal"], batch["next_obs", "desired_goal"])
+
+
+@pytest.mark.parametrize(
+    ("functions", "error", "message"),
+    [
+        ({"reward_fn": lambda a, d: 0.0}, ShapeError, r"function of reward: expected \(\d+,\).*got \(\);.*axis=-1"),
+        ({"reward_fn": lambda a, d: a - d}, ShapeError, r"function of reward: expected \(\d+,\).*got \(\d+, 4\)"),
+        ({"reward_fn": lambda a, d: worth(a, d) + np.inf}, NotFiniteError, r"function of reward: step 0 of \d+"),
+        ({"reward_fn": lambda a, d: np.full(len(a), "x")}, DTypeError, "function of reward: expected numbers, got <U1"),
+        ({"terminated_fn": lambda a, d: np.zeros(len(a))}, DTypeError, "function of terminated: expected bools, got float64"),
+        ({"truncated_fn": lambda a, d: False}, ShapeError, r"function of truncated: expected \(\d+,\)"),
+    ],
+)
+def test_what_a_function_must_not_return_is_refused(functions: dict[str, Any], error: type, message: str) -> None:
+    view = Hindsight(**{"reward_fn": worth, **functions})
+    twin = HerTwin(1, 20, dress="goals", view=view).play(*"." * 15)
+    with pytest.raises(error, match=message):
+        twin.buffer.sample(30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "pass reward_fn .* or else relabel alone"),
+        ({"reward_fn": worth, "relabel": print}, "pass reward_fn .* or else relabel alone"),
+        ({"relabel": print, "info": "sensors"}, "pass reward_fn .* or else relabel alone"),
+        ({"reward_fn": 3}, r"Hindsight\(reward_fn=3\): a function of arrays"),
+        ({"reward_fn": worth, "strategy": "best"}, r"strategy='best'\): strategy is one of future, final, episode, past"),
+        ({"reward_fn": worth, "k": 4, "ratio": 0.8}, "pass k, a number of at least 0, or ratio, not both"),
+        ({"reward_fn": worth, "k": -1}, "pass k, a number of at least 0"),
+        ({"reward_fn": worth, "ratio": 1.5}, "ratio, the share that is relabelled, is a number from 0 to 1"),
+        ({"reward_fn": worth, "n": 0}, "n is at least 1"),
+        ({"reward_fn": worth, "gamma": 2}, "gamma is a number from 0 to 1"),
+        ({"reward_fn": worth, "desired": None}, "the name of a member of the observation"),
+        ({"reward_fn": worth, "finished_only": 1}, "finished_only is True or False"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Hindsight(**arguments)
+
+
+def test_a_parameter_that_is_refused_later_changes_nothing() -> None:
+    view = Hindsight(worth, k=3)
+    assert view.ratio == 0.75
+    with pytest.raises(SchemaError, match="strategy is one of"):
+        view.strategy = "best"
+    assert view.strategy == "future"
+    assert repr(view).startswith("Hindsight(reward_fn=<function worth at")
+
+
+@pytest.mark.parametrize(
+    ("dress", "ordered", "options", "message"),
+    [
+        ("box", True, {}, r"expected an observation with members of these names, of one shape and dtype, got .*'obs'"),
+        ("goals", True, {"achieved": "observation"}, "of one shape and dtype"),
+        ("goals", True, {"desired": "wish"}, r"desired='wish'\): expected an observation with members of these names"),
+        ("goals", True, {"info": "contact"}, r"info='contact'\): the schema has no such field; it has action, obs, reward"),
+        ("goals", False, {}, "needs steps in order.*Hindsight.copies"),
+    ],
+)
+def test_a_replay_without_goals_refuses_the_view_when_it_is_set(
+    dress: str, ordered: bool, options: dict[str, Any], message: str
+) -> None:
+    twin = Twin(1, 10, dress=dress, ordered=ordered).play("..."[:1])
+    before = twin.buffer.view
+    with pytest.raises(SchemaError, match=message):
+        twin.buffer.view = Hindsight(worth, **options)
+    assert twin.buffer.view is before
+    with pytest.raises(SchemaError, match=message):
+        ReplayBuffer(twin.schema, 10, view=Hindsight(worth, **options), ordered=ordered)
+
+
+def test_a_field_that_batches_get_is_no_field_of_a_step() -> None:
+    extras = lambda step: {"relabelled": np.float32(0)}  # noqa: E731
+    with pytest.raises(SchemaError, match="'relabelled'.*give yours another"):
+        HerTwin(1, 10, dress="goals", extras=extras, view=view_of())
+
+
+# Functions of whole steps.
+
+
+def as_relabel(steps: Any, initial: Any, final: Any, chosen: Any) -> dict[str, Any]:
+    """What the view does with goals, spelt out."""
+    desired, achieved = chosen["achieved_goal"], steps["next_obs"]["achieved_goal"]
+    return {
+        "obs": {"desired_goal": desired},
+        "next_obs": {"desired_goal": desired},
+        "reward": worth(achieved, desired),
+        "terminated": reached(achieved, desired),
+    }
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("dress", ["goals", "image goals"])
+def test_a_function_of_steps_can_do_all_that_goals_do(n: int, dress: str) -> None:
+    plays = ["..", ".T", "..", "U.", "..", ".."] * 3
+    goals, steps = (HerTwin(2, 9, dress=dress, view=view).play(*plays)
+                    for view in (view_of("episode", n), Hindsight(strategy="episode", ratio=0.8, n=n, gamma=0.5, relabel=as_relabel)))  # fmt: skip
+    for _ in range(3):
+        assert same_batches(goals.buffer.sample(16), steps.buffer.sample(16))
+
+
+def test_a_function_of_steps_is_shown_the_ends_of_the_episode_as_far_as_it_is_there() -> None:
+    seen: list[Any] = []
+
+    def look(steps: Any, initial: Any, final: Any, chosen: Any) -> dict[str, Any]:
+        seen.append((steps, initial, final, chosen))
+        return {"action": steps["action"] * 0 + 3, "reward": -steps["reward"]}
+
+    twin = HerTwin(1, 8, view=Hindsight(strategy="final", ratio=1.0, relabel=look)).play(*"..T...........U..")
+    batch = twin.buffer.sample(40)
+    ((steps, initial, final, chosen),) = seen
+    rows = {tuple(row.obs): row for row in twin.truth.live(0)}
+    for b in range(40):
+        row = rows[tuple(steps["obs"][b])]
+        mine = [other.obs for other in twin.truth.live(0) if other.episode is row.episode]
+        assert np.array_equal(steps["next_obs"][b], row.episode.next_obs(row.at))
+        assert np.array_equal(initial[b], mine[0])
+        assert np.array_equal(final[b], mine[-1])
+        assert np.array_equal(chosen[b], mine[-1])
+    assert (batch["action"] == 3).all()
+    assert np.array_equal(batch["reward"], -steps["reward"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        (None, FieldError, "expected a dict of the fields that change"),
+        ({"rewards": 0}, FieldError, "rewards.*did you mean 'reward'"),
+        ({"reward": np.zeros(3)}, ShapeError, r"reward.*expected \(30,\), a row for each step, got \(3,\)"),
+        ({"reward": np.full(30, np.nan)}, NotFiniteError, "step 0 of 30 has a reward of nan"),
+        ({"terminated": np.zeros(30)}, DTypeError, "terminated.*expected torch.bool, got torch.float64"),
+        ({"obs": {"observation": np.zeros((30, 4))}}, ShapeError, r"obs.observation.*\(30, 3\)"),
+    ],
+)
+def test_what_a_function_of_steps_must_not_return_is_refused(changed: Any, error: type, message: str) -> None:
+    view = Hindsight(relabel=lambda *_: changed, ratio=1.0)
+    twin = HerTwin(1, 20, dress="goals", view=view).play(*"." * 15)
+    with pytest.raises(error, match=message):
+        twin.buffer.sample(30)
+
+
+# Copies that are appended, where there is no order.
+
+
+def whole(twin: HerTwin, length: int) -> dict[str, Any]:
+    """The steps of an episode ``[length, 1, ...]``, each with its next observation."""
+    from twins import stacked
+
+    life = [twin._dressed(twin.lives[0].step("truncated" if t == length - 1 else None)) for t in range(length)]
+    return stacked([{name: value for name, value in stacked([step]).items()} for step in life])
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode", "past"])
+@pytest.mark.parametrize("functions", FUNCTIONS)
+def test_copies_of_an_episode_have_goals_of_allowed_steps_and_what_comes_of_them(strategy: str, functions: str) -> None:
+    twin = HerTwin(1, 60, dress="goals", ordered=False)
+    view, episode = view_of(strategy, 3, functions), whole(twin, 7)
+    seen: set[tuple[int, int]] = set()
+    for number in range(40):
+        copies = view.copies(episode, 4, seed=1, number=number)
+        assert len(copies["reward"]) == (24 if strategy == "past" else 28)
+        at = copies["obs"]["achieved_goal"][:, 0, 2].astype(int)
+        assert at.tolist() == sorted([*range(strategy == "past", 7)] * 4)
+        desired = copies["obs"]["desired_goal"][:, 0]
+        goal = desired[:, 2].astype(int)
+        seen |= set(zip(at.tolist(), goal.tolist(), strict=True))
+        achieved = copies["next_obs"]["achieved_goal"][:, 0]
+        assert np.array_equal(copies["next_obs"]["desired_goal"][:, 0], desired)
+        assert np.array_equal(achieved[:, 2], at + 1)
+        assert np.array_equal(copies["reward"][:, 0], worth(achieved, desired))
+        for name, function in (("terminated", view.terminated_fn), ("truncated", view.truncated_fn)):
+            recorded = np.array([episode[name][t, 0] for t in at])
+            assert np.array_equal(copies[name][:, 0], recorded if function is None else function(achieved, desired))
+    low, high = {"future": (1, 7), "final": (7, 7), "episode": (1, 7), "past": (1, 6)}[strategy]
+    assert seen == {
+        (t, goal) for t in range(7) for goal in range(low, high + 1)
+        if (strategy != "future" or goal > t) and (strategy != "past" or goal <= t)
+    }  # fmt: skip
+
+
+def test_copies_go_into_a_replay_without_order_and_depend_on_seed_and_number_alone() -> None:
+    twin = HerTwin(1, 100, dress="goals", ordered=False)
+    view, replay = view_of("future"), twin.buffer
+    episode = whole(twin, 7)
+    copies = view.copies(episode, 4, seed=3, number=5)
+    replay.extend(episode)
+    replay.extend(copies)
+    assert len(replay) == 35
+    data = replay.data()
+    assert np.array_equal(data["reward"][7:], copies["reward"][:, 0])
+    again, *others = (view.copies(episode, 4, seed=s, number=n)["reward"] for s, n in ((3, 5), (3, 6), (4, 5)))
+    assert np.array_equal(again, copies["reward"])
+    assert not any(np.array_equal(other, copies["reward"]) for other in others)
+
+
+def test_copies_by_a_function_of_steps_are_those_by_goals() -> None:
+    twin = HerTwin(1, 60, dress="goals", ordered=False)
+    episode = whole(twin, 7)
+    one = view_of("episode").copies(episode, seed=0)
+    other = Hindsight(strategy="episode", relabel=as_relabel).copies(episode, seed=0)
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(
+        batch_numbers(one), batch_numbers(other), strict=True))  # fmt: skip
+
+
+def batch_numbers(tree: Any) -> list[np.ndarray]:
+    from twins import leaves
+
+    return [leaf for _, leaf in sorted(leaves(tree).items())]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "message"),
+    [
+        ({}, {"k": 0}, SchemaError, "expected k of at least 1"),
+        ({"next_obs": None}, {}, FieldError, "lacks next_obs"),
+        ({"reward": np.zeros((7, 2), np.float32)}, {}, ShapeError, r"expected \(steps, 1\) in front of every field"),
+        ({"reward": np.zeros((6, 1), np.float32)}, {}, ShapeError, r"expected \(steps, 1\) in front of every field"),
+    ],
+)
+def test_an_episode_that_cannot_be_copied_is_refused(change: Any, options: Any, error: type, message: str) -> None:
+    twin = HerTwin(1, 60, dress="goals", ordered=False)
+    episode = {name: value for name, value in (whole(twin, 7) | change).items() if value is not None}
+    with pytest.raises(error, match=message):
+        view_of().copies(episode, **{"seed": 0, **options})
+
+
+def test_random_goals_need_a_replay() -> None:
+    with pytest.raises(SchemaError, match="a strategy of one episode, got k=4, 'random'"):
+        view_of("random").copies({}, seed=0)
+
+
+# The kernels.
+
+
+@pytest.mark.parametrize("strategy", range(5))
+@pytest.mark.parametrize("seed", range(6))
+def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_envs, rows, n = int(rng.integers(1, 4)), int(rng.integers(3, 12)), int(rng.integers(1, 5))
+    twin = HerTwin(num_envs, rows, dress="goals")
+    for t in range(40):
+        twin.add("".join(rng.choice(list("....TU"), num_envs)))
+        if rng.random() < 0.05:
+            twin.interrupt([int(rng.integers(num_envs))])
+        if t % 4 or not len(twin.buffer):
+            continue
+        ring = twin.buffer._ring
+        store, (batch, at, to, copied) = ring.store, ring.store.planned
+        offsets = store.layout.offsets["obs", "achieved_goal"], store.leaves["obs", "achieved_goal"].nbytes
+        goals = np.array([batch.offsets[name, "desired_goal"] for name in ("obs", "next_obs")])
+        places, others = ring.draw(16, t), ring.draw(16, t + 1)
+        ends, seen = ring.ends()
+        results = []
+        for twins_kernels in (cpu, reference):
+            out, last = np.zeros((16, batch.nbytes), np.uint8), np.zeros(16, np.int64)
+            store.plan(places, rows, n, 0.7, ring.state, out, last)
+            ints = [np.zeros(size, np.int64) for size in (16, 17, 16 * n, 16 * n, (3, 16))]
+            kept = [np.zeros(16 * n, np.float32), np.zeros((2, 16 * n), np.uint8)]
+            kept += [np.zeros((16 * n, offsets[1]), np.uint8) for _ in range(2)]
+            key = 77 + t if twins_kernels is reference else np.uint64(77 + t)
+            found = twins_kernels.choose_goals(
+                places, key, 0.7, strategy, bool(seed % 2), rows, ring.state, ring.step, ring.order, ends, seen, others,
+                store.target, at, out, to, np.array(offsets), *ints, *kept,
+            )  # fmt: skip
+            which, begin, after, used = ints[0][:found], ints[1][: found + 1], ints[3], np.zeros(found, np.int64)
+            judge = np.random.default_rng(t)
+            judged = judge.random(16 * n, np.float32), *(judge.random((2, 16 * n)) < 0.2).view(np.uint8)
+            twins_kernels.relabel_windows(
+                which, begin, after, num_envs, 0.7, *judged, store.target, out, to, copied, kept[3], goals, last, used
+            )
+            total = begin[-1] if found else 0
+            cut = [which, begin, ints[2][:total], ints[3][:total], ints[4][:, :found]]
+            results.append([found, *cut, *(x[..., :total] if x.ndim > 1 and len(x) == 2 else x[:total] for x in kept),
+                            out, last, used])  # fmt: skip
+        for fast, plain in zip(*results, strict=True):
+            assert np.array_equal(np.asarray(fast), np.asarray(plain), equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ends_of_episodes_are_known_however_seldom_they_are_asked_for(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    twin = HerTwin(2, 11, dress="goals", view=view_of("final"))
+    for _ in range(12):
+        for _ in range(int(rng.integers(1, 60))):
+            twin.add("".join(rng.choice(list("......TU"), 2)))
+        if rng.random() < 0.3:
+            twin.clear() if rng.random() < 0.5 else twin.interrupt()
+            twin.add("..")
+            twin.add("..")
+        twin.check_drawn(twin.buffer.sample(16), twin.buffer.view)
+        twin.buffer.check()
+
+
+def test_check_finds_an_episode_that_ends_elsewhere() -> None:
+    from relive.errors import InvariantError
+
+    twin = HerTwin(1, 11, dress="goals", view=view_of()).play(*"..T.....")
+    twin.buffer.sample(4)
+    twin.buffer.check()
+    ends, _ = twin.buffer._ring.ends()
+    ends[1] += 1
+    with pytest.raises(InvariantError, match="8: an episode of env 0 ends elsewhere"):
+        twin.buffer.check()
+    ends[1] -= 1
+    twin.buffer._ring.step[1] = 0
+    with pytest.raises(InvariantError):
+        twin.buffer.check()
+
+
+def test_a_number_of_transitions_beyond_32_bits_does_no_harm() -> None:
+    play, rows = "..T.....U..", 9
+    plain, late = (HerTwin(1, rows, dress="goals", view=view_of("future", 2)) for _ in range(2))
+    ring = late.buffer._ring
+    ring.state[:, :2] = rows * 2**30  # rows that were written, at the same places, and cleared
+    ring.state[:, 3] = 2**32 - 3  # transitions completed: the play goes beyond
+    for twin in (plain, late):
+        twin.play(*play)
+        twin.buffer.check()
+    for _ in range(5):
+        one, other = plain.buffer.sample(30), late.buffer.sample(30)
+        assert torch.equal(other["index"], one["index"] + rows * 2**30)
+        for name in ("obs", "next_obs"):
+            assert torch.equal(one[name, "desired_goal"], other[name, "desired_goal"])
+        late.buffer.check()
