@@ -339,3 +339,117 @@ def test_dqn_stores_every_step_goes_on_after_a_reset_and_saves_its_replay(option
     np.testing.assert_array_equal(model.replay_buffer.observations, stored)
     model.learn(100)
     assert model.replay_buffer.pos == 452
+
+
+class Walk(gym.Env[Any, Any]):
+    """Every achieved goal is another number; the desired goal is 0, and reaching one ends the task."""
+
+    observation_space = spaces.Dict({key: spaces.Box(-1e6, 1e6, (1,), np.float32) for key in ("observation", "achieved_goal", "desired_goal")})
+    action_space = ACTIONS["box"]
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return np.where((achieved == desired).all(-1), 0.0, -1.0)
+
+
+class Ending(Walk):
+    def compute_terminated(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return (achieved == desired).all(-1)
+
+
+def walked(buffer: Any, lengths: list[int], num_envs: int = 1) -> Any:
+    """Episodes of these lengths in every env; what is achieved is 1000 env + 100 episode + the number of the step."""
+
+    def seen(episode: int, t: int) -> dict[str, Any]:
+        tag = (1000.0 * np.arange(num_envs) + 100.0 * (episode + 1) + t).astype(np.float32)[:, None]
+        return {"observation": tag, "achieved_goal": tag.copy(), "desired_goal": np.zeros((num_envs, 1), np.float32)}
+
+    for episode, length in enumerate(lengths):
+        for t in range(length):
+            done = np.full(num_envs, t == length - 1)
+            infos = [{"TimeLimit.truncated": True} if d else {} for d in done]
+            action = np.zeros((num_envs, 2), np.float32)
+            buffer.add(seen(episode, t), seen(episode, t + 1), action, np.full(num_envs, -1.0), done, infos)
+    return buffer
+
+
+def her_pair(size: int, env: type[Walk] = Walk, num_envs: int = 1, **options: Any) -> list[Any]:
+    envs = vec_env.DummyVecEnv([env] * num_envs)
+    classes = ours.HerReplayBuffer, sb3.HerReplayBuffer
+    return [cls(size, Walk.observation_space, Walk.action_space, envs, "cpu", num_envs, **options) for cls in classes]
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_goals_are_chosen_the_same(strategy: str, num_envs: int) -> None:
+    lengths, found, shapes = [4, 1, 6], [], []
+    for buffer in her_pair(40 * num_envs, num_envs=num_envs, goal_selection_strategy=strategy):
+        batch = walked(buffer, lengths, num_envs).sample(4000)
+        obs, _, next_obs, dones, rewards = list(batch)[:5]
+        assert torch.equal(obs["desired_goal"], next_obs["desired_goal"])
+        assert not dones.any()  # all were cut off
+        new = obs["desired_goal"] != 0
+        assert 0.77 < new.float().mean() < 0.83
+        rows_ = zip(obs["observation"], obs["desired_goal"], rewards, strict=True)
+        found.append({tuple(float(x) for x in row) for row in rows_})
+        shapes.append(kinds(batch))
+    assert found[0] == found[1]
+    assert shapes[0] == shapes[1]
+
+
+def test_trap_h3_a_goal_that_is_reached_ends_the_task_where_the_env_says_so() -> None:
+    for buffer, ends in zip(her_pair(40, Ending, goal_selection_strategy="future"), (True, False), strict=True):
+        obs, _, next_obs, dones, _ = list(walked(buffer, [5, 5]).sample(500))[:5]
+        hit = next_obs["achieved_goal"] == obs["desired_goal"]
+        assert hit.any()
+        assert torch.equal(dones.bool(), hit) == ends
+
+
+def test_trap_h4_an_episode_as_long_as_the_buffer_can_be_drawn() -> None:
+    mine, its = her_pair(10)
+    one = {key: np.ones((1, 1), np.float32) for key in Walk.observation_space.spaces}
+    for buffer in (mine, its):
+        walked(buffer, [10]).add(one, one, np.zeros((1, 2), np.float32), np.zeros(1), np.array([False]), [{}])
+    with pytest.raises(RuntimeError, match="Unable to sample"):
+        its.sample(4)
+    assert len({float(x) for x in mine.sample(300).observations["observation"]}) == 8
+
+
+def test_episodes_under_way_are_served_and_a_pickled_buffer_asks_for_its_env() -> None:
+    mine, its = her_pair(20)
+    for buffer in (mine, its):
+        step = {key: np.ones((1, 1), np.float32) for key in Walk.observation_space.spaces}
+        walked(buffer, [3])
+        for _ in range(2):
+            buffer.add(step, step, np.zeros((1, 2), np.float32), np.zeros(1), np.array([False]), [{}])
+        other = pickle.loads(pickle.dumps(buffer))
+        with pytest.raises(AssertionError, match="VecEnv"):
+            other.sample(64)
+        other.set_env(buffer.env)
+        other.sample(64)
+        with pytest.raises(ValueError, match="already"):
+            other.set_env(buffer.env)
+        with pytest.warns(UserWarning, match="truncated"):
+            other.truncate_last_trajectory()
+        other.sample(64)
+    assert 1.0 in mine.sample(300).observations["observation"]
+    assert 1.0 not in its.sample(300).observations["observation"]
+
+
+@pytest.mark.parametrize("strategy", ["future", "final"])
+def test_the_hosts_dqn_learns_to_flip_bits(strategy: str) -> None:
+    envs = import_module("stable_baselines3.common.envs")
+    env = envs.BitFlippingEnv(n_bits=5, continuous=False, max_steps=5)
+    model = sb3.DQN(
+        "MultiInputPolicy", env, replay_buffer_class=ours.HerReplayBuffer, learning_starts=100, buffer_size=5000,
+        replay_buffer_kwargs={"goal_selection_strategy": strategy, "seed": 0}, gradient_steps=2, gamma=0.9, seed=0,
+        exploration_fraction=0.5, target_update_interval=200, learning_rate=1e-3, device="cpu",
+    )  # fmt: skip
+    model.learn(2000)
+    wins = 0
+    for _ in range(50):
+        obs, over = env.reset()[0], False
+        while not over:
+            obs, _, terminated, truncated, info = env.step(model.predict(obs, deterministic=True)[0])
+            over = terminated or truncated
+        wins += bool(info["is_success"])
+    assert wins >= 40
