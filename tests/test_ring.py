@@ -330,10 +330,14 @@ class Pair:
             places, finals = (np.full(len(envs), -9, np.int64) for _ in range(2))
             room = len(envs) * (2 * self.rule.history + 4) if watch else 0
             where, opens = np.zeros(room, np.int64), np.zeros(room, np.uint8)
-            found = twin.add_rows(
-                envs, mode, staged, final, self.flags, self.sizes, s["target"], self.rows, s["state"], s["counters"],
-                s["step"], s["stamp"], s["order"], places, finals, where, opens,
+            arguments = (
+                staged, final, self.flags, self.sizes, s["target"], self.rows, s["state"], s["counters"], s["step"],
+                s["stamp"], s["order"], places, finals, where, opens,
             )  # fmt: skip
+            if twin is cpu and rng.random() < 0.5:
+                found = cpu.add_bound(cpu.bind_add(envs, *arguments), mode)
+            else:
+                found = twin.add_rows(envs, mode, *arguments)
             results.append((found if found < 0 else 0, places.tolist(), finals.tolist()))
             if found < 0:
                 assert all(array.tobytes() == old[name].tobytes() for name, array in s.items())
@@ -444,6 +448,19 @@ def test_the_twins_agree_bit_for_bit_on_rows_with_next_observations_of_their_own
         if pair.rng.random() < 0.1:
             for _, s in pair.each():
                 s["state"][:, 2] = 0
+
+
+@given(st.integers(0, 2**32))
+def test_the_twins_gather_the_same_stacks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, width, items, depth = (int(rng.integers(1, size)) for size in (20, 40, 12, 5))
+    source = rng.integers(0, 256, (rows, width), np.uint8)
+    now, then = rng.integers(-1, rows, (2, items, depth))
+    for twin in (cpu, reference):
+        outs = np.full((2, items * depth, width), 7, np.uint8)
+        twin.gather_pairs(source, now, then, *outs)
+        for out, places in zip(outs, (now, then), strict=True):
+            assert np.array_equal(out, np.where(places.reshape(-1, 1) >= 0, source[places.reshape(-1)], 0))
 
 
 @given(st.integers(0, 2**32))

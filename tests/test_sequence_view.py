@@ -530,10 +530,10 @@ def test_a_mixture_of_views_that_do_not_fit_is_refused_at_the_call_and_draws_not
 
 def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
     """Some of the sequences of a batch."""
-    data = batch.data[:, chosen] if batch.time_first else batch.data[chosen]
+    leaves = {path: x[:, chosen] if batch.time_first else x[chosen] for path, x in batch._leaves.items()}
     facts = {name: fact[chosen] for name, fact in batch._facts.items() if name != "source"}
     hidden = tuple(x[:, chosen].contiguous() if x.dim() > 2 else x[chosen] for x in batch["hidden"])
-    return SequenceBatch(data, facts, hidden, time_first=batch.time_first)
+    return SequenceBatch(leaves, facts, hidden, time_first=batch.time_first)
 
 
 # What is refused, and changes nothing.

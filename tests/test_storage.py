@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from torch import Tensor
 
-from relive import Field, errors
+from relive import Field, errors, storage
 from relive.layout import LARGE_FIELD, RowLayout
 from relive.rows import PackedRows
 from relive.schema import Path
@@ -229,9 +230,16 @@ def test_an_attached_column_of_another_shape_or_dtype_replaces_the_old_one() -> 
         assert torch.equal(columns.ordered(("y",)), column)
 
 
-def test_nested_leaves_become_a_nested_tensordict_of_the_same_memory() -> None:
+@pytest.mark.parametrize("checked", [False, True])
+def test_nested_leaves_become_a_nested_tensordict_of_the_same_memory(
+    checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = torch.zeros(2, 3)
+    if checked:  # where TensorDict has no other way to be made
+        monkeypatch.setattr(storage, "_tensordict", lambda: TensorDict)
     tree = as_tensordict({("a", "b", "0"): x, ("a", "c"): torch.ones(2), ("d",): torch.ones(2, 1)}, (2,))
     assert tree["a", "b", "0"].data_ptr() == x.data_ptr()
     assert tree["a"].batch_size == torch.Size([2])
     assert set(tree.keys()) == {"a", "d"}
+    assert type(tree) is type(tree["a"]) is TensorDict
+    assert tree[1]["a", "c"] == 1

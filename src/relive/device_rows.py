@@ -146,6 +146,10 @@ class DeviceRows:
             found |= part.fields(flat, [path for path in wanted if self._part_of.get(path) is part])
         return {path: found[path].unflatten(0, where.shape) for path in wanted}
 
+    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
+        """See :class:`relive.store.Store`."""
+        return self.gather([path], now)[path], self.gather([path], then)[path]
+
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """See :class:`relive.store.Store`."""
         wanted = list(self.leaves if paths is None else paths)
@@ -156,6 +160,13 @@ class DeviceRows:
             (where,) = self.places(places)
             found |= self.gather([path for path in wanted if path not in HOSTED], where)
         return {path: found[path] for path in wanted}
+
+    def views(self) -> dict[Path, Tensor]:
+        """See :class:`relive.store.Store`; rewards and flags in RAM."""
+        found = self._host.views()
+        for part in self._parts:
+            found |= part.views()
+        return {path: found[path] for path in self.leaves}
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """See :class:`relive.store.Store`; in one copy."""
@@ -233,6 +244,10 @@ class _Part:
     def put(self, where: Tensor, words: Tensor) -> None:
         """Store staged rows at ``where`` (int64 ``[K]``)."""
         self._words[:, : words.shape[1]].index_copy_(0, where, words)
+
+    def views(self) -> dict[Path, Tensor]:
+        """The fields of all rows where they lie."""
+        return self.layout.views(self._words[:-1].view(torch.uint8))
 
     def fields(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
         """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``: the run of bytes that they lie in, copied."""

@@ -41,6 +41,8 @@ __all__ = ["ReplayBuffer"]
 KIND = "relive.ReplayBuffer"
 PIECE = 4096
 """Rows stored at once, of many; the memory they are packed in is kept."""
+CHECKERS = 64
+"""Numbers of rows for which the check of a step is kept."""
 RESERVED = frozenset(
     ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
 )
@@ -347,6 +349,15 @@ class ReplayBuffer:
         fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 
+    @property
+    def block(self) -> TensorDict:
+        """The schema's fields of all rows as views ``[rows]``, in memory's order, whatever was written of them.
+
+        Row k of env e is at ``e * R + k % R``, where R rows belong to each env. With ``ordered`` these are also the
+        rows that hold the observation an episode ended on. Off the CPU, reward and flags are in RAM nevertheless.
+        """
+        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
+
     def append(self, other: ReplayBuffer) -> None:
         """Add all transitions of another buffer, env by env in the order of time.
 
@@ -543,8 +554,9 @@ class ReplayBuffer:
         final = Schema({"next_obs": self.schema["obs"]})
         step = StepChecker(self._stored, count, self.device, upload=False)
         pair = step, StepChecker(final, count, self.device, upload=False)
-        if count <= self.num_envs:
-            self._checkers[count] = pair
+        if len(self._checkers) >= CHECKERS:
+            self._checkers.clear()
+        self._checkers[count] = pair
         return pair
 
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
@@ -567,8 +579,7 @@ class ReplayBuffer:
         facts = {name: batch.pop((name,)) for name in (*FACTS, *extras)}
         states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
-        shape = batch["mask",].shape
-        return SequenceBatch(as_tensordict(batch, shape), facts, hidden, time_first=time_first)
+        return SequenceBatch(batch, facts, hidden, time_first=time_first)
 
     def _keep_rule(self, view: View) -> None:
         """Another view, or other parameters of it, may change what can be drawn."""
@@ -632,6 +643,9 @@ def _stored(schema: Schema, own_next_obs: bool) -> Schema:
 
 def _leaves(tree: Any) -> Iterator[Any]:
     """The arrays of nested mappings and tuples."""
+    if isinstance(tree, np.ndarray | Tensor):  # the common case: telling a mapping takes long
+        yield tree
+        return
     if isinstance(tree, Mapping) or hasattr(tree, "items"):
         tree = tuple(cast("Any", tree).values())
     if isinstance(tree, tuple):
@@ -643,11 +657,13 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 def _flattened(tree: Any) -> Any:
     """Arrays ``[T, N, ...]`` as ``[T * N, ...]``."""
+    if isinstance(tree, np.ndarray | Tensor):
+        return cast("Any", tree).reshape((-1, *tree.shape[2:]))
     if isinstance(tree, Mapping) or hasattr(tree, "items"):
         return {name: _flattened(member) for name, member in cast("Any", tree).items()}
     if isinstance(tree, tuple):
         return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
-    array = tree if isinstance(tree, Tensor) else np.asarray(tree)
+    array = np.asarray(tree)
     return array.reshape((-1, *array.shape[2:]))
 
 

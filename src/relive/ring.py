@@ -21,6 +21,8 @@ HEAD, TAIL, NEXT, COUNT = 0, 1, 2, 3
 COMPLETED, DRAWABLE, EPISODES, RULE = 0, 1, 2, 3
 ALONE, LINKED = 2, 3
 NOTHING: Apart = []
+ADDINGS = 64
+"""Numbers of envs for which arrays are kept ready."""
 
 
 class Rule(NamedTuple):
@@ -88,8 +90,7 @@ class Ring:
         self.counters[RULE:] = self._rule[:4]
         self._ends: tuple[Any, Ints] | None = None
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        nothing, no_flags = self._none
-        self._scratch: tuple[Ints, Ints, Ints, Any] = nothing, nothing, nothing, no_flags
+        self._addings: dict[tuple[int, bool, bool], _Adding] = {}
 
     @property
     def drawable(self) -> int:
@@ -141,6 +142,7 @@ class Ring:
             raise SchemaError("sequences need steps in order that share observations; this replay stores each its own")
         self._rule = rule
         self.counters[RULE:] = rule[:4]
+        self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
 
     def add(self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool) -> Events:
@@ -159,31 +161,32 @@ class Ring:
             FieldError: an episode ended and ``final`` is None. Nothing is stored.
         """
         count, store = len(envs), self.store
-        places, finals, where, opens = self._room(count)
         staged, apart = store.stage("step", count, steps)
         ends, ends_apart = (staged, NOTHING) if final is None else store.stage("final", count, final)
+        adding = self._addings.get((count, final is None, events))
+        if adding is None or adding.staged is not staged or adding.final is not ends:
+            adding = self._adding(envs, staged, ends, events)
+        if adding.envs is not envs:
+            adding.envs, adding.bound[0] = envs, envs.__array_interface__["data"][0]
         mode = LINKED if self.linked else ALONE if self.alone else int(final is not None)
-        found = kernels.fast().add_rows(
-            envs, mode, staged, ends, store.flags, store.sizes, store.target, self.rows, self.state,
-            self.counters, self.step, self.stamp, self.order, places, finals, where if events else self._none[0],
-            opens if events else self._none[1],
-        )  # fmt: skip
+        found = kernels.fast().add_bound(adding.bound, mode)
         if found < 0:
             raise missing_final(int(envs[-1 - found]))
         if apart:
-            store.write(apart, places)
+            store.write(apart, adding.places)
         if ends_apart:
-            store.write(ends_apart, finals)
-        return where[:found], opens[:found]
+            store.write(ends_apart, adding.finals)
+        return (adding.where[:found], adding.opens[:found]) if events else self._none
 
-    def _room(self, count: int) -> tuple[Ints, Ints, Ints, Any]:
-        """Where a kernel notes places, finals and events; used again by the next add."""
+    def _adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> _Adding:
+        """What :meth:`add` needs for as many envs; used again by the next such add."""
         # every row that is written closes its own history at most, and all together no more than there is
-        size = min(count * (2 * self._rule.history + 4), self.num_envs * self.rows + 4 * count)
-        if len(self._scratch[0]) != count or len(self._scratch[2]) < size:
-            places, finals, where = (np.zeros(n, np.int64) for n in (count, count, size))
-            self._scratch = places, finals, where, np.zeros(size, np.uint8)
-        return self._scratch
+        count, most = len(envs), self.num_envs * self.rows
+        size = min(count * (2 * self._rule.history + 4), most + 4 * count) if events else 0
+        if len(self._addings) >= ADDINGS:
+            self._addings.clear()
+        adding = self._addings[count, final is staged, events] = _Adding(self, envs, staged, final, size)
+        return adding
 
     def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
         """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.
@@ -314,6 +317,29 @@ class Ring:
         last = np.flatnonzero(np.append(episode[noted][1:] != episode[noted][:-1], True)) if noted.any() else []
         told = ends[env * self.rows + episode[last] % self.rows]
         _require(bool(((told - numbers[last]) % 2**32 == 0).all()), f"8: an episode of env {env} ends elsewhere")
+
+
+class _Adding:
+    """What a kernel reads and notes when rows are added, and ``bound``, all of that by its addresses.
+
+    Args:
+        ring: in which they go.
+        envs: int64 ``[K]``; others later, as many.
+        staged: the rows, uint8 ``[K, W]``.
+        final: those of the final observations.
+        size: how many events there may be.
+    """
+
+    __slots__ = ("bound", "envs", "final", "finals", "opens", "places", "staged", "where")
+
+    def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
+        self.envs, self.staged, self.final = envs, staged, final
+        self.places, self.finals, self.where = (np.zeros(n, np.int64) for n in (len(envs), len(envs), size))
+        self.opens, store = np.zeros(size, np.uint8), ring.store
+        self.bound: Ints = kernels.fast().bind_add(
+            envs, staged, final, store.flags, store.sizes, store.target, ring.rows, ring.state, ring.counters,
+            ring.step, ring.stamp, ring.order, self.places, self.finals, self.where, self.opens,
+        )  # fmt: skip
 
 
 def missing_final(env: int) -> FieldError:

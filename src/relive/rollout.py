@@ -31,7 +31,7 @@ from .errors import (
 from .returns import Estimator, normalize
 from .rows import PackedRows
 from .saving import contradictions, entry, restore_columns, save_columns
-from .schema import Field, Path, Schema, as_tensor, descend, dotted, unknown_field
+from .schema import Field, Path, Schema, Spec, as_tensor, descend, dotted, unknown_field
 from .sequences import Overlap, SequenceBatch, stride_of
 from .storage import Columns, as_host, as_tensordict
 from .windows import Flags, States, WindowReader, cut, splitter
@@ -146,6 +146,24 @@ class RolloutBuffer:
         if apart or self._apart_used:
             self._write_apart(row, apart)
         self._advance(1)
+
+    def add_fields(self, **fields: Spec) -> None:
+        """From now on a step has these fields as well; in the steps there are already they are zeros.
+
+        Args:
+            fields: as the schema has them: a :class:`relive.Field`, a bare shape for float32, or a dict or tuple.
+
+        Raises:
+            SchemaError: a column of that name is there already.
+        """
+        for name in fields:
+            if name in self or name in KEPT_APART:
+                raise SchemaError(f"field '{name}': this rollout has such a column already; give it another name")
+        self.schema = self.schema.extend(**fields)
+        self._check = StepChecker(self.schema, self.num_envs, self.device)
+        self._paths = tuple(path for path in self.schema.leaves if not self._is_sparse(path))
+        self._columns.include({path: self.schema.leaves[path] for path in self._paths} | self._apart)
+        self.__dict__.pop("_field_checkers", None)
 
     def reserve(self, steps: int | None = None) -> TensorDict:
         """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.

@@ -179,12 +179,27 @@ class ReplayRows:
             picked: Any = self.arrays[path][where]
             picked[where < 0] = 0
             return typed(picked, field.dtype)
-        size, source = field.nbytes, numpy_view(self.blocks[path]).reshape(self.num_rows, -1).view(np.uint8)
+        source, target, rows = self._batch_of(path, where)
+        kernels.fast().gather_rows(source, where.reshape(-1), rows, 0, field.nbytes)
+        return typed(target, field.dtype)
+
+    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
+        """See :class:`Store`."""
+        if path not in self.blocks:
+            return self._gather(path, now), self._gather(path, then)
+        source, target, rows = self._batch_of(path, now)
+        _, following, next_rows = self._batch_of(path, then)
+        kernels.fast().gather_pairs(source, now, then, rows, next_rows)
+        dtype = self.leaves[path].dtype
+        return typed(target, dtype), typed(following, dtype)
+
+    def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
+        """The rows of a block, a field of a batch to be filled, and its rows."""
+        field = self.leaves[path]
         # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
         target = np.empty((*where.shape, *field.shape), numpy_dtype(field.dtype))
-        rows = target.reshape(-1).view(np.uint8).reshape(where.size, size)
-        kernels.fast().gather_rows(source, where.reshape(-1), rows, 0, size)
-        return typed(target, field.dtype)
+        rows = target.reshape(-1).view(np.uint8).reshape(where.size, field.nbytes)
+        return numpy_view(self.blocks[path]).reshape(self.num_rows, -1).view(np.uint8), target, rows
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """See :class:`Store`."""
@@ -194,6 +209,13 @@ class ReplayRows:
         return {
             path: self._gather(path, places) if path in self.blocks else typed(packed[path], self.leaves[path].dtype)
             for path in (self.leaves if paths is None else paths)
+        }
+
+    def views(self) -> dict[Path, Tensor]:
+        """See :class:`Store`."""
+        return {
+            path: self.blocks[path] if path in self.blocks else typed(self.arrays[path], field.dtype)
+            for path, field in self.leaves.items()
         }
 
     def tensors(self, *arrays: Array) -> list[Tensor]:

@@ -14,7 +14,7 @@ import torch
 
 from .errors import FieldError, SchemaError, ShapeError, SpaceError
 
-__all__ = ["Field", "Path", "Schema", "as_tensor", "descend", "dotted", "nest", "unknown_field"]
+__all__ = ["Field", "Path", "Schema", "Spec", "as_tensor", "descend", "dotted", "nest", "unknown_field"]
 
 Path: TypeAlias = tuple[str, ...]
 """Where a leaf sits: ("obs",), ("obs", "camera"), ("hidden", "0")."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ from .layout import RowLayout, field_groups
 from .parameters import GAMMA_RULE, checked, is_count, is_flag
 from .ring import Ints, Ring, Rule, Weigh
 from .schema import Field, Path
-from .sequences import padding, stride_of
+from .sequences import Overlap, padding, stride_of
 from .store import Store
 
 __all__ = ["FACTS", "Sequence"]
@@ -61,6 +62,11 @@ class _Batch:
         small = field_groups(leaves, store.large)[:2]
         order = *RowLayout(*small, RESULTS).fields, ("is_start",), *((name,) for name in FACTS), *store.large
         self.order = list(dict.fromkeys(order))
+
+
+@cache
+def _rule(history: int, length: int, overlap: Overlap, drop_tail: bool, weigh: Weigh) -> Rule:
+    return Rule(history, length, stride_of(length, overlap), not drop_tail, weigh)
 
 
 @checked(
@@ -147,8 +153,7 @@ class Sequence:
         Raises:
             SchemaError: an overlap that does not fit the length.
         """
-        stride = stride_of(self.length, self.overlap)
-        return Rule(self.history, self.length, stride, not self.drop_tail, self.weigh)
+        return _rule(self.history, self.length, self.overlap, self.drop_tail, self.weigh)
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and what is known of each, ``[B, ...]``.
@@ -170,14 +175,12 @@ class Sequence:
             places, ring.rows, self.burn_in, self.n, self.gamma, ring.state, ring.counters, ring.step, store.target,
             batch.at, self.time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
         )  # fmt: skip
-        packed, is_start, *known = store.tensors(
-            out.reshape(*shape, batch.layout.nbytes), ring.step[facts[5]] == 0, *facts[:5]
-        )
+        starts = np.zeros(shape, np.bool_)
+        starts[0 if self.time_first else (slice(None), 0)] = ring.step[facts[5]] == 0
+        packed, is_start, known = store.tensors(out.reshape(*shape, batch.layout.nbytes), starts, facts[:5])
         fields = batch.layout.views(packed)
-        fields |= {(name,): fact for name, fact in zip(FACTS, known, strict=True)}
-        starts = torch.zeros_like(fields["mask",])
-        starts[0 if self.time_first else (slice(None), 0)] = is_start
-        fields["is_start",] = starts
+        fields |= {(name,): fact for name, fact in zip(FACTS, known.unbind(), strict=True)}
+        fields["is_start",] = is_start
         fields |= self._apart(store, batch, facts[5], table.reshape(shape) if batch.apart else table)
         return {path: fields[path] for path in batch.order}
 

@@ -85,9 +85,18 @@ class SequenceBatch(Mapping[str, Any]):
     ``next`` of n-step windows: see :class:`relive.Sequence`.
     """
 
-    def __init__(self, data: TensorDict, facts: Mapping[str, Tensor], hidden: Any = None, *, time_first: bool) -> None:
-        self.data, self.time_first = data, time_first
-        self._facts, self._hidden = dict(facts), hidden
+    def __init__(
+        self, leaves: Mapping[Path, Tensor], facts: Mapping[str, Tensor], hidden: Any = None, *, time_first: bool
+    ) -> None:
+        self._leaves, self._facts, self._hidden = leaves, facts, hidden
+        self.time_first = time_first
+        self.shape = self._leaves["mask",].shape
+        """(L, B), or (B, L)."""
+
+    @cached_property
+    def data(self) -> TensorDict:
+        """The columns as one TensorDict."""
+        return as_tensordict(self._leaves, self.shape)  # which takes longer than to gather a small batch
 
     # -- a mapping ----------------------------------------------------------------------------------------------
 
@@ -96,6 +105,8 @@ class SequenceBatch(Mapping[str, Any]):
             return self._facts[name]
         if name == "hidden" and self._hidden is not None:
             return self._hidden
+        if (name,) in self._leaves and "data" not in self.__dict__:
+            return self._leaves[name,]
         if name not in self.data.keys():
             raise FieldError(unknown_field(name, tuple(self), "this batch of sequences"))
         return self.data[name]
@@ -111,7 +122,7 @@ class SequenceBatch(Mapping[str, Any]):
             return default
 
     def __iter__(self) -> Iterator[str]:
-        yield from cast("Iterator[str]", self.data.keys())
+        yield from dict.fromkeys(path[0] for path in self._leaves)
         yield from self._facts
         if self._hidden is not None:
             yield "hidden"
@@ -120,7 +131,7 @@ class SequenceBatch(Mapping[str, Any]):
         return sum(1 for _ in self)  # tuple(self) would ask for this length
 
     def __repr__(self) -> str:
-        shape = ", ".join(map(str, self.data.batch_size))
+        shape = ", ".join(map(str, self.shape))
         axes = "L, B" if self.time_first else "B, L"
         return f"SequenceBatch([{axes}] = [{shape}], {', '.join(self)})"
 
@@ -129,7 +140,7 @@ class SequenceBatch(Mapping[str, Any]):
     @property
     def num_sequences(self) -> int:
         """B."""
-        return int(self.data.batch_size[1 if self.time_first else 0])
+        return self.shape[1 if self.time_first else 0]
 
     @cached_property
     def num_steps(self) -> int:
@@ -145,8 +156,7 @@ class SequenceBatch(Mapping[str, Any]):
             values: a tensor ``[L, B, ...]``, such as a network's output; default: all fields, as a TensorDict.
         """
         if values is None:
-            leaves = self.data.flatten_keys("\0")
-            columns = {tuple(name.split("\0")): self.flat(leaf) for name, leaf in leaves.items() if name != "mask"}
+            columns = {path: self.flat(leaf) for path, leaf in self._leaves.items() if path != ("mask",)}
             return as_tensordict(columns, (self.num_steps,))
         self._require_rows(values)
         return self._by_sequence(values)[self._by_sequence(self["mask"])]
@@ -182,7 +192,8 @@ class SequenceBatch(Mapping[str, Any]):
         """The same batch on another device."""
         facts = {name: fact.to(device) for name, fact in self._facts.items()}
         hidden = mapped(self._hidden, lambda state: state.to(device))
-        return SequenceBatch(self.data.to(device), facts, hidden, time_first=self.time_first)
+        leaves = {path: leaf.to(device) for path, leaf in self._leaves.items()}
+        return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
     @staticmethod
     def joined(batches: Sequence[SequenceBatch], facts: Mapping[str, Tensor]) -> SequenceBatch:
@@ -193,17 +204,17 @@ class SequenceBatch(Mapping[str, Any]):
         Raises:
             ShapeError: they have not as many rows, or not all of them time first.
         """
-        rows = {(batch.time_first, batch.data.batch_size[0 if batch.time_first else 1]) for batch in batches}
+        rows = {(batch.time_first, batch.shape[0 if batch.time_first else 1]) for batch in batches}
         if len(rows) > 1:
-            shapes = [tuple(batch.data.batch_size) for batch in batches]
+            shapes = [tuple(batch.shape) for batch in batches]
             raise ShapeError(f"batches of sequences of {shapes} do not fit together; let all views be the same")
         some, axis = batches[0], 1 if batches[0].time_first else 0
-        names = [name for name in some.data.keys() if all(name in batch.data.keys() for batch in batches)]
-        data = cast("TensorDict", torch.cat(cast("Any", [batch.data.select(*names) for batch in batches]), axis))
+        paths = [path for path in some._leaves if all(path in batch._leaves for batch in batches)]
+        leaves = {path: torch.cat([batch._leaves[path] for batch in batches], axis) for path in paths}
         shared = [name for name in some._facts if all(name in batch._facts for batch in batches)]
         known = {name: torch.cat([batch._facts[name] for batch in batches]) for name in shared}
         hidden = together([batch._hidden for batch in batches])
-        return SequenceBatch(data, {**known, **facts}, hidden, time_first=some.time_first)
+        return SequenceBatch(leaves, {**known, **facts}, hidden, time_first=some.time_first)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -211,7 +222,7 @@ class SequenceBatch(Mapping[str, Any]):
         return values.transpose(0, 1) if self.time_first else values
 
     def _require_rows(self, values: Any) -> None:
-        expected = tuple(self.data.batch_size)
+        expected = tuple(self.shape)
         if tuple(values.shape[:2]) != expected:
             axes = "[L, B, ...]" if self.time_first else "[B, L, ...]"
             raise ShapeError(f"expected {axes} with {expected} in front, got {tuple(values.shape)}")

@@ -114,8 +114,16 @@ class Store(Protocol):
         """Fields of the rows ``where`` ``[...]``, as ``[..., *shape]``, copied."""
         ...
 
+    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
+        """One field of the rows ``now`` and ``then`` ``[B, depth]``, most of which are the same."""
+        ...
+
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """The same (default: all fields) of the rows ``places`` ``[...]``."""
+        ...
+
+    def views(self) -> dict[Path, Tensor]:
+        """All fields of all rows ``[num_rows, *shape]`` in the schema's order, where they lie."""
         ...
 
     def tensors(self, *arrays: Array) -> list[Tensor]:

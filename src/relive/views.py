@@ -188,10 +188,11 @@ class FrameStack:
         for path in store.leaves:
             large = path in store.large
             if path[0] == "obs":
-                stacked = self.keys is None or (len(path) > 1 and path[1] in self.keys)
-                for name, frames, at in (("obs", now, found.now), ("next_obs", then, found.then)):
-                    if stacked or large:
-                        fields[name, *path[1:]] = store.gather([path], frames if stacked else at)[path]
+                if self.keys is None or (len(path) > 1 and path[1] in self.keys):
+                    fields[path], fields["next_obs", *path[1:]] = store.gather_stacks(path, now, then)
+                elif large:
+                    fields[path] = store.gather([path], found.now)[path]
+                    fields["next_obs", *path[1:]] = store.gather([path], found.then)[path]
             elif large:
                 fields |= store.gather([path], found.now)
         return fields

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from .layout import LARGE_FIELD, RowLayout
 from .returns import normalize
 from .schema import Field, Path, Schema
 from .sequences import WHOLE, SequenceBatch, padding
-from .storage import as_tensordict
 from .vectors import swap_layers
 
 __all__ = ["Flags", "States", "WindowReader", "cut", "splitter"]
@@ -91,15 +90,16 @@ class States:
         start = windows[:, START]
         return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
 
-    def at(self, rows: Tensor, envs: Tensor, num_envs: int) -> dict[Path, Tensor]:
-        """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``."""
+    def at(self, index: Tensor, kept: Tensor) -> dict[Path, Tensor]:
+        """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``.
+
+        ``index`` is the row's place among those that are kept, of all envs; ``kept`` is 0 where it is not one of them.
+        """
         found: dict[Path, Tensor] = {}
-        index = rows // self.every * num_envs + envs
-        unknown = rows % self.every != 0 if self.every > 1 else None
         for path, column in self._columns.items():
             state = column.index_select(0, index)
-            if unknown is not None:
-                state[unknown] = self._initial[path]
+            if self.every > 1:
+                state[kept == 0] = self._initial[path]
             found[path] = swap_layers(state).contiguous()
         return found
 
@@ -140,7 +140,7 @@ class WindowReader:
         rows = torch.empty((self._envs, self._steps, self._layout.nbytes), dtype=torch.uint8, device=self._device)
         for path, view in self._layout.views(rows).items():
             view.copy_(columns[path].transpose(0, 1))
-        self._rows, self._time = rows.flatten(0, 1), torch.arange(self._steps, device=self._device)
+        self._rows = rows.flatten(0, 1)
         self._pad = torch.zeros(self._layout.nbytes, dtype=torch.uint8, device=self._device)
         for path, view in self._layout.views(self._pad[None]).items():
             view.fill_(padding(path))
@@ -163,36 +163,34 @@ class WindowReader:
         normalize_advantage: bool = False,
     ) -> Iterator[SequenceBatch]:
         """The windows of an epoch, (begin, end) of them a batch, of ``rows`` rows each or as the longest needs."""
-        env, start, length, origin, begins = np.ascontiguousarray(windows.T)
-        burn = self.burn_in(windows)
-        first, lengths = start - burn, length + burn
-        is_start = (begins == 1) & (first == origin)
-        facts = {"first": first, "is_start": is_start, "lengths": lengths, "burn_in": burn, "env": env, "start": start}
-        # one call splits a fact for all batches: slicing it for each would take as long as gathering a small one
-        sizes = [high - low for low, high in bounds]
-        split: dict[str, tuple[Tensor, ...]] = {
-            name: cast("Any", torch.from_numpy(fact).to(self._device)).split(sizes) for name, fact in facts.items()
-        }
-        for i, (low, high) in enumerate(bounds):
+        table = self._table(windows)
+        lengths = table[0]
+        on_device = torch.from_numpy(table).to(self._device)
+        for low, high in bounds:
             most = rows or int(lengths[low:high].max())
-            yield self._batch({name: part[i] for name, part in split.items()}, most, time_first, normalize_advantage)
+            yield self._batch(on_device[:, low:high], most, time_first, normalize_advantage)
 
-    def _batch(self, facts: dict[str, Tensor], rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
-        first, is_start = facts.pop("first"), facts.pop("is_start")
-        leaves = self._gather(first, facts["env"], facts["lengths"], rows, time_first)
-        by_step = (slice(None), None) if time_first else (None, slice(None))
-        by_window = by_step[::-1]
-        time = self._time[:rows][by_step]
-        mask = time < facts["lengths"][by_window]
-        if self._states is not None and self._states.every > 1:
-            mask &= time >= facts["burn_in"][by_window]
-        starts = torch.zeros_like(mask)
-        starts.select(0 if time_first else 1, 0).copy_(is_start)
-        leaves["is_start",], leaves["mask",] = starts, mask
+    def _table(self, windows: Ints) -> Ints:
+        """All that batches need to know of their windows, ``[9, K]``: one slice of it is quicker than nine."""
+        env, start, length, origin, begins = windows.T
+        burn = self.burn_in(windows)
+        first, every = start - burn, 1 if self._states is None else self._states.every
+        packed, row, state = env * self._steps + first, first * self._envs + env, first // every * self._envs + env
+        is_start = (begins == 1) & (first == origin)
+        return np.stack([length + burn, burn, env, start, is_start, packed, row, state, first % every == 0])
+
+    def _batch(self, table: Tensor, rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
+        lengths, burn_in, env, start, is_start, packed, row, state, kept = table.unbind()
+        leaves = self._gather(packed, row, lengths, rows, time_first)
+        for name, marks in zip(
+            ("is_start", "mask"), kernels.mark_windows(lengths, burn_in, is_start, rows), strict=True
+        ):
+            leaves[name,] = marks.T if time_first else marks
         if normalize_advantage:
-            leaves["advantage",] = normalize(leaves["advantage",], mask)
-        hidden = None if self._states is None else self._hidden(first, facts["env"])
-        return SequenceBatch(as_tensordict(leaves, mask.shape), facts, hidden, time_first=time_first)
+            leaves["advantage",] = normalize(leaves["advantage",], leaves["mask",])
+        hidden = None if self._states is None else self._hidden(state, kept)
+        facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
+        return SequenceBatch(leaves, facts, hidden, time_first=time_first)
 
     def chunk(self, flags: Flags, low: int, high: int) -> SequenceBatch:
         """The steps from ``low`` up to, not including, ``high`` of all envs, ``[L, N, ...]``."""
@@ -207,20 +205,25 @@ class WindowReader:
             "start": first,
         }
         moved = {name: torch.from_numpy(fact).to(self._device) for name, fact in facts.items()}
-        hidden = None if self._states is None else self._hidden(moved["start"], moved["env"])
-        return SequenceBatch(as_tensordict(leaves, (high - low, self._envs)), moved, hidden, time_first=True)
+        hidden = None
+        if self._states is not None:
+            index = moved["env"] + low // self._states.every * self._envs
+            hidden = self._hidden(index, torch.ones_like(index))
+        return SequenceBatch(leaves, moved, hidden, time_first=True)
 
-    def _hidden(self, first: Tensor, envs: Tensor) -> Any:
+    def _hidden(self, index: Tensor, kept: Tensor) -> Any:
         assert self._states is not None
-        return self._schema.rebuild("hidden", self._states.at(first, envs, self._envs).__getitem__)
+        return self._schema.rebuild("hidden", self._states.at(index, kept).__getitem__)
 
-    def _gather(self, first: Tensor, env: Tensor, lengths: Tensor, rows: int, time_first: bool) -> dict[Path, Tensor]:
+    def _gather(
+        self, packed_row: Tensor, row: Tensor, lengths: Tensor, rows: int, time_first: bool
+    ) -> dict[Path, Tensor]:
+        # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
+        # packed are strided in either order.
         packed: dict[Path, Tensor] = {}
         if self._layout.fields:
-            index = env * self._steps + first
-            out = kernels.gather_windows(self._rows, index, 1, lengths, self._pad, rows, time_first)
-            packed = self._layout.views(out)
-        index = first * self._envs + env
+            out = kernels.gather_windows(self._rows, packed_row, 1, lengths, self._pad, rows)
+            packed = self._layout.views(out.transpose(0, 1) if time_first else out)
         found: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
             if path in packed:
@@ -229,6 +232,7 @@ class WindowReader:
             source = column.reshape(self._steps * self._envs, -1).view(torch.uint8)
             pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
             bits = pad.reshape(1, -1).view(torch.uint8)[0]
-            out = kernels.gather_windows(source, index, self._envs, lengths, bits, rows, time_first)
-            found[path] = out.view(column.dtype).reshape(*out.shape[:2], *column.shape[2:])
+            out = kernels.gather_windows(source, row, self._envs, lengths, bits, rows).view(column.dtype)
+            windows = out.reshape(*out.shape[:2], *column.shape[2:])
+            found[path] = windows.transpose(0, 1) if time_first else windows
         return found

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import reference
 
-__all__ = ["copy_row", "discounted_return", "fast", "gae", "gather_windows", "permutation", "vtrace"]
+__all__ = ["copy_row", "discounted_return", "fast", "gae", "gather_windows", "mark_windows", "permutation", "vtrace"]
 
 
 @cache
@@ -56,3 +56,8 @@ def copy_row(sources: Any, targets: Any, nbytes: Any, row: int) -> None:
 def gather_windows(source: Tensor, *args: Any) -> Tensor:
     """See :func:`relive.kernels.reference.gather_windows`."""
     return (fast() if source.is_cpu else reference).gather_windows(source, *args)
+
+
+def mark_windows(lengths: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """See :func:`relive.kernels.reference.mark_windows`."""
+    return (fast() if lengths.is_cpu else reference).mark_windows(lengths, *args)

@@ -1,6 +1,7 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .episodes import episode_starts, gather_windows, plan_windows
+from .bound import add_bound, bind_add
+from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
@@ -9,6 +10,7 @@ from .ring import (
     anchors,
     append,
     draw,
+    gather_pairs,
     gather_rows,
     ids_of,
     live,
@@ -32,9 +34,11 @@ from .tree import (
 )
 
 __all__ = [
+    "add_bound",
     "add_rows",
     "anchors",
     "append",
+    "bind_add",
     "choose_goals",
     "copy_row",
     "discounted_return",
@@ -42,11 +46,13 @@ __all__ = [
     "ends_full",
     "episode_starts",
     "gae",
+    "gather_pairs",
     "gather_rows",
     "gather_windows",
     "ids_of",
     "live",
     "magnitudes",
+    "mark_windows",
     "masses",
     "permutation",
     "plan_windows",

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from .jit import Bytes, address_t, jit, memcpy, prefetch
 
-__all__ = ["episode_starts", "gather_windows", "plan_windows"]
+__all__ = ["episode_starts", "gather_windows", "mark_windows", "plan_windows"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
 LINE = 64
 """Bytes of a cache line."""
 AHEAD = 1024
-"""Bytes of a row that are loaded ahead; longer ones the processor foresees by itself."""
+"""Bytes that are loaded ahead; the rest of a longer run the processor foresees by itself."""
+BLOCK = 8192
+"""Bytes of padding that are written at once."""
 
 
 @jit
@@ -72,34 +74,59 @@ def _cut(
     return found
 
 
-def gather_windows(
-    source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, time_first: bool
-) -> Tensor:
+def gather_windows(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
     """See :func:`relive.kernels.reference.episodes.gather_windows`."""
-    count, width = len(first), source.shape[1]
     # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
-    out = np.empty((length, count, width) if time_first else (count, length, width), np.uint8)
-    per_step, per_window = (count, 1) if time_first else (1, length)
-    rows, pads = source.numpy().reshape(-1), pad.numpy()
-    _gather(rows, first.numpy(), step, lengths.numpy(), pads, per_step, per_window, length, out)
+    out = np.empty((len(first), length, source.shape[1]), np.uint8)
+    _gather(source.numpy().reshape(-1), first.numpy(), step, lengths.numpy(), pad.numpy(), out)
     return torch.from_numpy(out)
 
 
 @jit
-def _gather(
-    source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes, per_step: int, per_window: int, length: int,
-    out: Any,
-) -> None:  # fmt: skip
-    """``per_step`` and ``per_window`` are how many rows of ``out`` lie between successive steps and windows."""
-    here, there, blank = source.ctypes.data, out.ctypes.data, pad.ctypes.data
-    width = np.intp(pad.size)
-    ahead, across, between = min(width, AHEAD), per_step * width, step * width
-    for b in range(first.size):
-        row, target = first[b] * width, there + b * per_window * width
-        following = first[min(b + 1, first.size - 1)] * width
-        for t in range(lengths[b]):
-            for line in range(0, ahead, LINE):  # windows lie anywhere: load the next one while this one is copied
-                prefetch(source, following + t * between + line)
-            memcpy(address_t(target + t * across), address_t(here + row + t * between), width)
-        for t in range(lengths[b], length):
-            memcpy(address_t(target + t * across), address_t(blank), width)
+def _gather(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes, out: Any) -> None:
+    count, length, size = out.shape
+    width, target = np.intp(size), out.ctypes.data
+    for b in range(count):
+        here, steps = source.ctypes.data + first[b] * width, lengths[b]
+        following = first[min(b + 1, count - 1)] * width
+        if step == 1:  # one run of bytes, whose lines the processor foresees; not where the next one begins
+            for line in range(0, AHEAD, LINE):
+                prefetch(source, following + line)
+            memcpy(address_t(target), address_t(here), steps * width)
+        else:
+            for t in range(steps):
+                for line in range(0, min(width, AHEAD), LINE):
+                    prefetch(source, following + t * step * width + line)
+                memcpy(address_t(target + t * width), address_t(here + t * step * width), width)
+        _repeat(target + steps * width, (length - steps) * width, pad)
+        target += length * width
+
+
+@jit
+def _repeat(target: int, nbytes: int, row: Bytes) -> None:
+    """The same row again and again, at an address."""
+    width = np.intp(row.size)
+    block = max(BLOCK // max(width, 1), 1) * width
+    filled = min(width, nbytes)
+    memcpy(address_t(target), address_t(row.ctypes.data), filled)
+    while filled < nbytes:
+        more = min(filled, nbytes - filled, block)  # of what is written already, as far as it is in the nearest cache
+        memcpy(address_t(target + filled), address_t(target), more)
+        filled += more
+
+
+def mark_windows(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """See :func:`relive.kernels.reference.episodes.mark_windows`."""
+    starts, mask = np.empty((len(lengths), length), np.uint8), np.empty((len(lengths), length), np.uint8)
+    _mark(lengths.numpy(), burn_in.numpy(), is_start.numpy(), starts, mask)
+    return torch.from_numpy(starts).view(torch.bool), torch.from_numpy(mask).view(torch.bool)
+
+
+@jit
+def _mark(lengths: Ints, burn_in: Ints, is_start: Ints, starts: Bools, mask: Bools) -> None:
+    starts[:] = 0
+    mask[:] = 0
+    for b in range(len(lengths)):
+        if starts.shape[1]:
+            starts[b, 0] = is_start[b]
+        mask[b, burn_in[b] : lengths[b]] = 1

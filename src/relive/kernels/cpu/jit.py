@@ -17,6 +17,7 @@ __all__ = [
     "Bytes",
     "Floats",
     "address_t",
+    "addressed",
     "f32",
     "fetch",
     "flags",
@@ -62,15 +63,21 @@ def pointer(_context: Any, address: Any, like: Any) -> Any:
 
 
 @jit
+def addressed(address: int, shape: Any, like: Any) -> Any:
+    """The memory at an address as a contiguous array of this shape and dtype."""
+    return _carray(pointer(address_t(address), like), shape)
+
+
+@jit
 def floats(address: int, size: int) -> Floats:
     """The memory of a float32 tensor; address 0 is an empty array."""
-    return _carray(pointer(address_t(address), f32), size if address else 0)
+    return addressed(address, size if address else 0, f32)
 
 
 @jit
 def flags(address: int, size: int) -> Bytes:
     """The memory of a bool tensor; address 0 is an empty array."""
-    return _carray(pointer(address_t(address), np.uint8), size if address else 0)
+    return addressed(address, size if address else 0, np.uint8)
 
 
 @intrinsic

@@ -25,6 +25,7 @@ __all__ = [
     "anchors",
     "append",
     "draw",
+    "gather_pairs",
     "gather_rows",
     "ids_of",
     "live",
@@ -357,6 +358,16 @@ def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) ->
             memcpy(address_t(target), address_t(here + places[i] * source.shape[1]), np.intp(nbytes))
         else:
             out[i, start : start + nbytes] = 0
+
+
+@jit
+def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> None:
+    """See :func:`relive.kernels.reference.ring.gather_pairs`."""
+    depth = now.shape[1]
+    for i in range(now.shape[0]):
+        item = slice(i * depth, (i + 1) * depth)
+        gather_rows(source, now[i], out_now[item], 0, source.shape[1])
+        gather_rows(source, then[i], out_then[item], 0, source.shape[1])
 
 
 @jit

@@ -1,6 +1,6 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
-from .episodes import episode_starts, gather_windows, plan_windows
+from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation
 from .returns import discounted_return, gae, refuse_missing, vtrace
@@ -9,6 +9,7 @@ from .ring import (
     anchors,
     append,
     draw,
+    gather_pairs,
     gather_rows,
     ids_of,
     live,
@@ -43,12 +44,14 @@ __all__ = [
     "ends_full",
     "episode_starts",
     "gae",
+    "gather_pairs",
     "gather_rows",
     "gather_windows",
     "heaviest",
     "ids_of",
     "live",
     "magnitudes",
+    "mark_windows",
     "masses",
     "permutation",
     "plan_windows",

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["episode_starts", "gather_windows", "plan_windows"]
+__all__ = ["episode_starts", "gather_windows", "mark_windows", "plan_windows"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
@@ -66,18 +66,30 @@ def plan_windows(
     return found
 
 
-def gather_windows(
-    source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, time_first: bool
-) -> Tensor:
+def gather_windows(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
     """Rows ``first``, ``first + step``, ... of ``source`` (uint8 ``[R, W]``), ``lengths`` of them for each window.
 
     Returns:
-        uint8 ``[length, B, W]``, or ``[B, length, W]``; ``pad`` (uint8 ``[W]``) stands where a window has no row.
+        uint8 ``[B, length, W]``; ``pad`` (uint8 ``[W]``) stands where a window has no row.
     """
     time = torch.arange(length, device=source.device)
-    inside = time[None, :] < lengths[:, None]
-    index = torch.where(inside, first[:, None] + time[None, :] * step, 0)
-    if time_first:
-        index, inside = index.T, inside.T
-    rows = source.index_select(0, index.reshape(-1)).view(*index.shape, -1)
+    inside = time < lengths[:, None]
+    index = torch.where(inside, first[:, None] + time * step, 0)
+    rows = source.index_select(0, index.view(-1)).view(*index.shape, -1)
     return torch.where(inside[..., None], rows, pad)
+
+
+def mark_windows(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Which rows of windows begin an episode, as only first ones can, and which are to be learned from.
+
+    Args:
+        lengths: of each window ``[B]``, how many rows it has; the rest is padding.
+        burn_in: how many of those are unrolled for their state alone.
+        is_start: 1 where the first row begins an episode.
+        length: rows of the batch.
+
+    Returns:
+        two bool ``[B, length]``.
+    """
+    time = torch.arange(length, device=lengths.device)
+    return (time == 0) & (is_start[:, None] == 1), (time < lengths[:, None]) & (time >= burn_in[:, None])

@@ -24,6 +24,7 @@ __all__ = [
     "anchors",
     "append",
     "draw",
+    "gather_pairs",
     "gather_rows",
     "ids_of",
     "live",
@@ -295,6 +296,15 @@ def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) ->
     """
     for i, place in enumerate(places.tolist()):
         out[i, start : start + nbytes] = source[place, :nbytes] if place >= 0 else 0
+
+
+def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> None:
+    """:func:`gather_rows` of whole rows for places ``[B, depth]``, twice, item by item.
+
+    Stacks of frames before and after a step share all but one, which are still in the cache the second time.
+    """
+    gather_rows(source, now.reshape(-1), out_now, 0, source.shape[1])
+    gather_rows(source, then.reshape(-1), out_then, 0, source.shape[1])
 
 
 def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:

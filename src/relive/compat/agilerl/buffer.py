@@ -1,0 +1,382 @@
+"""The drop-in for AgileRL's rollout buffer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import kernels
+from ...errors import FieldError, ShapeError
+from ...kernels.reference.random import key as stream
+from ...rollout import RolloutBuffer as Rollout
+from ...schema import Field, Path
+from ...storage import as_tensordict
+from ..errors import StepError
+from .columns import NAMES, TARGETS, paths_of, schema_of
+from .sequences import BPTTSequenceType, minibatches, overlap_of, padded_steps, rows_of
+from .steps import (
+    FLAG,
+    Ends,
+    Fields,
+    action_field,
+    blank,
+    fitted,
+    observation_fields,
+    recurrent_states,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["RolloutBuffer"]
+
+SEQUENCES = 1
+"""The stream of random numbers that shuffles sequences."""
+
+
+class RolloutBuffer:
+    """The steps ``[capacity, num_envs]`` of one policy, with AgileRL's names for everything.
+
+    ``buffer`` is a TensorDict ``[capacity, num_envs]`` of views into the storage, which is on the CPU: observations and
+    next_observations (nested where the space is a Dict), actions ``[..., A]``, rewards, dones, values, log_probs,
+    advantages, returns, hidden_states ``{name: [..., layers, size]}``, and action_masks and episode_starts once there
+    were such. dones, masks and starts are bool, all others float32, whatever the spaces say, unless ``keep_dtypes``.
+
+    ``done`` is what AgileRL's collector passes: whether *this* step ended its episode. ``last_done`` says whether the
+    newest step was terminal; if it was done and that is False, it was truncated, and is valued by ``last_value``. Of
+    earlier steps AgileRL tells no such thing: a done is a terminal, unless ``add`` is told ``truncated``.
+
+    Args:
+        capacity: steps per environment.
+        observation_space: of one environment: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of them.
+        action_space: of one environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        num_envs: N.
+        device: where batches go.
+        gae_lambda: λ.
+        gamma: discount per step.
+        recurrent: keep hidden states.
+        hidden_state_architecture: name -> (layers, anything, size).
+        use_gae: False computes Monte-Carlo returns.
+        wrap_at_capacity: keep the newest ``capacity`` steps instead of refusing to overfill.
+        max_seq_len: steps of a sequence; None takes whole episodes.
+        bptt_sequence_type: how episodes are cut into such.
+        keep_dtypes: not in AgileRL: observations and actions are stored as their spaces have them.
+        autoreset_mode: not in AgileRL: "next_step" leaves out the step after each done, whose action the environments
+            ignore, and values truncated steps by the value of the observation they ended on, which comes with it.
+        seed: not in AgileRL: of all shuffling and sampling.
+
+    Raises:
+        ValueError: ``recurrent`` without an architecture.
+        NotImplementedError: a space that AgileRL does not store either.
+        AssertionError: a Tuple space.
+    """
+
+    padded_data: TensorDict | None
+    """Sequences end to end, ``[num_sequences * max_sequence_length]``: observations, actions, action_masks, pad_mask,
+    and ``initial_hidden_states`` as non-tensor data, ``{name: [num_sequences, layers, size]}``."""
+    unpadded_data: TensorDict | None
+    """log_probs, advantages, values and returns of all steps, ``[T * N]``, oldest first."""
+    num_sequences: int | None
+    max_sequence_length: int | None
+    """Steps of the longest sequence."""
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_space: Any,
+        action_space: Any,
+        num_envs: int = 1,
+        device: str = "cpu",
+        gae_lambda: float = 0.95,
+        gamma: float = 0.99,
+        recurrent: bool = False,
+        hidden_state_architecture: dict[str, tuple[int, ...]] | None = None,
+        use_gae: bool = True,
+        wrap_at_capacity: bool = False,
+        max_seq_len: int | None = None,
+        bptt_sequence_type: Any = BPTTSequenceType.CHUNKED,
+        *,
+        keep_dtypes: bool = False,
+        autoreset_mode: Literal["next_step"] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if recurrent and hidden_state_architecture is None:
+            raise ValueError("hidden_state_architecture must be provided if recurrent=True")
+        if autoreset_mode not in (None, "next_step"):
+            raise ValueError(f"autoreset_mode is 'next_step', or None for any other, got {autoreset_mode!r}")
+        self.capacity, self.num_envs, self.device = capacity, num_envs, device
+        self.observation_space, self.action_space = observation_space, action_space
+        self.gamma, self.gae_lambda, self.use_gae = gamma, gae_lambda, use_gae
+        self.recurrent, self.hidden_state_architecture = recurrent, hidden_state_architecture
+        self.wrap_at_capacity, self.autoreset_mode = wrap_at_capacity, autoreset_mode
+        self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
+        self._obs = observation_fields(observation_space, keep_dtypes)
+        self._action = action_field(action_space, keep_dtypes)
+        sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
+        self._hidden: Fields = {(key,): Field((size[0], size[2])) for key, size in sizes.items()}
+        self._rollout = Rollout(
+            schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed
+        )
+        self._no_obs, self._no_state = blank(self._obs, num_envs), blank(self._hidden, num_envs)
+        self._zeros, self._nowhere = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
+        self._ended = self._nowhere
+        self._added = self._shuffles = 0
+        self._forget_sequences()
+        self.buffer: TensorDict = self._views()
+
+    # -- what there is ------------------------------------------------------------------------------------------
+
+    @property
+    def pos(self) -> int:
+        """Where the next step goes; ``capacity`` when the last row has just been filled."""
+        return (self._added - 1) % self.capacity + 1 if self._added else 0
+
+    @property
+    def full(self) -> bool:
+        """Whether ``capacity`` steps were added since the last reset."""
+        return self._added >= self.capacity
+
+    def size(self) -> int:
+        """The number of transitions stored, over all environments."""
+        return len(self._rollout)
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        self._rollout.clear()
+        self._added = 0
+        self._forget_sequences()
+
+    def _paths(self, names: Iterable[str]) -> dict[Path, Path]:
+        return paths_of(names, self._obs, self._hidden)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The columns that there are."""
+        return tuple(name for name, inner in NAMES.items() if inner in self._rollout.schema)
+
+    def _views(self) -> TensorDict:
+        block = self._rollout.block[: self.capacity]
+        leaves = {path: block[inner] for path, inner in self._paths(self._names).items()}
+        return as_tensordict(leaves, (self.capacity, self.num_envs), torch.device("cpu"))
+
+    def _column(self, name: str, like: Field) -> None:
+        """Make room for a column that AgileRL allocates with the first step that has one."""
+        self._rollout.add_fields(**{NAMES[name]: like})
+        self.buffer[name] = self._rollout.block[NAMES[name]][: self.capacity]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "buffer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.buffer = self._views()
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        done: Any,
+        value: Any,
+        log_prob: Any,
+        next_obs: Any = None,
+        hidden_state: Mapping[str, Any] | None = None,
+        next_hidden_state: Mapping[str, Any] | None = None,
+        episode_start: Any = None,
+        action_mask: Any = None,
+        *,
+        truncated: Any = None,
+        final_value: Any = None,
+    ) -> None:
+        """Append one step of all environments; NumPy or torch, of any dtype.
+
+        Args:
+            obs: ``[N, ...]``, or without N of a single environment; a dict of such for a Dict space.
+            action: ``[N, ...]``.
+            reward: ``[N]``, as are ``done``, ``value`` and ``log_prob``.
+            done: whether this step ended its episode.
+            value: V(obs).
+            log_prob: that of the action.
+            next_obs: like ``obs``; zeros if it is left out.
+            hidden_state: name -> ``[layers, N, size]``, what the network was given with ``obs``; zeros if left out.
+            next_hidden_state: not stored, as in AgileRL.
+            episode_start: bool ``[N]``; stored, but read by nothing: the starts follow from ``done``.
+            action_mask: ``[N, A]``, True is legal; if it is left out, all are.
+            truncated: not in AgileRL: bool ``[N]``, which of the done steps were cut off rather than terminal.
+            final_value: not in AgileRL: ``[N]``, V(true final observation), read where ``truncated``.
+
+        Raises:
+            ValueError: the buffer is full and does not wrap.
+            StepError: a shape or a name does not fit. Nothing is stored.
+        """
+        if self.full and not self.wrap_at_capacity:
+            raise ValueError(
+                f"Buffer has reached capacity ({self.capacity} transitions) but received more transitions. "
+                "Either increase buffer capacity or set wrap_at_capacity=True."
+            )
+        n = self.num_envs
+        ended = vector("done", done, n, FLAG)
+        step: dict[str, Any] = {
+            "obs": fitted("obs", obs, self._obs, n),
+            "next_obs": self._no_obs if next_obs is None else fitted("next_obs", next_obs, self._obs, n),
+            "action": vector("action", action, n, self._action),
+            "reward": vector("reward", reward, n),
+            "terminated": ended,
+            "truncated": self._nowhere if truncated is None else ended & vector("truncated", truncated, n, FLAG),
+            "value": vector("value", value, n),
+            "log_prob": vector("log_prob", log_prob, n),
+            "advantage": self._zeros,
+            "return": self._zeros,
+        }
+        if self._hidden:
+            step["hidden"] = self._no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
+        if final_value is not None:
+            step["final_value"] = vector("final_value", final_value, n)
+        self._add_optional(step, episode_start, action_mask)
+        real = ~self._ended
+        if self.autoreset_mode is not None:
+            step["mask"] = real
+        try:
+            self._rollout.add(step)
+        except (ShapeError, FieldError) as error:
+            raise StepError(str(error)) from error
+        self._added += 1
+        self._ended = ended & real if self.autoreset_mode is not None else self._nowhere
+
+    def _add_optional(self, step: dict[str, Any], episode_start: Any, action_mask: Any) -> None:
+        """The fields that AgileRL allocates when the first step has them."""
+        n, known = self.num_envs, self._rollout.schema
+        like = cast("Field", known["action_mask"]) if "action_mask" in known else None
+        if action_mask is not None:
+            field = like or Field((torch.as_tensor(action_mask).numel() // n,), torch.bool)
+            step["action_mask"] = vector("action_mask", action_mask, n, field)
+            if like is None:
+                self._column("action_masks", field)
+                self.buffer["action_masks"].fill_(True)
+        elif like is not None:
+            step["action_mask"] = np.ones((n, *like.shape), np.bool_)
+        start = self._nowhere if episode_start is None else vector("episode_start", episode_start, n, FLAG)
+        step["episode_start"] = start
+        if "episode_start" not in known:
+            self._column("episode_starts", FLAG)
+
+    def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
+        """Fill the columns advantages and returns: GAE, or Monte-Carlo returns if ``use_gae`` is off.
+
+        Args:
+            last_value: ``[N]``, V of the observations after the newest step.
+            last_done: ``[N]``, whether the newest step was terminal. AgileRL's collector passes False for one that was
+                truncated, although its ``done`` was True: it is then valued by ``last_value``.
+
+        Raises:
+            FieldError: a step was added as truncated, and its final value is not known.
+        """
+        value = vector("last_value", last_value, self.num_envs)
+        newest = vector("last_done", last_done, self.num_envs, FLAG)
+        if not self._added:
+            return
+        lam, follows = self.gae_lambda if self.use_gae else None, self.autoreset_mode is not None
+        ends = Ends(torch.from_numpy(newest), self.gamma, lam, follows)
+        self._rollout.finish(ends, last_value=value, partial=True)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def get(self, batch_size: int | None = None) -> dict[str, Any]:
+        """All transitions, or ``batch_size`` drawn without replacement, as NumPy arrays ``[B, ...]``, copied.
+
+        Row ``t * N + n`` of all is step t of environment n, oldest first. Empty if nothing is stored.
+        """
+        return self._batch(batch_size, "buffer size", torch.device("cpu")).numpy() if self.size() else {}
+
+    def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
+        """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None."""
+        target = device or self.device
+        if not self.size():
+            return as_tensordict({}, (), torch.device(target))
+        return self._batch(batch_size, "buffer_size", torch.device(target))
+
+    def _batch(self, batch_size: int | None, size: str, device: torch.device) -> TensorDict:
+        total, names = self.size(), self._names
+        if batch_size is not None and batch_size > total:
+            text = f"Batch size {batch_size} is larger than {size} {total}. Returning all data."
+            warnings.warn(text, stacklevel=3)
+            batch_size = None
+        columns = tuple(NAMES[name] for name in names)
+        batch = self._rollout.flat(columns) if batch_size is None else self._rollout.sample(batch_size, columns)
+        leaves = {path: batch[inner] for path, inner in self._paths(names).items()}
+        return as_tensordict(leaves, batch.batch_size, device)
+
+    # -- sequences ----------------------------------------------------------------------------------------------
+
+    def _forget_sequences(self) -> None:
+        self.padded_data = self.unpadded_data = None
+        self.num_sequences = self.max_sequence_length = None
+        self._index: Tensor | None = None
+
+    @property
+    def unpadded_slices(self) -> list[Tensor] | None:
+        """Of each sequence, which rows of :attr:`unpadded_data` it has."""
+        if self._index is None or self.padded_data is None:
+            return None
+        mask = self.padded_data["pad_mask"].view(self._index.shape)
+        return list(self._index[mask].cpu().split(mask.sum(1).tolist()))
+
+    def prepare_sequence_tensors(self, device: str | None = None) -> None:
+        """Cut the episodes into sequences: :attr:`padded_data`, :attr:`unpadded_data` and their like, on ``device``.
+
+        Every step is in a sequence, the last ones of an episode in a shorter one; ``action_masks`` are True in padding.
+
+        Raises:
+            ValueError: the buffer is empty, or not recurrent.
+            NotImplementedError: an unknown ``bptt_sequence_type``.
+        """
+        if not self.recurrent:
+            raise ValueError("prepare_sequence_tensors() is only supported when recurrent=True.")
+        if not self.size():
+            raise ValueError("Attempting to prepare sequences with empty buffer.")
+        overlap, target = overlap_of(self.bptt_sequence_type), torch.device(device or self.device)
+        names = [name for name in ("observations", "actions", "action_masks") if name in self._names]
+        (seq,) = self._rollout.sequences(
+            self.max_seq_len,
+            overlap="none" if self.max_seq_len is None else overlap,
+            fields=tuple(NAMES[name] for name in names),
+            shuffle=False,
+            time_first=False,
+        )
+        keys = [key for (key,) in self._hidden]
+        self.padded_data = padded_steps(seq, self._paths(names), keys, target)
+        self.num_sequences, self.max_sequence_length = seq.num_sequences, len(self.padded_data) // seq.num_sequences
+        self._index = rows_of(seq, self.max_sequence_length, self.num_envs).to(target)
+        columns = {(name,): self._rollout[NAMES[name]].flatten().to(target, copy=True) for name in TARGETS}
+        self.unpadded_data = as_tensordict(columns, (self._rollout.steps * self.num_envs,), target)
+
+    def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
+        """The prepared sequences in random order, ``batch_size`` of them at a time; a new order with each call.
+
+        Yields:
+            the sequences end to end, ``[b * max_sequence_length]``, and the log_probs, advantages, values and returns
+            of their steps without padding. The last minibatch has what remains.
+
+        Raises:
+            ValueError: :meth:`prepare_sequence_tensors` was not called.
+        """
+        padded, unpadded, index = self.padded_data, self.unpadded_data, self._index
+        if padded is None or unpadded is None or index is None:
+            raise ValueError(
+                "Attempting to fetch minibatches before preparing sequences. Call prepare_sequence_tensors() first."
+            )
+        total = len(index)
+        if batch_size > total:
+            text = f"Batch size {batch_size} is larger than the number of sequences ({total}), "
+            warnings.warn(text + f"using batch_size = {total}.", stacklevel=2)
+        order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), self._shuffles).to(index.device)
+        self._shuffles += 1
+        yield from minibatches(padded, unpadded, index, order.split(min(batch_size, total)))

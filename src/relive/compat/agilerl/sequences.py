@@ -1,0 +1,100 @@
+"""Sequences of a rollout in the form that AgileRL's learner takes: end to end, with their states beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from ...schema import Path
+from ...sequences import SequenceBatch
+from ...storage import as_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["BPTTSequenceType", "minibatches", "overlap_of", "padded_steps", "rows_of"]
+
+STATES = "initial_hidden_states"
+
+
+class BPTTSequenceType(Enum):
+    """How episodes are cut into sequences of ``max_seq_len`` steps; AgileRL's own enum will do as well."""
+
+    CHUNKED = "chunked"
+    MAXIMUM = "maximum"
+    FIFTY_PERCENT_OVERLAP = "fifty_percent_overlap"
+    FIFTY_PERCENT_OVERLAPPING = FIFTY_PERCENT_OVERLAP  # as AgileRL's documents call it
+
+
+OVERLAPS: dict[Any, Literal["none", "half", "max"]] = {
+    "chunked": "none",
+    "maximum": "max",
+    "fifty_percent_overlap": "half",
+}
+
+
+def overlap_of(sequence_type: Any) -> Literal["none", "half", "max"]:
+    """relive's word for it; either library's enum.
+
+    Raises:
+        NotImplementedError: it is none of them.
+    """
+    overlap = OVERLAPS.get(getattr(sequence_type, "value", sequence_type))
+    if overlap is None:
+        raise NotImplementedError(f"Received unrecognized sequence type: {sequence_type}")
+    return overlap
+
+
+def padded_steps(
+    seq: SequenceBatch, paths: Mapping[Path, Path], keys: Iterable[str], device: torch.device
+) -> TensorDict:
+    """All sequences ``[B, L, ...]`` end to end, ``[B * longest, ...]``: ``paths`` says what is called how."""
+    longest = int(seq["lengths"].max())
+    leaves = {path: seq.data[inner] for path, inner in paths.items()} | {("pad_mask",): seq["mask"]}
+    flat = {path: leaf[:, :longest].flatten(0, 1).to(device) for path, leaf in leaves.items()}
+    pairs = zip(keys, seq["hidden"], strict=True)
+    states = {key: state.transpose(0, 1).contiguous().to(device) for key, state in pairs}
+    return _with_states(flat, seq.num_sequences * longest, states, device)
+
+
+def rows_of(seq: SequenceBatch, longest: int, num_envs: int) -> Tensor:
+    """Which row ``t * N + n`` of the rollout each step of a sequence is, ``[B, longest]``; of padding, anything."""
+    time = seq["start"].unsqueeze(1) + torch.arange(longest)
+    return time * num_envs + seq["env"].unsqueeze(1)
+
+
+def minibatches(
+    padded: TensorDict, unpadded: TensorDict, index: Tensor, split: Iterable[Tensor]
+) -> Generator[tuple[TensorDict, TensorDict], None, None]:
+    """The sequences of each part of ``split``, and the steps that they have."""
+    total, longest = index.shape
+    states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
+    leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _leaves(padded).items()}
+    columns = _leaves(unpadded)
+    for chosen in split:
+        batch = {path: leaf.index_select(0, chosen) for path, leaf in leaves.items()}
+        rows = index.index_select(0, chosen)[batch["pad_mask",]]
+        flat = {path: leaf.flatten(0, 1) for path, leaf in batch.items()}
+        first = {key: state.index_select(0, chosen) for key, state in states.items()}
+        steps = {path: column.index_select(0, rows) for path, column in columns.items()}
+        data = _with_states(flat, len(chosen) * longest, first, index.device)
+        yield data, as_tensordict(steps, (len(rows),), index.device)
+
+
+def _leaves(data: TensorDict) -> dict[Path, Tensor]:
+    """The tensors of a TensorDict, by their paths."""
+    items = cast("Iterable[Any]", data.items(include_nested=True, leaves_only=True))
+    return {(key,) if isinstance(key, str) else key: leaf for key, leaf in items if isinstance(leaf, Tensor)}
+
+
+def _with_states(
+    leaves: Mapping[Path, Tensor], rows: int, states: dict[str, Tensor], device: torch.device
+) -> TensorDict:
+    """Padded steps, with the states that their sequences start in as AgileRL attaches them."""
+    data = as_tensordict(leaves, (rows,), device)
+    data.set_non_tensor(STATES, states)
+    return data

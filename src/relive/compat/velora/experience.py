@@ -1,0 +1,102 @@
+"""Batches as Velora has them, and what its buffers take as a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import StepError
+
+__all__ = ["BatchExperience", "RolloutBatch", "row", "rows"]
+
+
+@dataclass
+class BatchExperience:
+    """Transitions ``[B, ...]``, all float32 and contiguous.
+
+    Attributes:
+        states: ``[B, state_dim]``.
+        actions: ``[B, action_dim]``.
+        rewards: ``[B, 1]``.
+        next_states: ``[B, state_dim]``.
+        dones: ``[B, 1]``.
+        hiddens: ``[B, hidden_dim]``, the actor's states.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_states: Tensor
+    dones: Tensor
+    hiddens: Tensor
+
+
+@dataclass
+class RolloutBatch:
+    """Steps of a rollout ``[B, ...]``, all float32.
+
+    Attributes:
+        states: ``[B, state_dim]``.
+        actions: ``[B, action_dim]``.
+        rewards: ``[B, 1]``, as are ``dones``, ``log_probs``, ``values``, ``advantages`` and ``returns``.
+        dones: whether the step ended its episode.
+        hiddens: ``[B, hidden_dim]``, the state of the network before the step.
+        log_probs: those of the stored actions.
+        values: V(states).
+        advantages: GAE over the rollout in the order of time.
+        returns: advantages + values.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    dones: Tensor
+    hiddens: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+def row(name: str, value: Any, size: int, device: torch.device) -> Any:
+    """One step's value as float32 ``[1, size]``, an array if the device is the CPU; a number stands for all of it.
+
+    Raises:
+        StepError: it has another number of elements.
+    """
+    given: Any = _taken(value, device)
+    shape = given.shape
+    count = prod(shape)
+    if count == size:
+        return given.reshape(1, size)
+    if count != 1:
+        raise StepError(f"'{name}': expected {size} numbers, got {tuple(shape)}")
+    one = given.reshape(1, 1)
+    return one.repeat(size, 1) if device.type == "cpu" else one.expand(1, size)
+
+
+def rows(name: str, value: Any, count: int, size: int, device: torch.device) -> Any:
+    """Several steps' values as float32 ``[count, size]``, likewise; the last axis may be left out where it is 1.
+
+    Raises:
+        StepError: another shape.
+    """
+    given: Any = _taken(value, device)
+    if given.shape == (count, size):
+        return given
+    if given.shape == (count,) and size == 1:
+        return given.reshape(count, 1)
+    raise StepError(f"'{name}': expected {(count, size)} (rows first), got {tuple(given.shape)}")
+
+
+def _taken(value: Any, device: torch.device) -> Any:
+    """float32 where it is needed: assigning arrays costs a fraction of what assigning tensors does."""
+    if device.type != "cpu":
+        return torch.as_tensor(value, dtype=torch.float32, device=device).detach()
+    array: Any = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    return array if array.dtype == np.float32 else array.astype(np.float32)

@@ -1,0 +1,97 @@
+"""Velora's files of a buffer: six tensors in a safetensors file, and sizes and cursors in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...errors import FileFormatError, NoSaveError
+
+__all__ = ["checked", "load", "save"]
+
+ENDING = ".safetensors"
+SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
+
+
+def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """Write both files beside their places, and then put them there."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    here = {name: tensor.cpu() for name, tensor in state.items()}
+    _replaced(folder / f"{prefix}state{ENDING}", lambda file: save_file(here, file))
+    text = json.dumps(dict(metadata), indent=2)
+    _replaced(folder / f"{prefix}metadata.json", lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def _replaced(path: Path, write: Callable[[Path], object]) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata, if a buffer can be of such sizes.
+
+    Raises:
+        FileFormatError: an entry is missing or makes no sense.
+    """
+    for name in SIZES:
+        value = metadata.get(name)
+        if type(value) is not int or value < 0:
+            raise FileFormatError(f"metadata '{name}': expected a whole number of at least 0, got {value!r}")
+    capacity, size, position = (metadata[name] for name in ("capacity", "size", "position"))
+    if size > capacity or not (position == size if size < capacity else position < max(capacity, 1)):
+        raise FileFormatError(
+            f"metadata: size={size} and position={position} cannot be those of a buffer of capacity={capacity}"
+        )
+    if not isinstance(metadata.get("device"), str | None):
+        raise FileFormatError(f"metadata 'device': expected a string or null, got {metadata['device']!r}")
+    return {name: metadata[name] for name in SIZES} | {"device": metadata.get("device")}
+
+
+def load(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+    """The rows that were written, of each tensor, once their sizes are those of the metadata.
+
+    Raises:
+        NoSaveError: no such file.
+        FileFormatError: it has other tensors than the metadata say.
+    """
+    file = _found(Path(path))
+    widths = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
+    found: dict[str, Tensor] = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            content: Any = opened
+            for name in names:
+                if name not in content.keys():
+                    raise FileFormatError(f"'{file}' has no tensor '{name}'; it is no buffer of Velora's")
+                part = content.get_slice(name)
+                expected = [metadata["capacity"], metadata[widths[name]] if name in widths else 1]
+                if part.get_shape() != expected or part.get_dtype() != "F32":
+                    got = f"{part.get_dtype()} {part.get_shape()}"
+                    raise FileFormatError(f"'{file}', tensor '{name}': the metadata say F32 {expected}, it is {got}")
+                found[name] = part[: metadata["size"]].to(torch.float32)
+    except SafetensorError as error:
+        raise FileFormatError(f"'{file}' is no safetensors file, or damaged: {error}") from error
+    return found
+
+
+def _found(path: Path) -> Path:
+    """The file that is meant: as it is, with the ending, or where Velora puts a name with a dot in it."""
+    for file in (path, path.with_name(path.name + ENDING), path.with_suffix(ENDING)):
+        if file.name.endswith(ENDING) and file.is_file():
+            return file
+    raise NoSaveError(f"no file '{path}', with or without '{ENDING}'; give the one that save() wrote")

@@ -1,0 +1,281 @@
+"""The drop-in for Velora's replay buffer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...replay import ReplayBuffer as Replay
+from ...schema import Field, Schema
+from . import files
+from .experience import BatchExperience, row, rows
+from .warm import generated
+
+__all__ = ["ReplayBuffer"]
+
+FIELDS = {
+    "states": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "next_states": "next_obs",
+    "dones": "done",
+    "hiddens": "memory",
+}
+"""Velora's names, in its order, and relive's."""
+
+
+class ReplayBuffer:
+    """The newest ``capacity`` transitions, in no order, with Velora's names for everything.
+
+    ``states``, ``actions``, ``rewards``, ``next_states``, ``dones`` and ``hiddens`` are views into the storage,
+    float32 ``[capacity, ...]``, zeros where nothing was written yet; they are not contiguous, since all that belongs
+    to a transition lies together. ``hiddens`` are what Velora's agent passes, its state *after* the step.
+
+    Args:
+        capacity: transitions, at least 2.
+        state_dim: numbers of an observation.
+        action_dim: numbers of an action.
+        hidden_dim: numbers of the actor's state.
+        device: where the rows are; None is the CPU.
+        seed: not in Velora: batch number t is a function of (seed, t). None draws one.
+
+    Raises:
+        SchemaError: a capacity below 2, or of more than there is memory.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        state_dim: int,
+        action_dim: int,
+        hidden_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.capacity, self.device = capacity, device
+        self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
+        schema = Schema(
+            {
+                "obs": (state_dim,),
+                "action": (action_dim,),
+                "reward": (),
+                "terminated": Field((), torch.bool),
+                "truncated": Field((), torch.bool),
+                "done": (),
+                "memory": (hidden_dim,),
+            }
+        )
+        self._replay = Replay(schema, capacity, ordered=False, device=device or "cpu", seed=seed)
+        self._on, self._added = self._replay.device, 0
+
+    @property
+    def position(self) -> int:
+        """The row that the next transition goes to."""
+        return self._added % self.capacity
+
+    @property
+    def size(self) -> int:
+        """How many transitions are stored."""
+        return min(self._added, self.capacity)
+
+    def __len__(self) -> int:
+        """How many transitions are stored."""
+        return self.size
+
+    @property
+    def states(self) -> Tensor:
+        """``[capacity, state_dim]``."""
+        return self._view("states")
+
+    @property
+    def actions(self) -> Tensor:
+        """``[capacity, action_dim]``."""
+        return self._view("actions")
+
+    @property
+    def rewards(self) -> Tensor:
+        """``[capacity, 1]``."""
+        return self._view("rewards")
+
+    @property
+    def next_states(self) -> Tensor:
+        """``[capacity, state_dim]``."""
+        return self._view("next_states")
+
+    @property
+    def dones(self) -> Tensor:
+        """``[capacity, 1]``."""
+        return self._view("dones")
+
+    @property
+    def hiddens(self) -> Tensor:
+        """``[capacity, hidden_dim]``."""
+        return self._view("hiddens")
+
+    def _view(self, name: str) -> Tensor:
+        column = self._replay.block[FIELDS[name]]
+        return column.unsqueeze(-1) if name in ("rewards", "dones") else column
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, hidden: Any) -> None:
+        """Store one transition; every value may have an axis of 1 in front.
+
+        Raises:
+            StepError: a value has the wrong size. Nothing is stored.
+        """
+        on = self._on
+        self._store(
+            row("state", state, self.state_dim, on),
+            row("action", action, self.action_dim, on),
+            row("reward", reward, 1, on),
+            row("next_state", next_state, self.state_dim, on),
+            row("done", done, 1, on),
+            row("hidden", hidden, self.hidden_dim, on),
+        )
+
+    def add_multi(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any, hiddens: Any) -> None:
+        """Store several transitions ``[B, ...]``; rewards and dones may be ``[B]``. The last ``capacity`` of them stay.
+
+        Raises:
+            StepError: a shape does not fit. Nothing is stored.
+        """
+        count, on = len(states), self._on
+        self._store(
+            rows("states", states, count, self.state_dim, on),
+            rows("actions", actions, count, self.action_dim, on),
+            rows("rewards", rewards, count, 1, on),
+            rows("next_states", next_states, count, self.state_dim, on),
+            rows("dones", dones, count, 1, on),
+            rows("hiddens", hiddens, count, self.hidden_dim, on),
+        )
+
+    def _store(self, obs: Any, action: Any, reward: Any, following: Any, done: Any, memory: Any) -> None:
+        flags = np.zeros(len(obs), np.bool_)
+        step = {"obs": obs, "action": action, "reward": reward[:, 0], "next_obs": following, "done": done[:, 0]}
+        step |= {"memory": memory, "terminated": flags, "truncated": flags}
+        if len(obs) == 1:
+            self._replay.add(step)
+        else:
+            self._replay.extend({name: column[:, None] for name, column in step.items()})
+        self._added += len(obs)
+
+    def warm(self, agent: Any, n_samples: int, num_envs: int = 8, *, envs: Any = None) -> None:
+        """Play ``agent`` in new copies of its environment, and store ``n_samples`` transitions.
+
+        ``dones`` are terminals alone, and the steps that reset an environment are left out; an episode begins in the
+        actor's initial state. The first reset is seeded with ``agent.seed`` if there is one.
+
+        Args:
+            agent: Velora's, or anything with ``predict(states, hidden, train_mode=True)`` and ``env``.
+            n_samples: how many to add, at most ``capacity``.
+            num_envs: environments side by side, at least 2.
+            envs: not in Velora: a vector environment to play in, if ``agent.env`` cannot be made again from its spec.
+
+        Raises:
+            ValueError: fewer than 2 environments, or more samples than there is room for.
+        """
+        if num_envs < 2:
+            raise ValueError(f"'{num_envs=}' cannot be smaller than 2.")
+        if n_samples > self.capacity:
+            raise ValueError(f"'{n_samples=}' do not fit: the buffer's capacity is {self.capacity}; ask for that many")
+        for block in generated(agent, n_samples, num_envs, envs):
+            self.add_multi(*block)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int) -> BatchExperience:
+        """``batch_size`` transitions, drawn uniformly with replacement, copied.
+
+        Raises:
+            ValueError: fewer are stored.
+        """
+        if len(self) < batch_size:
+            raise ValueError(
+                f"Buffer does not contain enough experiences. Available: {len(self)}, Requested: {batch_size}"
+            )
+        batch = self._replay.sample(batch_size)
+        columns = {name: batch[inner].contiguous() for name, inner in FIELDS.items()}
+        columns |= {name: columns[name].unsqueeze(-1) for name in ("rewards", "dones")}
+        return BatchExperience(**columns)
+
+    def metadata(self) -> dict[str, Any]:
+        """Sizes and cursors, as they stand in Velora's ``metadata.json``."""
+        return {
+            "capacity": self.capacity,
+            "state_dim": self.state_dim,
+            "action_dim": self.action_dim,
+            "hidden_dim": self.hidden_dim,
+            "position": self.position,
+            "size": self.size,
+            "device": str(self.device) if self.device else None,
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The six tensors ``[capacity, ...]``, contiguous copies, as Velora's ``save_model`` writes them."""
+        return {name: self._view(name).contiguous() for name in FIELDS}
+
+    def config(self) -> Any:
+        """Velora's own description of a buffer, for its agents' configurations; Velora has to be installed."""
+        from velora.models.config import BufferConfig
+
+        return BufferConfig(
+            type="ReplayBuffer",
+            capacity=self.capacity,
+            state_dim=self.state_dim,
+            action_dim=self.action_dim,
+            hidden_dim=self.hidden_dim,
+        )
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, dirpath: str | os.PathLike[str], prefix: str = "buffer_") -> None:
+        """Write ``<prefix>metadata.json`` and ``<prefix>state.safetensors`` into a directory, as Velora does.
+
+        Each file is replaced as a whole or not at all.
+        """
+        files.save(dirpath, prefix, self.metadata(), self.state_dict())
+
+    @classmethod
+    def load(
+        cls,
+        state_path: str | os.PathLike[str],
+        metadata: Mapping[str, Any],
+        *,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+    ) -> ReplayBuffer:
+        """The buffer that was saved, by Velora or by relive.
+
+        Args:
+            state_path: the ``.safetensors`` file, with or without that ending.
+            metadata: what is in the ``.json`` file.
+            device: not in Velora: where it is to live, whatever the metadata say.
+            seed: not in Velora: the constructor's.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            FileFormatError: the file is none of Velora's, or contradicts the metadata.
+        """
+        known = files.checked(metadata)
+        where = device or known["device"] or "cpu"
+        sizes = known["capacity"], known["state_dim"], known["action_dim"], known["hidden_dim"]
+        state = files.load(state_path, known, FIELDS)
+        buffer = cls(*sizes, device=torch.device(where), seed=seed)
+        parts = [state[name] for name in FIELDS]
+        if known["size"]:
+            buffer.add_multi(*parts)
+            if known["size"] == known["capacity"] and known["position"]:
+                # once more, so that the next transition goes where it would have gone
+                buffer.add_multi(*(part[: known["position"]] for part in parts))
+        return buffer
+
+    def __repr__(self) -> str:
+        sizes = f"{self.capacity}, {self.state_dim}, {self.action_dim}, {self.hidden_dim}"
+        return f"ReplayBuffer({sizes}, device={self.device!r}, seed={self._replay.seed})"

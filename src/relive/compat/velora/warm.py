@@ -1,0 +1,53 @@
+"""Transitions that an agent of Velora's makes by itself, to begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["generated"]
+
+
+def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list[Tensor]]:
+    """``count`` transitions in blocks: states, actions, rewards, next states, terminals, and the actor's states.
+
+    The environments reset in a step of their own (``NEXT_STEP``), whose action they ignore; it is no transition. So
+    the next state of a step is always the one it led to.
+    """
+    playing = _copies(agent.env, num_envs) if envs is None else envs
+    first, _ = playing.reset(seed=getattr(agent, "seed", None))
+    states, hidden = _tensor(first, agent.device), None
+    ended = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+    try:
+        while count > 0:
+            actions, hidden = agent.predict(states, hidden, train_mode=True)
+            outcome = playing.step(actions.cpu().numpy())[:4]
+            following, rewards, terminated, truncated = (_tensor(x, agent.device) for x in outcome)
+            real = (~ended).nonzero().squeeze(1)[:count]
+            if len(real):
+                columns = states, actions, rewards, following, terminated, hidden
+                yield [column[real] for column in columns]
+            count -= len(real)
+            hidden = torch.where(ended.unsqueeze(1), 0.0, hidden)  # an episode begins in the initial state
+            states, ended = following, ((terminated + truncated) > 0) & ~ended
+    finally:
+        if envs is None:
+            playing.close()
+
+
+def _tensor(array: Any, device: Any) -> Tensor:
+    return torch.as_tensor(np.asarray(array, np.float32), device=device)
+
+
+def _copies(env: Any, num_envs: int) -> Any:
+    """The environment side by side, with its arguments and its wrappers."""
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    make = partial(gymnasium.make, env.spec)
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
