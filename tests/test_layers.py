@@ -54,7 +54,14 @@ LAYERS = {
 
 SEAM = {(part, "layout") for part in ("device_rows", "rows", "store", "windows")}
 SEAM |= {("device_rows", "rows"), ("device_rows", "store"), ("rows", "store")}
-SAME_LAYER = {("schema", "errors"), ("weights", "ring"), ("hindsight", "views"), ("replay", "saving"), ("rollout", "saving"), *SEAM}
+SAME_LAYER = {
+    ("schema", "errors"),
+    ("weights", "ring"),
+    ("hindsight", "views"),
+    ("replay", "saving"),
+    ("rollout", "saving"),
+    *SEAM,
+}
 """The imports within one layer that are wanted."""
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

@@ -305,7 +305,6 @@ class Ring:
         _require(not stamps or max(stamps) < self.completed, "5: a stamp was never issued")
         _require(self.drawable == len(self.anchors()), f"6: {self.drawable} counted, {len(self.anchors())} found")
 
-
     def _check_ends(self, env: int, numbers: Ints, places: Ints) -> None:
         """Invariant 8, of the rows of one env."""
         complete = self.state[env, COUNT] - (self.state[env, COUNT] - self.order[places]) % 2**32

@@ -34,10 +34,12 @@ def _tensordict() -> Any:
 def as_tensordict(
     leaves: Mapping[Path, Tensor], batch_size: Sequence[int], device: torch.device | None = None
 ) -> TensorDict:
-    """The tensors, each of which begins with ``batch_size``, as a nested TensorDict; nothing is copied.
+    """The tensors, each of which begins with ``batch_size``, as a nested TensorDict; those on ``device`` are not copied.
 
-    A ``device`` is noted; all of them have to be there.
+    Without one, none are, wherever they are.
     """
+    if device is not None:
+        leaves = {path: leaf.to(device) for path, leaf in leaves.items()}
     return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size), device=device)
 
 
