@@ -23,6 +23,8 @@ BENCHMARKS = {
     "replay_sequences": "bench_replay_sequences",
     "pixels": "bench_pixels",
     "capacity": "bench_capacity",
+    "compat_sb3": "bench_compat_sb3",
+    "compat_pytorchrl": "bench_compat_pytorchrl",
     "import": "bench_import",
 }
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")

@@ -57,7 +57,7 @@ class DeviceRows:
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
         self._part_of = {path: part for part in self._parts for path in part.layout.fields}
         self._packed = [part for part in self._parts if not any(path in large for path in part.layout.fields)]
-        self._following = [] if alone else [path for path in leaves if path[0] == "obs" and path not in large]
+        self._following = [path for path in leaves if path[0] == ("next_obs" if alone else "obs") and path not in large]
         self._ended: Any = np.zeros(0, np.uint8)
 
     @property
@@ -122,7 +122,7 @@ class DeviceRows:
         planned, then, now = packet.sent()
         found = batch.views(planned)
         for part in self._packed:
-            found |= part.fields(now, part.layout.fields)
+            found |= part.fields(now, [path for path in part.layout.fields if path[0] != "next_obs"])
             if self._following:
                 following = part.fields(then, self._following)
                 found |= {("next_obs", *path[1:]): field for path, field in following.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import signature
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakKeyDictionary
 
@@ -210,6 +212,11 @@ class Hindsight:
         names = ("reward_fn", "strategy", "ratio", "terminated_fn", "truncated_fn", "info", "achieved", "desired",
                  "finished_only", "n", "gamma", "relabel")  # fmt: skip
         return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the parameters, functions included, which have to be ones that pickle takes."""
+        names = [name for name in signature(Hindsight).parameters if name != "k"]
+        return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
 
     # -- reading a replay ---------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from .plan import StoragePlan, storage_plan
 from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
-from .saving import contradictions, describe, entry, rebuild, restore_ring, save_ring
+from .saving import contradictions, describe, entry, rebuild, restore_ring, ring_state
 from .schema import Field, Schema
 from .sequence_view import FACTS
 from .sequences import SequenceBatch
@@ -65,6 +65,9 @@ class ReplayBuffer:
         sampler: default :class:`relive.Uniform`.
         view: default :func:`relive.Transition`.
         ordered: False stores transitions that come in no order, each with a ``next_obs`` of its own.
+        own_next_obs: store a ``next_obs`` with every step, although steps come in order. That takes twice the memory of
+            observations; in return a step can be drawn as soon as it is added, and ``capacity`` is that of transitions.
+            Views of single transitions and n-step windows read it, sequences and frame stacks cannot.
         device: where rows and batches live. Off the CPU rewards, flags and bookkeeping stay in RAM, 32 bytes a row,
             and so do samplers; the batches are the same.
         seed: batch number t is a function of (seed, t) and of what is stored. None draws a seed, which
@@ -84,13 +87,15 @@ class ReplayBuffer:
         sampler: Sampler | None = None,
         view: View | None = None,
         ordered: bool = True,
+        own_next_obs: bool = False,
         device: str | torch.device = "cpu",
         seed: int | None = None,
     ) -> None:
         self.schema, self.num_envs, self.ordered = schema, num_envs, ordered
+        self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
         self.seed = secrets.randbits(63) if seed is None else seed
-        self._stored = _stored(schema, ordered)
+        self._stored = _stored(schema, self.own_next_obs)
         self._sampler: Sampler = sampler or Uniform()
         plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
@@ -98,7 +103,7 @@ class ReplayBuffer:
         on_host = self.device.type == "cpu"
         leaves = self._stored.leaves
         store: Store = ReplayRows(leaves, plan.rows) if on_host else DeviceRows(leaves, plan.rows, self.device)
-        self._ring = Ring(num_envs, plan.rows // num_envs, store)
+        self._ring = Ring(num_envs, plan.rows // num_envs, store, ordered)
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._all = np.arange(num_envs, dtype=np.int64)
         self._draws = self._sampled = self._late = 0
@@ -114,6 +119,7 @@ class ReplayBuffer:
         capacity_bytes: int | None = None,
         sampler: Sampler | None = None,
         ordered: bool = True,
+        own_next_obs: bool = False,
         device: str | torch.device = "cpu",
     ) -> StoragePlan:
         """What such a buffer will take, per field, without taking it: ``print(ReplayBuffer.plan(schema, 10**6))``.
@@ -123,7 +129,7 @@ class ReplayBuffer:
         Raises:
             SchemaError: as the constructor's.
         """
-        leaves, kept = _stored(schema, ordered).leaves, (sampler or Uniform()).nbytes
+        leaves, kept = _stored(schema, own_next_obs or not ordered).leaves, (sampler or Uniform()).nbytes
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ class ReplayBuffer:
         Args:
             step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
                 ``next_obs`` is read where the episode ended: the true final observation, ``[N, ...]``. With
-                ``ordered=False`` every row needs it. ``mask`` (bool ``[N]``) False leaves a row out, such as the reset
+                ``ordered=False`` or ``own_next_obs=True`` every row needs it. ``mask`` (bool ``[N]``) False leaves a row out, such as the reset
                 step of ``NEXT_STEP`` autoreset.
             envs: int64 ``[K]``, which envs stepped, each at most once; all fields are then ``[K, ...]``.
             fields: like ``step``.
@@ -360,8 +366,11 @@ class ReplayBuffer:
         Raises:
             SchemaError: the buffers do not have the same schema, number of envs and order.
         """
-        if (other.schema, other.num_envs, other.ordered) != (self.schema, self.num_envs, self.ordered):
-            raise SchemaError("append: expected a buffer of the same schema, num_envs and ordered")
+        for name in ("schema", "num_envs", "ordered", "own_next_obs"):
+            if getattr(other, name) != getattr(self, name):
+                raise SchemaError(
+                    f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
+                )
         ring, store = other._ring, other._ring.store
         for env in range(other.num_envs):
             self.interrupt([env])
@@ -369,9 +378,12 @@ class ReplayBuffer:
             complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
             # a row without a known successor still is the next observation of the one before
             wanted = complete.copy()
-            if self.ordered:
+            cuts = np.flatnonzero(~complete) + 1
+            if self.own_next_obs:
+                cuts = np.flatnonzero(ring.step[places] == 0) if ring.linked else cuts
+            else:
                 wanted[1:] |= complete[:-1] & (done[:-1] == 0)
-            for rows in np.split(np.arange(len(places)), np.flatnonzero(~complete) + 1):
+            for rows in np.split(np.arange(len(places)), cuts):
                 chosen = rows[wanted[rows]]
                 if len(chosen):
                     self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
@@ -384,7 +396,7 @@ class ReplayBuffer:
             part = places[low : low + piece]
             fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
             final = None
-            if self.ordered:
+            if not self.own_next_obs:
                 obs = [path for path in store.leaves if path[0] == "obs"]
                 after = store.read(following[low : low + piece], obs)
                 final = [after[path].to(self.device) for path in obs]
@@ -401,15 +413,28 @@ class ReplayBuffer:
             FileFormatError: ``path`` holds something else.
             OSError: the disk is full, or fails.
         """
+        persist.write(path, *self._state())
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Everything stored: arrays by name, and what is JSON."""
         facts = {
             "kind": KIND,
             "schema": json.loads(self.schema.to_json()),
             "ordered": self.ordered,
+            "own_next_obs": self.own_next_obs,
             "seed": self.seed,
             "counts": [self._draws, self._sampled, self._late],
             "view": describe(self._view),
         }
-        save_ring(path, self._ring, self._sampler, facts)
+        return ring_state(self._ring, self._sampler, facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
+        tensors, content = self._state()
+        sampler = self._sampler if content["sampler"] is None else None
+        view = self._view if content["view"] is None else None
+        arrays = {name: torch.as_tensor(value) for name, value in tensors.items()}
+        return type(self)._restored, (arrays, content, str(self.device), sampler, view)
 
     @classmethod
     def load(
@@ -435,19 +460,32 @@ class ReplayBuffer:
         if content.get("kind") != KIND:
             raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
         with contradictions(path):
-            rows, num_envs = entry(content, "rows_per_env", int), entry(content, "num_envs", int)
-            buffer = cls(
-                Schema.from_json(json.dumps(content.get("schema"))),
-                rows * num_envs,
-                num_envs,
-                sampler=sampler or rebuild(content.get("sampler"), "sampler"),
-                view=view or rebuild(content.get("view"), "view"),
-                ordered=entry(content, "ordered", bool),
-                device=device,
-                seed=entry(content, "seed", int),
-            )
-            buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
-            restore_ring(buffer._ring, buffer._sampler, tensors, content)
+            return cls._restored(tensors, content, device, sampler, view)
+
+    @classmethod
+    def _restored(
+        cls,
+        tensors: Mapping[str, Tensor],
+        content: Mapping[str, Any],
+        device: str | torch.device,
+        sampler: Sampler | None,
+        view: View | None,
+    ) -> ReplayBuffer:
+        """The buffer whose state this is."""
+        rows, num_envs = entry(content, "rows_per_env", int), entry(content, "num_envs", int)
+        buffer = cls(
+            Schema.from_json(json.dumps(content.get("schema"))),
+            rows * num_envs,
+            num_envs,
+            sampler=sampler or rebuild(content.get("sampler"), "sampler"),
+            view=view or rebuild(content.get("view"), "view"),
+            ordered=entry(content, "ordered", bool),
+            own_next_obs=entry({"own_next_obs": False, **content}, "own_next_obs", bool),
+            device=device,
+            seed=entry(content, "seed", int),
+        )
+        buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
+        restore_ring(buffer._ring, buffer._sampler, tensors, content)
         return buffer
 
     def check(self) -> None:
@@ -463,7 +501,7 @@ class ReplayBuffer:
     def _add(self, values: dict[str, Any], envs: Ints) -> None:
         count, final, mask = len(envs), None, values.pop("mask", None)
         check = self._checkers.get(count) or self._new_checkers(count)
-        if self.ordered and "next_obs" in values:
+        if not self.own_next_obs and "next_obs" in values:
             given = {"next_obs": values.pop("next_obs")}
             leaves = check[0](values)
             final = check[1](given)
@@ -483,7 +521,7 @@ class ReplayBuffer:
 
     def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any) -> None:
         """Store several steps, piece by piece; a row left out comes between those before and those after it."""
-        if final is None and self.ordered:
+        if final is None and not self.own_next_obs:
             self._require_final(leaves, envs, kept)
         # no more at once than what cannot come round and meet itself, each step taking up to two rows
         piece, low = max(min(self._ring.rows // 2, PIECE), 1), 0
@@ -496,7 +534,7 @@ class ReplayBuffer:
 
     def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None) -> None:
         watches = self._sampler.watches
-        where, opens = self._ring.add(envs, leaves, final, not self.ordered, watches)
+        where, opens = self._ring.add(envs, leaves, final, watches)
         if watches and len(where):
             self._sampler.changed(where, opens)
 
@@ -587,7 +625,7 @@ class ReplayBuffer:
         return kept
 
 
-def _stored(schema: Schema, ordered: bool) -> Schema:
+def _stored(schema: Schema, own_next_obs: bool) -> Schema:
     """The fields that are stored, once it is clear that they make a replay."""
     for name, dtype in NEEDED.items():
         if schema.leaves.get((name,)) != Field((), dtype):
@@ -600,7 +638,7 @@ def _stored(schema: Schema, ordered: bool) -> Schema:
                 f"field {name!r}: a replay's schema has no name that starts with '_', and none of what the buffer adds "
                 f"by itself ({', '.join(sorted(RESERVED))}); give it another name"
             )
-    return schema if ordered else schema.extend(next_obs=schema["obs"])
+    return schema.extend(next_obs=schema["obs"]) if own_next_obs else schema
 
 
 def _leaves(tree: Any) -> Iterator[Any]:

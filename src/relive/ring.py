@@ -19,7 +19,7 @@ Events = tuple[Ints, Any]
 Weigh = Literal["windows", "steps", "episodes"]
 HEAD, TAIL, NEXT, COUNT = 0, 1, 2, 3
 COMPLETED, DRAWABLE, EPISODES, RULE = 0, 1, 2, 3
-ALONE = 2
+ALONE, LINKED = 2, 3
 NOTHING: Apart = []
 ADDINGS = 64
 """Numbers of envs for which arrays are kept ready."""
@@ -71,9 +71,11 @@ class Ring:
         num_envs: N.
         rows: rows per env, at least 2.
         store: where the rows lie.
+        ordered: whether rows with next observations of their own come in the order of time, too. They are complete at
+            once, and there are no boundary rows; otherwise each is an episode of one step.
     """
 
-    def __init__(self, num_envs: int, rows: int, store: Store) -> None:
+    def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
         if num_envs < 1 or rows < 2:
             raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
@@ -81,7 +83,9 @@ class Ring:
         self.counters: Ints = np.zeros(7, np.int64)
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
         self.alone = any(path[0] == "next_obs" for path in store.leaves)
-        """Whether each row stands alone, complete with a next observation of its own."""
+        """Whether each row is complete with a next observation of its own."""
+        self.linked = self.alone and ordered
+        """Whether such rows go on from one another."""
         self._rule = Rule()
         self.counters[RULE:] = self._rule[:4]
         self._ends: tuple[Any, Ints] | None = None
@@ -135,20 +139,19 @@ class Ring:
     @rule.setter
     def rule(self, rule: Rule) -> None:
         if self.alone and rule.length > 1:
-            raise SchemaError("sequences need steps in order; this replay stores them as they are given")
+            raise SchemaError("sequences need steps in order that share observations; this replay stores each its own")
         self._rule = rule
         self.counters[RULE:] = rule[:4]
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
 
-    def add(self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, alone: bool, events: bool) -> Events:
+    def add(self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool) -> Events:
         """Store one more step of each of ``envs``, in turn.
 
         Args:
             envs: int64 ``[K]``; no env more often than it has room.
             steps: the checked leaves ``[K, ...]`` of the store, in its order.
             final: the leaves of the final observations ``[K, ...]``, read where an episode ended.
-            alone: the rows stand alone: each is complete with a next_obs of its own.
             events: whether to tell which rows can be drawn from now on or no more.
 
         Returns:
@@ -165,7 +168,8 @@ class Ring:
             adding = self._adding(envs, staged, ends, events)
         if adding.envs is not envs:
             adding.envs, adding.bound[0] = envs, envs.__array_interface__["data"][0]
-        found = kernels.fast().add_bound(adding.bound, ALONE if alone else int(final is not None))
+        mode = LINKED if self.linked else ALONE if self.alone else int(final is not None)
+        found = kernels.fast().add_bound(adding.bound, mode)
         if found < 0:
             raise missing_final(int(envs[-1 - found]))
         if apart:
@@ -280,8 +284,8 @@ class Ring:
             places: Ints = env * self.rows + numbers % self.rows
             step, stamp = self.step[places], self.stamp[places]
             if self.alone:
-                _require(bool((step == 0).all()), f"4: a row of env {env} that stands alone belongs to an episode")
-                _require(bool((stamp >= 0).all()), f"5: a row of env {env} that stands alone is not complete")
+                _require(self.linked or not step.any(), f"4: a row of env {env} that stands alone is in an episode")
+                _require(bool((stamp >= 0).all()), f"5: a row of env {env} with its own next_obs is not complete")
             goes_on = step[1:] == step[:-1] + 1
             _require(bool(((step[1:] == 0) | goes_on).all()), f"4: step of env {env} neither starts nor goes on")
             complete = stamp[:-1] >= 0

@@ -18,7 +18,7 @@ from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows
 
 __all__ = ["PackedRows", "ReplayRows", "require_dump", "staged_leaves"]
 
-READ = ("reward", "terminated", "truncated", "_stamp")
+READ = ("reward", "terminated", "truncated", "_stamp", "_step")
 """What the kernel of windows reads of a step, in its order."""
 
 WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
@@ -81,7 +81,10 @@ def _window_bytes(source: RowLayout, groups: Sequence[Mapping[Path, Field]], giv
         for layout, names in ((source, READ), (batch, WRITTEN))
     )
     starts = batch.starts
-    copied = np.array([starts[3 if groups[2] else 2], starts[2], -1 if given else starts[1]], np.int64)
+    copied = np.array([starts[3 if groups[2] else 2], starts[2], -1 if given else starts[1], 0, 0], np.int64)
+    if given:
+        begin, end = source.starts[2:4]
+        copied[3:] = begin, end - begin
     return WindowBytes(batch, at, to, copied)
 
 

@@ -21,6 +21,7 @@ from .samplers import Prioritized, Recent, Sampler, Uniform, WithoutReplacement
 from .schema import dotted
 from .sequence_view import Sequence
 from .storage import Columns
+from .store import Array
 from .views import FrameStack, NStep
 
 __all__ = [
@@ -30,8 +31,8 @@ __all__ = [
     "rebuild",
     "restore_columns",
     "restore_ring",
+    "ring_state",
     "save_columns",
-    "save_ring",
 ]
 
 PARAMETERS: dict[type[Any], tuple[str, ...]] = {
@@ -103,8 +104,10 @@ def entry(content: Any, name: str, kind: type[Any]) -> Any:
     return value
 
 
-def save_ring(path: str | os.PathLike[str], ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> None:
-    """Write the live rows, the cursors and the sampler's state, with ``facts`` (JSON), to a directory.
+def ring_state(
+    ring: Ring, sampler: Sampler, facts: Mapping[str, Any]
+) -> tuple[dict[str, Array | Tensor], dict[str, Any]]:
+    """The live rows, the cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
 
     Arrays of the sampler with an entry for each row are saved for the live rows alone.
     """
@@ -113,7 +116,7 @@ def save_ring(path: str | os.PathLike[str], ring: Ring, sampler: Sampler, facts:
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     by_row = list(sampler.per_row)
     rows, large = store.dump(places)
-    tensors: dict[str, Any] = {"rows": rows} | {f"block.{dotted(name)}": block for name, block in large.items()}
+    tensors: dict[str, Array | Tensor] = {"rows": rows} | {f"block.{dotted(name)}": block for name, block in large.items()}
     tensors |= {f"sampler.{name}": value[places] if name in by_row else value for name, value in arrays.items()}
     content = {
         **facts,
@@ -126,11 +129,11 @@ def save_ring(path: str | os.PathLike[str], ring: Ring, sampler: Sampler, facts:
         "sampler_state": {name: value for name, value in state.items() if name not in arrays},
         "sampler_rows": by_row,
     }
-    persist.write(path, tensors, content)
+    return tensors, content
 
 
 def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-    """Put what :func:`save_ring` wrote into a new ring of the same size, and check that it makes sense.
+    """Put what :func:`ring_state` gave into a new ring of the same size, and check that it makes sense.
 
     Raises:
         FileFormatError, InvariantError, ValueError, KeyError: it does not.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +14,7 @@ from .errors import SchemaError
 from .parameters import GAMMA_RULE, checked, is_count, is_names
 from .ring import Ints, Ring, Rule
 from .schema import Path
+from .storage import as_host
 from .store import Amend, Windows
 
 __all__ = ["FrameStack", "NStep", "Transition", "View", "read_windows", "rule_of", "time_first_of"]
@@ -70,7 +72,9 @@ class NStep:
 
     Args:
         n: rewards per window.
-        gamma: discount per step, from 0 to 1. Both may be changed at any time.
+        gamma: discount per step, from 0 to 1.
+        each_reward: what each reward counts as, before they are summed: float32 ``[B, n]`` -> ``[B, n]``, such as a
+            normalization with running statistics. It is not saved. All may be changed at any time.
 
     Raises:
         SchemaError: n or gamma is out of range, here or when it is set later.
@@ -78,6 +82,7 @@ class NStep:
 
     n: int = 1
     gamma: float = 0.99
+    each_reward: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def history(self) -> int:
@@ -94,18 +99,32 @@ class NStep:
         Raises:
             SchemaError: n is above 1 where steps have no order.
         """
-        if ring.alone and self.n > 1:
+        if ring.alone and not ring.linked and self.n > 1:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
-        return ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend)
+        found = ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend)
+        if self.each_reward is not None:
+            found.fields["reward",] = self._summed(ring, places, found.fields["steps",])
+        return found
+
+    def _summed(self, ring: Ring, places: Ints, steps: Tensor) -> Tensor:
+        """The sum of the rewards of each window, once each has gone through ``each_reward``."""
+        within = np.arange(self.n)
+        window = places[:, None] // ring.rows * ring.rows + (places[:, None] + within) % ring.rows
+        worth = np.where(within < as_host(steps)[:, None], self.gamma**within, 0.0)
+        rewards = np.asarray(cast("Any", self.each_reward)(ring.store.meta("reward")[window]))
+        (total,) = ring.store.tensors((rewards * worth).sum(1).astype(np.float32))
+        return total
 
 
 def read_windows(ring: Ring, found: Windows) -> dict[Path, Tensor]:
     """All fields ``[B, ...]`` of windows."""
     store = ring.store
-    now = store.gather(store.large, found.now)
-    then = {} if ring.alone else store.gather([path for path in store.large if path[0] == "obs"], found.then)
-    for path, tensor in now.items():
-        found.fields[path] = tensor
+    following = [path for path in store.large if path[0] == ("next_obs" if ring.alone else "obs")]
+    now = store.gather([path for path in store.large if path[0] != "next_obs"], found.now)
+    then = store.gather(following, found.then)
+    for path in store.large:
+        if path in now:
+            found.fields[path] = now[path]
         if path in then:
             found.fields["next_obs", *path[1:]] = then[path]
     return found.fields
@@ -158,7 +177,7 @@ class FrameStack:
             SchemaError: the observation has no such member, or steps are stored without order.
         """
         if ring.alone:
-            raise SchemaError("FrameStack needs steps in order; this replay stores them as they are given")
+            raise SchemaError("FrameStack needs steps in order that share observations; this replay stores each its own")
         store, found = ring.store, self.window.windows(ring, places)
         members = {path[1:2] for path in store.leaves if path[0] == "obs"}
         unknown = [key for key in self.keys or () if (key,) not in members]

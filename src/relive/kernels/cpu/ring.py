@@ -38,7 +38,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
 HEAD, TAIL, NEXT, DONE = 0, 1, 2, 3
 COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
-ALONE = 2
+ALONE, LINKED, LAST = 2, 3, 4
 PATIENCE = 100
 """Draws that may miss before the anchors are counted out one by one."""
 
@@ -66,7 +66,7 @@ def append(
             )  # fmt: skip
             drawable, events = drawable - closed, events + (closed if event_places.size else 0)
         step[place], stamp[place] = index, -1 - completed
-        if index > 0:
+        if index > 0 and ended[i] < ALONE:
             before = (place if place > begin else begin + rows) - 1
             stamp[before], order[before] = completed, count
             completed, count = completed + 1, count + 1
@@ -75,7 +75,7 @@ def append(
             drawable, events = drawable + opened, events + (opened if event_places.size else 0)
         order[place] = count
         number, index, finals[i] = number + 1, index + 1, -1
-        if ended[i] and ended[i] != ALONE:
+        if ended[i] == 1:
             final = place + 1 if place + 1 < begin + rows else begin
             old, oldest = number - rows, max(tail, number + 1 - rows)
             if old >= tail:
@@ -94,7 +94,8 @@ def append(
             opens = own - min(index - 1, history) >= oldest and (tails or ends_full(index - 1, length, stride))
             opened = _open(place, opens, event_places, event_opens, events)
             drawable, events = drawable + opened, events + (opened if event_places.size else 0)
-            index = 0
+            index = index if ended[i] == LINKED else 0
+            episodes += int(ended[i] == LAST)
         places[i] = place
         state[e, HEAD], state[e, NEXT], state[e, DONE] = number, index, count
     counters[COMPLETED], counters[DRAWABLE], counters[EPISODES] = completed, drawable, episodes
@@ -307,6 +308,7 @@ def windows(
     envs, inverse = state.shape[0], 1.0 / rows
     width, wide = source.shape[1], out.shape[1]
     bits, words, floats = source.reshape(-1), source.reshape(-1).view(np.int64), source.reshape(-1).view(np.float32)
+    ints, own = source.reshape(-1).view(np.int32), sizes[2] < 0
     out_bits, out_words = out.reshape(-1), out.reshape(-1).view(np.int64)
     out_ints, out_floats = out.reshape(-1).view(np.int32), out.reshape(-1).view(np.float32)
     here, there = source.ctypes.data, out.ctypes.data
@@ -328,18 +330,22 @@ def windows(
             terminal, cut = bits[base + at[1]], bits[base + at[2]]
             factor *= gamma
             k += 1
-            place = place + 1 if place + 1 < begin + rows else begin
+            before, place = place, place + 1 if place + 1 < begin + rows else begin
             if terminal | cut or k == steps or words[(place * width + at[3]) // 8] < 0:
                 break
-        last[i] = place
+            if own and (number + k > newest or ints[(place * width + at[4]) // 4] == 0):
+                break
+        last[i] = before if own else place
         out_words[(row + to[0]) // 8] = number * envs + env
-        out_words[(row + to[1]) // 8] = (number + k if sizes[2] >= 0 else number) * envs + env
+        out_words[(row + to[1]) // 8] = (number + k - int(own)) * envs + env
         out_floats[(row + to[2]) // 4] = 0.0 if terminal else factor
         out_ints[(row + to[3]) // 4] = k
         out_floats[(row + to[4]) // 4] = value
         out_bits[row + to[5]], out_bits[row + to[6]] = terminal, cut
         if sizes[2] > 0:
             memcpy(address_t(there + row + sizes[1]), address_t(here + place * width), np.intp(sizes[2]))
+        elif own and k > 1:
+            memcpy(address_t(there + row + sizes[1]), address_t(here + before * width + sizes[3]), np.intp(sizes[4]))
 
 
 @jit
@@ -407,11 +413,13 @@ def add_rows(
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.add_rows`."""
     ended = np.full(envs.size, mode, np.uint8)
-    if mode != 2:
+    if mode != ALONE:
         for i in range(envs.size):
             ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
             if ended[i] and mode == 0:
                 return -1 - i
+            if mode == LINKED:
+                ended[i] += LINKED
     if envs.size > 1:  # so that those rows come while the first are written
         inverse = 1.0 / rows
         for i in range(envs.size):

@@ -73,7 +73,8 @@ def append(
     """Issue an id for a new row of each env in turn, and one for the final observation where the episode ended.
 
     A row completes the transition before it, if that belongs to the same episode; a final observation (``ended`` 1)
-    completes its own, and a row that stands alone (``ended`` 2) itself. ``places`` tells where the rows go,
+    completes its own. A row with a next observation of its own completes itself: one that stands alone (``ended`` 2),
+    one that the next row goes on from (3), one that ended its episode (4). ``places`` tells where the rows go,
     ``finals`` where the final observations go, or -1. The rows that can be drawn from now on (1) or no more (0) are
     listed in order in ``event_places`` and ``event_opens``, unless that has size 0; the number of these events is
     returned.
@@ -112,13 +113,14 @@ def append(
     for i, e in enumerate(envs.tolist()):
         index = int(state[e, 2])
         places[i], finals[i] = write(e, index), -1
-        if index > 0:
+        if index > 0 and ended[i] < 2:
             complete(e, int(state[e, 0]) - 2)
         order[places[i]] = _int32(int(state[e, 3]))
         state[e, 2] = index + 1
-        if ended[i] == 2:
+        if ended[i] >= 2:
             complete(e, int(state[e, 0]) - 1)
-            state[e, 2] = 0
+            state[e, 2] = index + 1 if ended[i] == 3 else 0
+            counters[2] += int(ended[i] == 4)
         elif ended[i]:
             final = write(e, index + 1)
             state[e, 2] = 0
@@ -233,14 +235,15 @@ def windows(
 ) -> None:  # fmt: skip
     """The n-step windows that start at anchors, rₜ + γrₜ₊₁ + ... with up to ``steps`` rewards, as packed rows.
 
-    A window stops at a done, or where the next row is not complete (the newest step). ``last`` is the place of the row
-    whose observation it bootstraps from.
+    A window stops at a done, at the newest row, and where the next row is not complete or does not go on from it.
+    ``last`` is the place of the row that holds the observation it bootstraps from.
 
-    ``at`` says at which byte of a row of ``source`` (uint8 ``[R, W]``) its reward, terminated, truncated and stamp are.
-    The first ``sizes[0]`` bytes of the anchor go to the start of the row of ``out``, the first ``sizes[2]`` of the row
-    ``last`` to its byte ``sizes[1]``; and to the bytes ``to`` the public indices of both (that of the anchor again if
-    ``sizes[2]`` is negative: rows then stand alone), the discount, γᵏ or 0 after a terminal, the number of rewards k,
-    their sum, and the done bits of the last transition.
+    ``at`` says at which byte of a row of ``source`` (uint8 ``[R, W]``) its reward, terminated, truncated, stamp and
+    step are. The first ``sizes[0]`` bytes of the anchor go to the start of the row of ``out``, the first ``sizes[2]`` of the row
+    ``last`` to its byte ``sizes[1]``; and to the bytes ``to`` the public indices of both, the discount, γᵏ or 0 after a
+    terminal, the number of rewards k, their sum, and the done bits of the last transition. If ``sizes[2]`` is negative,
+    rows have next observations of their own: ``last`` is then the last transition's row, of which ``sizes[4]`` bytes
+    from ``sizes[3]`` on go to the byte ``sizes[1]``, unless it is the anchor's, of which they have been copied.
     """
 
     def read(place: int, field: int, dtype: Any) -> Any:
@@ -249,21 +252,25 @@ def windows(
     def write(i: int, field: int, value: Any, dtype: Any) -> None:
         out[i, to[field] : to[field] + np.dtype(dtype).itemsize].view(dtype)[0] = value
 
+    own = sizes[2] < 0
     for i, place in enumerate(places.tolist()):
         out[i, : sizes[0]] = source[place, : sizes[0]]
         begin = place // rows * rows
+        newest = begin + (int(state[place // rows, 0]) - 1) % rows
         here, value, factor, k = place, 0.0, 1.0, 0
         while True:
             value += factor * float(read(here, 0, np.float32))
             terminal, cut = read(here, 1, np.uint8), read(here, 2, np.uint8)
             factor *= gamma
             k += 1
-            here = begin + (here - begin + 1) % rows
-            if terminal or cut or k == steps or read(here, 3, np.int64) < 0:
+            before, here = here, begin + (here - begin + 1) % rows
+            if terminal or cut or k == steps or before == newest or read(here, 3, np.int64) < 0:
                 break
-        last[i] = here
+            if own and read(here, 4, np.int32) == 0:
+                break
+        last[i] = before if own else here
         ids = np.empty(2, np.int64)
-        ids_of(np.array([place, here if sizes[2] >= 0 else place]), rows, state, ids)
+        ids_of(np.array([place, last[i]]), rows, state, ids)
         for field, (result, dtype) in enumerate(
             [
                 (ids[0], np.int64),
@@ -278,6 +285,8 @@ def windows(
             write(i, field, result, dtype)
         if sizes[2] > 0:
             out[i, sizes[1] : sizes[1] + sizes[2]] = source[here, : sizes[2]]
+        elif own and before != place:
+            out[i, sizes[1] : sizes[1] + sizes[4]] = source[before, sizes[3] : sizes[3] + sizes[4]]
 
 
 def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) -> None:
@@ -335,7 +344,8 @@ def add_rows(
     ``staged`` (uint8 ``[K, W]``) holds the rows; the flags at bytes ``flags[0]`` and ``flags[1]`` of each say
     whether it terminated or truncated. ``final`` holds the rows of the final observations, of which the first
     ``sizes[1]`` bytes are stored where an episode ended; of the rows themselves the first ``sizes[0]``. ``mode`` is
-    0 where no final observation is given, 1 where they are, 2 where rows stand alone.
+    0 where no final observation is given, 1 where they are, 2 where rows stand alone, 3 where they are in order and
+    each has a next observation of its own.
 
     Returns the number of events; or, if an episode ended and its final observation is not given, -1 - i for the first
     such row i, and nothing is changed.
@@ -346,6 +356,8 @@ def add_rows(
             ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
             if ended[i] and mode == 0:
                 return -1 - i
+            if mode == 3:
+                ended[i] += 3
     events = append(envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens)
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:

@@ -1,0 +1,49 @@
+"""Whether what an env shows is what its last step led to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..replay import ReplayBuffer
+
+__all__ = ["Continuity"]
+
+
+class Continuity:
+    """Interrupts the episodes of a replay whose envs were reset without a word.
+
+    For libraries whose ``add`` takes an observation and the next one: where an episode goes on, the observation is the
+    next one of the step before.
+    """
+
+    def __init__(self) -> None:
+        self._next: Any = None
+        self._done: Any = None
+
+    def follow(self, replay: ReplayBuffer, obs: Any) -> None:
+        """These observations ``[N, ...]`` come next; the envs that did not lead to theirs start new episodes."""
+        if self._next is None:
+            return
+        cut = ~self._done & ~_alike(obs, self._next)
+        if cut.any():
+            replay.interrupt(np.flatnonzero(cut))
+
+    def note(self, next_obs: Any, done: NDArray[np.bool_]) -> None:
+        """A step led to these observations, arrays or dictionaries of them, or ended its episode."""
+        self._next, self._done = next_obs, done
+
+    def forget(self) -> None:
+        """Nothing is known of the envs."""
+        self._next = None
+
+
+def _alike(one: Any, other: Any) -> NDArray[np.bool_]:
+    if isinstance(one, Mapping):
+        members = cast("Mapping[str, Any]", one)
+        return np.logical_and.reduce([_alike(members[key], other[key]) for key in members])
+    same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
+    return same.reshape(len(same), -1).all(1)

@@ -1,0 +1,94 @@
+"""EREBuffer of PyTorchRL 3.2 over :class:`relive.Recent`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...samplers import Recent, Sampler
+from .keys import ALGORITHM, EPISODES
+from .per import PERBuffer
+from .replay import Data, Factory
+
+__all__ = ["EREBuffer"]
+
+
+class EREBuffer(PERBuffer):
+    """``pytorchrl.agent.storages.EREBuffer``: batch k of K is drawn from the newest c_k transitions of all envs.
+
+    c_k = max(N eta^(1000 k / K), cmin), k = 1 .. K; batches have ``ck``. Newest is in the order of time, also after
+    the ring has come round. With ``alpha`` above 0 the draw from them is prioritized, however few there are. ``eta``
+    follows the returns in ``info["Episodes"]["TrainReward"]`` (:meth:`update_eta`).
+
+    Args:
+        size: as :class:`PERBuffer`, and so the others.
+        eta: how sharply the window shrinks; 1 is no emphasis.
+        cmin: the least number of steps in it.
+    """
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
+        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
+        seed: int | None = None,
+    ) -> None:  # fmt: skip
+        self.initial_eta, self._cmin, self._recent = eta, cmin, Recent(eta, cmin, adapt=True)
+        options = n_step, epsilon, alpha, beta, default_error
+        super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
+
+    @classmethod
+    def create_factory(
+        cls, size: int, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0,
+        default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *, seed: int | None = None,
+    ) -> Factory:  # fmt: skip
+        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        options = n_step, epsilon, alpha, beta, default_error, eta, cmin
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
+
+    def _new_sampler(self) -> Sampler:
+        inner: Any = super()._new_sampler()
+        self._recent = Recent(self.initial_eta, self._least(), inner=inner, adapt=True)
+        return self._recent
+
+    def _least(self) -> int:
+        """``cmin`` in what is drawn: transitions, or sequences."""
+        return max(self._cmin // (int(self.algo.update_every) if self.recurrent_actor else 1), 1)
+
+    @property
+    def eta(self) -> float:
+        """How sharply the window shrinks now."""
+        return self._recent.eta
+
+    @eta.setter
+    def eta(self, eta: float) -> None:
+        self._recent.eta = eta
+
+    @property
+    def cmin(self) -> int:
+        """The least number of steps in the window."""
+        return self._cmin
+
+    @cmin.setter
+    def cmin(self, cmin: int) -> None:
+        self._cmin = cmin
+        self._recent.c_min = self._least()
+
+    def _extras(self, extras: Data, number: int, of: int) -> Data:
+        found = super()._extras(extras, number, of)
+        if self.alpha == 0.0:
+            del found["per_weights"]
+        rows = self._stored.replay
+        window = min(self._recent.window(number, of), len(rows))
+        return {**found, "ck": max(window // rows.num_envs, 1) if self.recurrent_actor else window}
+
+    def after_gradients(self, batch: Data, info: Data) -> Data:
+        """As :class:`PERBuffer`; then :meth:`update_eta`."""
+        return self.update_eta(super().after_gradients(batch, info))
+
+    def update_eta(self, info: Data) -> Data:
+        """Let eta follow the returns of the last 20 episodes: ``initial_eta`` while they rise, 1 while they fall."""
+        returns = info.get(EPISODES, {}).get("TrainReward", ())
+        for value in np.atleast_1d(np.asarray(returns, np.float64)):
+            self._recent.observe(float(value))
+            info.setdefault(ALGORITHM, {})["eta"] = self.eta
+        return info

@@ -1,0 +1,143 @@
+"""Single steps of all envs, for feed-forward actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...replay import ReplayBuffer
+from ...samplers import Sampler
+from ...schema import Field
+from ...views import NStep
+from ..continuity import Continuity
+from .keys import DONE2, NAMES, STATES
+from .steps import mapped, plain, schema_of, step_of, stored_keys
+
+__all__ = ["Flat"]
+
+Data = dict[str, Any]
+
+
+class Flat:
+    """A replay of steps ``[N, ...]`` by PyTorchRL's keys; recurrent states are one row of zeros, as there.
+
+    Args:
+        sample: a transition.
+        max_size: steps per env.
+        known: the keys that are stored if a transition has them.
+        sampler: of the replay.
+        view: of the replay.
+        seed: of the replay.
+        copies: whether copies of steps are going to be added; ``size`` and :meth:`read` know of the steps alone.
+    """
+
+    def __init__(
+        self,
+        sample: Mapping[str, Any],
+        max_size: int,
+        known: tuple[str, ...],
+        sampler: Sampler,
+        view: NStep,
+        seed: int | None,
+        copies: bool = False,
+    ) -> None:
+        self.keys, self.num_envs, self.added = stored_keys(sample, known), len(sample[DONE2]), 0
+        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
+        """Of each key, without the env axis; of members of a dictionary, in one."""
+        self.states = {
+            key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
+            for key in STATES
+            if key in known and sample.get(key) is not None
+        }
+        self._continuity = Continuity()
+        schema = schema_of(sample, self.keys)
+        self.replay = ReplayBuffer(
+            schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
+            own_next_obs=True, sampler=sampler, view=view, seed=seed,
+        )  # fmt: skip
+        self.copies = copies
+
+    @property
+    def size(self) -> int:
+        """Steps per env."""
+        if self.copies:
+            return min(len(self._slice(env)) for env in range(self.num_envs))
+        return len(self.replay) // self.num_envs
+
+    def _slice(self, env: int, low: int = 0, high: int | None = None) -> Any:
+        """Steps of an env in the order of time; with copies among them, counted from the newest that all envs have."""
+        if not self.copies:
+            return self.replay.slice(env, low, high)
+        rows = self.replay.slice(env)
+        return rows[~rows["copied"]]
+
+    def insert(self, sample: Mapping[str, Any]) -> None:
+        """One step of every env."""
+        step = self._marked(step_of(sample, self.keys))
+        self._continuity.follow(self.replay, step["obs"])
+        self.replay.add(step)
+        self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
+        self.added += 1
+
+    def extend(self, data: Mapping[str, Any]) -> None:
+        """Steps ``[T, N, ...]``, which may go on from what is stored or not."""
+        steps = self._marked(step_of(data, self.keys, axes=2))
+        self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
+        self.replay.extend(steps)
+        self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
+        self.added += len(steps["terminated"])
+
+    def _marked(self, step: Data) -> Data:
+        return {**step, "copied": np.zeros_like(step["terminated"])} if self.copies else step
+
+    def clear(self) -> None:
+        """Forget the steps."""
+        self.replay.clear()
+        self.added = 0
+
+    def resize(self, max_size: int, sampler: Sampler) -> None:
+        """Make room for another number of steps, and keep the newest."""
+        old = self.replay
+        self.replay = ReplayBuffer(
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler, view=old.view,
+            seed=old.seed,
+        )  # fmt: skip
+        self.replay.append(old)
+
+    def read(self, start: int, end: int, cursor: int | None) -> Data:
+        """Steps as float32 ``[T, N, ...]``: of positions in memory, of which ``cursor`` is the next; or in time."""
+        size = self.size
+        wrapped = cursor is not None and self.added > size and not self.copies
+        index = (np.arange(start, min(end, size)) - (cursor or 0) * wrapped) % max(size, 1)
+        low, high = (int(index.min()), int(index.max()) + 1) if len(index) else (0, 0)
+        envs = [self._slice(env, low, high) for env in range(self.num_envs)]
+        envs = [env[len(env) - size :][low:high] for env in envs] if self.copies else envs
+
+        def column(key: str, member: str | None = None) -> Any:
+            columns = [env[NAMES[key]] if member is None else env[NAMES[key]][member] for env in envs]
+            shape = self.shapes[key] if member is None else self.shapes[key][member]
+            rows = np.stack([plain(column)[index - low] for column in columns], 1).astype(np.float32)
+            return rows.reshape(*rows.shape[:2], *shape)
+
+        found = {key: self._each(key, column) for key in self.keys}
+        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in self.states.items()}
+
+    def _each(self, key: str, function: Any) -> Any:
+        """``function(key)``, or ``function(key, member)`` of each member of a dictionary."""
+        shapes = self.shapes[key]
+        return {member: function(key, member) for member in shapes} if isinstance(shapes, dict) else function(key)
+
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+        """Batches ``[B, ...]`` by key, and as the replay has them."""
+        for batch in self.replay.batches(count, batch_size):
+
+            def field(key: str, member: str | None = None, batch: Any = batch) -> Any:
+                value = batch[NAMES[key]] if member is None else batch[NAMES[key]][member]
+                shape = self.shapes[key] if member is None else self.shapes[key][member]
+                return value.reshape(batch_size, *shape) if value.shape[1:] != shape else value
+
+            found = {key: self._each(key, field) for key in self.keys}
+            yield found | {key: mapped(lambda value: value[0, :1], s) for key, s in self.states.items()}, batch

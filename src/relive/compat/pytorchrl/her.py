@@ -1,0 +1,143 @@
+"""HERBuffer of PyTorchRL 3.2 over :class:`relive.Hindsight`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import LifecycleError
+from ...hindsight import Hindsight
+from .ere import EREBuffer
+from .keys import DONE2, REW, RHS, RHS2, STATES
+from .replay import Data, Factory
+from .steps import mapped, plain
+
+__all__ = ["HERBuffer", "HerFunction"]
+
+HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
+
+
+def unchanged(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
+    """The ``her_function`` that is the default: transitions as they were."""
+    return obs, rhs, obs2, rhs2, rew
+
+
+class HERBuffer(EREBuffer):
+    """``pytorchrl.agent.storages.HERBuffer``: at an episode's end a copy of it is appended, as ``her_function`` says.
+
+    ``her_function(obs, rhs, obs2, rhs2, rew, initial_state, final_state) -> (obs, rhs, obs2, rhs2, rew)`` gets float32
+    arrays ``[K, ...]``, or dictionaries of them: K steps of one env's episode, where the host has its envs.
+    ``initial_state`` is the episode's first observation, as far as it is stored, ``final_state`` the last one, for each
+    of them alike; recurrent states are the buffer's zeros. Episodes may have any length, in any number of envs, and may
+    lie across the place where the memory comes round. PyTorchRL's envs reset themselves and lose the observation that
+    an episode ended on; so the last one is that before the last step, and the copy has all steps but that one. Flags
+    are copied. ``size`` and slices know of steps alone, and who inserts a slice makes copies of its own. Copies take
+    part of the ``size`` steps of memory. Feed-forward actors only.
+
+    Args:
+        size: as :class:`EREBuffer`, and so the others.
+        her_function: see above.
+
+    Raises:
+        LifecycleError: the actor is recurrent.
+    """
+
+    _copies = True
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, her_function: HerFunction = unchanged,
+        n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000,
+        eta: float = 1.0, cmin: int = 5000, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        options = n_step, epsilon, alpha, beta, default_error, eta, cmin
+        super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
+        if self.recurrent_actor:
+            raise LifecycleError("HERBuffer: relabelled episodes of recurrent actors are not supported; use PERBuffer")
+        self.her_function = her_function
+        self._hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
+        self._lengths = np.zeros(0, np.int64)
+
+    @classmethod
+    def create_factory(
+        cls, size: int, her_function: HerFunction = unchanged, n_step: int = 1, epsilon: float = 0.0,
+        alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
+        seed: int | None = None,
+    ) -> Factory:  # fmt: skip
+        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        options = her_function, n_step, epsilon, alpha, beta, default_error, eta, cmin
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
+
+    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+        """As :class:`ReplayBuffer`; then copies of the episodes that ended."""
+        super().insert_transition(sample)
+        self._count(np.asarray(sample[DONE2]).reshape(1, -1) != 0)
+
+    def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
+        """As :class:`ReplayBuffer`; an episode's copy comes right after its end.
+
+        Raises:
+            AssertionError, FieldError, ShapeError, DTypeError: as there.
+        """
+        done = np.asarray(new_data[DONE2])
+        done = done.reshape(*done.shape[:2]) != 0
+        cuts = [0, *(np.flatnonzero(done.any(1)) + 1).tolist(), len(done)]
+        for low, high in itertools.pairwise(dict.fromkeys(cuts)):
+            part = {k: v if v is None or k in STATES else mapped(lambda x: x[low:high], v) for k, v in new_data.items()}  # noqa: B023
+            super().insert_data_slice(part)
+            self._count(done[low:high])
+
+    def _count(self, done: Any) -> None:
+        """Steps were stored, of which only the last may have ended episodes."""
+        if not len(self._lengths):
+            self._lengths = np.zeros(done.shape[1], np.int64)
+        self._lengths += len(done)
+        ended = np.flatnonzero(done[-1])
+        if len(ended):
+            self.handle_end_of_episode(ended)
+            self._lengths[ended] = 0
+
+    def reset(self) -> None:
+        """As :class:`ReplayBuffer`; of the episodes under way what comes next counts."""
+        super().reset()
+        self._lengths[:] = 0
+
+    def handle_end_of_episode(self, envs: Any = None) -> None:
+        """Append what ``her_function`` makes of the episodes that these envs (default: all) just ended."""
+        replay = self._stored.replay
+        for env in range(replay.num_envs) if envs is None else envs:
+            count = int(self._lengths[env])
+            steps = replay.slice(int(env), -count) if count else ()
+            if len(steps) < 2:
+                continue
+            episode = {name: _arrays(steps[name][:-1]) for name in (*replay.schema.names, "next_obs")}
+            copy = self._hindsight.copies(episode, 1, seed=0)
+            copy["copied"] = np.ones_like(copy["terminated"])
+            replay.extend(copy, envs=[int(env)])
+            replay.interrupt([int(env)])
+
+    def _relabel(self, steps: Data, initial: Any, final: Any, chosen: Any) -> Data:
+        """``her_function`` as a function of :class:`relive.Hindsight`."""
+        count, states = len(steps["reward"]), self._stored.states
+        zeros = [mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in (RHS, RHS2)]
+        given = [mapped(lambda x: np.array(x, np.float32), x) for x in (steps["obs"], steps["next_obs"], initial, final)]
+        reward = np.array(steps["reward"], np.float32).reshape(count, *self._stored.shapes[REW])
+        obs, _, obs2, _, reward = self.her_function(given[0], zeros[0], given[1], zeros[1], reward, *given[2:])
+        changed = {"obs": _like(obs, steps["obs"]), "next_obs": _like(obs2, steps["next_obs"])}
+        return {**changed, "reward": np.asarray(reward, np.float32).reshape(-1)}
+
+
+def _arrays(steps: Any) -> Any:
+    """Steps of one env, nested, as arrays ``[T, 1, ...]``."""
+    if hasattr(steps, "keys"):
+        return {key: _arrays(steps[key]) for key in steps.keys()}  # noqa: SIM118
+    return plain(steps)[:, None]
+
+
+def _like(value: Any, stored: Any) -> Any:
+    """In the dtypes that are stored."""
+    if isinstance(stored, Mapping):
+        return {key: _like(value[key], member) for key, member in stored.items()}
+    return np.asarray(value).astype(stored.dtype)

@@ -1,0 +1,23 @@
+"""The names of PyTorchRL's data, as ``pytorchrl/__init__.py`` has them, and what relive calls them."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ACT", "ACTPROBS", "ALGORITHM", "DONE", "DONE2", "EPISODES", "IREW", "NAMES", "OBS", "OBS2", "REW", "RHS", "RHS2",
+    "STATES", "OffPolicyDataKeys",
+]  # fmt: skip
+
+OBS, RHS, DONE, ACT, ACTPROBS = "Observation", "RecurrentHiddenStates", "Done", "Action", "ActionProbs"
+REW, IREW = "Reward", "IntrinsicReward"
+OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
+ALGORITHM, EPISODES = "Algorithm", "Episodes"
+
+OffPolicyDataKeys = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
+"""What the buffers store."""
+
+STATES = (RHS, RHS2)
+
+NAMES = {
+    OBS: "obs", DONE: "episode_start", ACT: "action", REW: "reward", IREW: "intrinsic_reward", OBS2: "next_obs",
+    DONE2: "terminated", ACTPROBS: "action_probs",
+}  # fmt: skip

@@ -1,0 +1,180 @@
+"""Overlapping sequences of all envs, for recurrent actors: each is one item of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...replay import ReplayBuffer
+from ...samplers import Sampler
+from ...schema import Field, Schema
+from ...views import NStep
+from ..continuity import Continuity
+from .keys import DONE2, NAMES, REW, STATES
+from .steps import mapped, plain, schema_of, step_of, stored_keys
+
+__all__ = ["Sequences"]
+
+Data = dict[str, Any]
+OF_STEPS = {REW: "rewards", DONE2: "dones"}
+"""A sequence is a transition by itself, to relive: what its steps hold has other names than what it needs."""
+
+
+class Sequences:
+    """A replay of sequences of L steps, made as they come in, n-step rewards included.
+
+    The newest steps wait in a small replay of their own, L + n - 1 per env, where every L - overlap steps the oldest L
+    are the next sequence.
+
+    Args:
+        sample: a transition.
+        max_size: steps per env, of whole sequences.
+        known: the keys that are stored if a transition has them.
+        sampler: of the replay.
+        view: n and γ of the rewards.
+        seed: of the replay.
+        length: L.
+        overlap: steps that successive sequences share.
+    """
+
+    def __init__(
+        self,
+        sample: Mapping[str, Any],
+        max_size: int,
+        known: tuple[str, ...],
+        sampler: Sampler,
+        view: NStep,
+        seed: int | None,
+        length: int,
+        overlap: int,
+    ) -> None:
+        self.keys, self.num_envs, self.added = stored_keys(sample, known), len(sample[DONE2]), 0
+        self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
+        self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
+        self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
+        self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
+        flat = schema_of(sample, self.keys)
+        states = {key: mapped(lambda shape: Field(shape), shapes) for key, shapes in self._hidden.items()}
+        self._newest = ReplayBuffer(
+            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True, view=view,
+            seed=0,
+        )  # fmt: skip
+        self._continuity, self._seen = Continuity(), 0
+        fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
+        flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
+        self._build = lambda max_size, sampler: ReplayBuffer(
+            Schema({**fields, **states, **flags}), max_size // length * self.num_envs, self.num_envs, ordered=False,
+            sampler=sampler, seed=seed,
+        )  # fmt: skip
+        self.replay = self._build(max_size, sampler)
+
+    @staticmethod
+    def _name(key: str) -> str:
+        return OF_STEPS.get(key, NAMES[key])
+
+    def _longer(self, field: Field) -> Field:
+        return Field((self._length, *field.shape), field.dtype)
+
+    @property
+    def size(self) -> int:
+        """Steps per env, of whole sequences; those that two sequences share count twice."""
+        return len(self.replay) // self.num_envs * self._length
+
+    def insert(self, sample: Mapping[str, Any]) -> None:
+        """One step of every env."""
+        step = step_of(sample, self.keys)
+        step |= {key: mapped(lambda value: plain(value).astype(np.float32), sample[key]) for key in self._states}
+        self._continuity.follow(self._newest, step["obs"])
+        self._newest.add(step)
+        self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
+        self._seen += 1
+        if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
+            self._store_oldest()
+
+    def _store_oldest(self) -> None:
+        length, envs = self._length, self.num_envs
+        rows = self._newest.data()[: length * envs].reshape(length, envs)  # time first, as they were completed
+        fields = {self._name(key): _members(rows[NAMES[key]], self.shapes[key]) for key in self.keys}
+        fields = {name: mapped(lambda value: value.transpose(0, 1), value) for name, value in fields.items()}
+        states = {key: mapped(lambda v: v[0], _members(rows[key], self._hidden[key])) for key in self._states}
+        self._append({**fields, **states}, (envs,))
+
+    def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
+        """Sequences ``[N, ...]``, or ``[K, N, ...]``; the replay's own fields of a transition mean nothing."""
+        none = np.zeros(shape, np.bool_)
+        step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
+        step = {name: mapped(_contiguous, value) for name, value in step.items()}
+        self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
+        self.added += self._length * (1 if len(shape) == 1 else shape[0])
+
+    def extend(self, data: Mapping[str, Any]) -> None:
+        """Whole sequences one after the other, ``[K L, N, ...]``, with the states before each one's first step.
+
+        Raises:
+            AssertionError: not a whole number of sequences.
+        """
+        steps, length = step_of(data, self.keys, axes=2), self._length
+        count = len(steps["terminated"])
+        assert count % length == 0, f"expected whole sequences of {length} steps, got {count} steps"
+
+        def cut(value: Any) -> Any:
+            return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
+
+        fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
+        states = {key: mapped(lambda v: plain(v)[::length].astype(np.float32), data[key]) for key in self._states}
+        self._append({**fields, **states}, (count // length, self.num_envs))
+
+    def clear(self) -> None:
+        """Forget the sequences; the one that has begun goes on."""
+        self.replay.clear()
+        self.added = 0
+
+    def resize(self, max_size: int, sampler: Sampler) -> None:
+        """Make room for another number of steps, and keep the newest sequences."""
+        old, self.replay = self.replay, self._build(max_size, sampler)
+        self.replay.append(old)
+
+    def read(self, start: int, end: int, cursor: int | None) -> Data:
+        """Steps as float32 ``[T, N, ...]``; states are zeros but for those before a sequence's first step."""
+        size, length = self.size, self._length
+        envs = [self.replay.slice(env) for env in range(self.num_envs)]
+        wrapped = cursor is not None and self.added > size
+        index = (np.arange(start, min(end, size)) - (cursor or 0) * wrapped) % max(size, 1)
+
+        def steps(values: list[Any], shape: tuple[int, ...]) -> Any:
+            rows = np.stack([plain(value).reshape(-1, *shape) for value in values], 1)
+            return rows[index].astype(np.float32)
+
+        def first(values: list[Any], shape: tuple[int, ...]) -> Any:
+            rows = np.zeros((size, self.num_envs, *shape), np.float32)
+            rows[::length] = np.stack([plain(value) for value in values], 1)
+            return rows[index]
+
+        found = {key: _each([env[self._name(key)] for env in envs], self.shapes[key], steps) for key in self.keys}
+        return found | {key: _each([env[key] for env in envs], self._hidden[key], first) for key in self._states}
+
+    def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
+        """Batches ``[S L, ...]`` of whole sequences by key, states ``[S, ...]``, and as the replay has them."""
+        for batch in self.replay.batches(count, -(-batch_size // self._length)):
+            found = {
+                key: _each([batch[self._name(key)]], self.shapes[key], lambda x, shape: x[0].reshape(-1, *shape))
+                for key in self.keys
+            }
+            yield found | {key: _members(batch[key], self._hidden[key]) for key in self._states}, batch
+
+
+def _contiguous(value: Any) -> Any:
+    return np.ascontiguousarray(plain(value))
+
+
+def _members(value: Any, shapes: Any) -> Any:
+    return {member: value[member] for member in shapes} if isinstance(shapes, dict) else value
+
+
+def _each(values: list[Any], shapes: Any, function: Any) -> Any:
+    """``function(values, shape)``, or that of each member."""
+    if isinstance(shapes, dict):
+        return {member: function([value[member] for value in values], shape) for member, shape in shapes.items()}
+    return function(values, shapes)

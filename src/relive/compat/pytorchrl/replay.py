@@ -1,0 +1,272 @@
+"""ReplayBuffer and NStepReplayBuffer of PyTorchRL 3.2 over :class:`relive.ReplayBuffer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...samplers import Sampler, Uniform
+from ...views import NStep
+from .flat import Flat
+from .keys import STATES, OffPolicyDataKeys
+from .recurrent import Sequences
+from .steps import mapped
+
+__all__ = ["NStepReplayBuffer", "ReplayBuffer"]
+
+Data = dict[str, Any]
+Factory = Callable[[Any, Any, Any, Any], "ReplayBuffer"]
+
+
+class ReplayBuffer:
+    """``pytorchrl.agent.storages.ReplayBuffer``: steps of all envs, drawn uniformly, read as dictionaries of tensors.
+
+    ``Done`` is the flag of the step before, so that it marks an episode's first step; ``NextDone`` is that of the step
+    itself, time limits included, as PyTorchRL's collector passes them. Every tensor of a batch is float32; what is
+    stored keeps its dtype. With a recurrent actor the items are sequences of ``algorithm.update_every`` steps, of which
+    successive ones share ``int(actor.sequence_overlap * update_every)``, whatever episodes end in them.
+
+    Args:
+        size: steps per env.
+        device: where batches go; rows stay in RAM.
+        actor: ``is_recurrent`` and ``sequence_overlap`` are read.
+        algorithm: ``gamma`` and, with a recurrent actor, ``update_every`` are read; nothing is written.
+        envs: as PyTorchRL passes them; not read.
+        seed: batch t is a function of (seed, t); None draws one. NumPy's generator is never read.
+    """
+
+    storage_tensors = OffPolicyDataKeys
+    _copies = False
+    """Whether copies of steps are stored beside them."""
+
+    def __init__(self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None) -> None:
+        self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
+        self.recurrent_actor = bool(actor.is_recurrent)
+        self._seed = seed
+        self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
+        self._sampler = self._new_sampler()
+        self._rows: Flat | Sequences | None = None
+        self.max_size = size
+        if self.recurrent_actor:
+            self.sequence_length = int(algorithm.update_every)
+            self.overlap_length = int(actor.sequence_overlap * self.sequence_length)
+            self.non_overlap_length = self.sequence_length - self.overlap_length
+            self.max_size = self._whole(size)
+
+    def _whole(self, size: int) -> int:
+        """Rows of whole sequences, twice as many, since they overlap."""
+        return size // self.sequence_length * self.sequence_length * 2
+
+    @classmethod
+    def create_factory(cls, size: int, *, seed: int | None = None) -> Factory:
+        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, seed=seed)
+
+    def _new_sampler(self) -> Sampler:
+        return Uniform()
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def init_tensors(self, sample: Mapping[str, Any]) -> None:
+        """Allocate the memory for transitions like this one, ``[N, ...]`` per key; the first insert does it, too."""
+        parts = self.max_size, self.storage_tensors, self._sampler, self._view, self._seed
+        if self.recurrent_actor:
+            self._rows = Sequences(sample, *parts, self.sequence_length, self.overlap_length)
+        else:
+            self._rows = Flat(sample, *parts, copies=self._copies)
+
+    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+        """Store one step of every env: tensors ``[N, ...]``, or dictionaries of them, by key.
+
+        Raises:
+            FieldError, ShapeError, DTypeError: it is not like the first one. Nothing is stored.
+        """
+        if self._rows is None:
+            self.init_tensors(sample)
+        self._stored.insert(sample)
+
+    def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
+        """Append steps ``[T, N, ...]`` by key, such as another buffer's :meth:`get_all_buffer_data`.
+
+        Raises:
+            AssertionError: the keys do not have one number of steps.
+            FieldError, ShapeError, DTypeError: they are not like the first transition. Nothing is stored.
+        """
+        staged: Data = {}
+        lengths = {
+            self.insert_single_tensor_slice(staged, key, value)
+            for key, value in new_data.items()
+            if key in self.storage_tensors and value is not None and (self.recurrent_actor or key not in STATES)
+        }
+        assert len(lengths) == 1, f"insert_data_slice: expected one number of steps in all keys, got {sorted(lengths)}"
+        if not lengths.pop():
+            return
+        if self._rows is None:
+            states = {key: new_data[key] for key in STATES if new_data.get(key) is not None}
+            self.init_tensors({key: mapped(lambda x: x[0], value) for key, value in {**staged, **states}.items()})
+        self._stored.extend(staged)
+
+    def insert_single_tensor_slice(self, tensor_storage: Data, tensor_key: str, tensor_values: Any) -> int:
+        """Put one key's steps, ``[T, N, ...]`` or a dictionary, into a slice that is put together; returns T.
+
+        Rows hold all keys of a step together, so a slice goes in whole, by :meth:`insert_data_slice`.
+        """
+        tensor_storage[tensor_key] = tensor_values
+        lengths = {len(value) for value in (tensor_values.values() if isinstance(tensor_values, Mapping) else [tensor_values])}
+        assert len(lengths) == 1, f"{tensor_key!r}: expected one number of steps, got {sorted(lengths)}"
+        return lengths.pop()
+
+    def reset(self) -> None:
+        """Forget what is stored; recurrent collection goes on with the sequence that had begun."""
+        if self._rows is not None:
+            self._rows.clear()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def _stored(self) -> Any:
+        if self._rows is None:
+            raise AssertionError("the buffer is empty; call insert_transition() or insert_data_slice() first")
+        return self._rows
+
+    @property
+    def size(self) -> int:
+        """Steps per env that are stored, at most ``max_size``."""
+        return 0 if self._rows is None else self._rows.size
+
+    @property
+    def step(self) -> int:
+        """Where the next step goes: how many were stored since :meth:`reset`, modulo ``max_size``."""
+        return 0 if self._rows is None else self._rows.added % self.max_size
+
+    @property
+    def data(self) -> Data:
+        """All memory by key, float32 ``[max_size, N, ...]``, copied; zero where nothing is stored."""
+        found = {} if self._rows is None else self.get_data_slice(0, self.max_size)
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _padded(self, found: Data, count: int) -> Data:
+        def pad(value: Any) -> Any:
+            out = np.zeros((count, *value.shape[1:]), np.float32)
+            out[: len(value)] = value
+            return out
+
+        states = () if self.recurrent_actor else STATES
+        return {key: value if key in states else mapped(pad, value) for key, value in found.items()}
+
+    def get_data_slice(self, start_pos: int, end_pos: int) -> Data:
+        """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where no step is yet.
+
+        None stands for the keys that transitions do not have.
+        """
+        found = dict.fromkeys(self.storage_tensors)
+        if self._rows is None:
+            return found
+        count = max(min(end_pos, self.max_size) - start_pos, 0)
+        return {**found, **self._padded(self._rows.read(start_pos, end_pos, self.step), count)}
+
+    def get_all_buffer_data(self, data_to_cpu: bool = False) -> Data:
+        """Everything stored in the order of time, float32 ``[size, N, ...]`` by key; copies, in RAM anyway."""
+        return {} if self._rows is None else self._rows.read(0, self.size, None)
+
+    def copy_single_tensor(self, key: str, position: int) -> Any:
+        """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
+        at = position % self.max_size if self.recurrent_actor or key not in STATES else 0
+        found = self.get_data_slice(at, at + 1)[key]
+        return mapped(lambda value: value[0], found)
+
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    def before_gradients(self) -> None:
+        """Nothing needs to be prepared."""
+
+    def after_gradients(self, batch: Data, info: Data) -> Data:
+        """Called with each batch after the update; ``info`` as it came."""
+        return info
+
+    def generate_batches(self, num_mini_batch: int, mini_batch_size: int, num_epochs: int = 1) -> Iterator[Data]:
+        """``num_mini_batch`` random batches of ``mini_batch_size`` steps, with replacement: float32 tensors by key.
+
+        With a recurrent actor as many whole sequences as have that many steps, one after the other, and of the
+        recurrent states those before each sequence's first step. ``num_epochs`` counts for nothing, here as there.
+
+        Raises:
+            EmptyError: nothing is stored.
+        """
+        for number, (batch, extras) in enumerate(self._stored.batches(num_mini_batch, mini_batch_size), 1):
+            yield {**mapped_to(self.device, batch), **self._extras(extras, number, num_mini_batch)}
+
+    def _extras(self, extras: Data, number: int, of: int) -> Data:
+        return {}
+
+    def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Change an attribute, if there is one of that name; ``max_size`` keeps the newest steps that fit."""
+        if not hasattr(self, parameter_name):
+            return
+        if parameter_name == "max_size":
+            whole = self._whole(new_parameter_value) if self.recurrent_actor else new_parameter_value
+            self.max_size = whole
+            if self._rows is not None:
+                self._sampler = self._new_sampler()
+                self._rows.resize(self.max_size, self._sampler)
+            return
+        setattr(self, parameter_name, new_parameter_value)
+
+
+def mapped_to(device: Any, batch: Data) -> Data:
+    """Batches as PyTorchRL's algorithms take them."""
+    return {
+        key: mapped(lambda value: torch.as_tensor(value).to(device, torch.float32), value)
+        for key, value in batch.items()
+    }
+
+
+class NStepReplayBuffer(ReplayBuffer):
+    """``pytorchrl.agent.storages.NStepReplayBuffer``: rewards of up to ``n_step`` steps, cut at each env's own ends.
+
+    Steps are stored single and put together when they are read, so that the newest steps can be drawn, too, and
+    ``n_step`` and ``gamma`` may be changed at any time. In a batch ``n_step`` is how many rewards were used, float32
+    ``[B, 1]``, so that ``gamma ** n_step`` fits each window; with ``n_step=1`` it is the number 1. With a recurrent
+    actor, whose sequences are stored whole, it is ``n_step``.
+
+    Args:
+        size: as :class:`ReplayBuffer`, and so the others.
+        n_step: rewards per window.
+    """
+
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, *, seed: int | None = None
+    ) -> None:
+        super().__init__(size, device, actor, algorithm, envs, seed=seed)
+        self.n_step = n_step
+
+    @classmethod
+    def create_factory(cls, size: int, n_step: int = 1, *, seed: int | None = None) -> Factory:
+        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, n_step, seed=seed)
+
+    @property
+    def n_step(self) -> int:
+        """Rewards per window."""
+        return self._view.n
+
+    @n_step.setter
+    def n_step(self, n_step: int) -> None:
+        self._view.n = n_step
+
+    @property
+    def gamma(self) -> float:
+        """Discount per step."""
+        return self._view.gamma
+
+    @gamma.setter
+    def gamma(self, gamma: float) -> None:
+        self._view.gamma = gamma
+
+    def _extras(self, extras: Data, number: int, of: int) -> Data:
+        if self.n_step == 1 or self.recurrent_actor:
+            return {"n_step": self.n_step}
+        return {"n_step": torch.as_tensor(extras["steps"]).to(self.device, torch.float32).unsqueeze(1)}

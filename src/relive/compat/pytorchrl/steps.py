@@ -1,0 +1,73 @@
+"""Steps of PyTorchRL as steps of relive and back, one by one (feed-forward actors)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...checks import numpy_view
+from ...errors import FieldError, ShapeError
+from ...schema import Field, Schema
+from .keys import DONE, DONE2, NAMES, OBS2, REW, STATES
+
+__all__ = ["FLAGS", "Prototype", "mapped", "plain", "schema_of", "step_of"]
+
+FLAGS = (DONE, DONE2)
+Prototype = dict[str, Any]
+"""For each key of a transition its zeros ``[N, ...]``, as float32; dictionaries of one level likewise."""
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """``function`` of an array, or of each in a dictionary."""
+    if isinstance(value, Mapping):
+        return {key: function(member) for key, member in cast("Mapping[str, Any]", value).items()}
+    return function(value)
+
+
+def plain(value: Any) -> Any:
+    """A tensor or array of any device as an array."""
+    return numpy_view(value.detach().cpu()) if isinstance(value, Tensor) else np.asarray(value)
+
+
+def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
+    """Relive's fields ``[N, ...]``, or ``[T, N, ...]`` with ``axes`` 2, of a transition's arrays.
+
+    Raises:
+        FieldError: a key is missing.
+        ShapeError: rewards or flags have more than one number per env.
+    """
+    step: dict[str, Any] = {}
+    for key in keys:
+        if sample.get(key) is None:
+            raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
+        value = mapped(plain, sample[key])
+        if key in (REW, *FLAGS):
+            count = int(np.prod(value.shape[:axes]))
+            if value.size != count:
+                raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {value.shape}")
+            value = value.reshape(value.shape[:axes])
+            value = value.astype(np.float32) if key == REW else value != 0
+        step[NAMES[key]] = value
+    step["truncated"] = np.zeros_like(step["terminated"])
+    return step
+
+
+def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
+    """The fields of such steps, each with the dtype that the first transition has."""
+    step = step_of(sample, keys)
+    fields = {name: mapped(_field, value) for name, value in step.items() if name != NAMES[OBS2]}
+    return Schema(fields)
+
+
+def _field(value: Any) -> Field:
+    dtype = torch.from_numpy(value[:0]).dtype
+    return Field(tuple(value.shape[1:]), torch.float32 if dtype is torch.float64 else dtype)
+
+
+def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the keys that buffers store those that a transition has, apart from recurrent states."""
+    return tuple(key for key in known if key not in STATES and sample.get(key) is not None)

@@ -1,0 +1,165 @@
+"""HerReplayBuffer of Stable-Baselines3 2.9 over :class:`relive.Hindsight`."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from ...checks import numpy_view
+from ...errors import SchemaError
+from ...hindsight import Hindsight
+from .common import Array
+from .replay import DictReplayBuffer
+
+__all__ = ["HerReplayBuffer"]
+
+her: Any = import_module("stable_baselines3.her.her_replay_buffer")
+strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
+
+
+class _Goals:
+    """What the training env says about goals; it is not pickled with the buffer."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def _ask(self, method: str, achieved: Array, desired: Array) -> Any:
+        assert self.env is not None, (
+            "You must initialize HerReplayBuffer with a VecEnv so it can compute rewards for virtual transitions"
+        )
+        infos: list[dict[str, Any]] = [{} for _ in range(len(achieved))]
+        return np.asarray(self.env.env_method(method, achieved, desired, infos, indices=[0])[0])
+
+    def reward(self, achieved: Array, desired: Array) -> Array:
+        """The first env's ``compute_reward``, float32 ``[M]``."""
+        return self._ask("compute_reward", achieved, desired).astype(np.float32)
+
+    def terminated(self, achieved: Array, desired: Array) -> Array:
+        """The first env's ``compute_terminated``, bool ``[M]``."""
+        return self._ask("compute_terminated", achieved, desired).astype(np.bool_)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"env": None}
+
+
+class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
+    """``stable_baselines3.her.HerReplayBuffer``; the arguments are its own, and ``seed``.
+
+    Each observation is stored once. Rows are relabelled independently, each with probability ``her_ratio``, and those
+    of episodes under way, too, with goals that were achieved so far. Where the env has ``compute_terminated``
+    (achieved, desired, info), a relabelled row is a terminal if that says so; otherwise it is one if it was recorded.
+
+    Args:
+        buffer_size: rows over all envs; an episode of k steps takes k + 1.
+        observation_space: of one env, with ``achieved_goal`` and ``desired_goal``.
+        action_space: of one env.
+        env: the training env; its first member's ``compute_reward`` is asked, with empty infos.
+        device: where batches go.
+        n_envs: N.
+        optimize_memory_usage: as it is, either way.
+        handle_timeout_termination: as :class:`ReplayBuffer`.
+        n_sampled_goal: relabelled rows for each that stays.
+        goal_selection_strategy: "future", "final" or "episode", or the host's enumeration.
+        copy_info_dict: not possible here; see the migration page.
+        seed: as :class:`ReplayBuffer`.
+        n_steps: rewards per window, recomputed one by one; above 1 batches have ``discounts``.
+        gamma: discount per step of windows.
+
+    Raises:
+        SchemaError: ``copy_info_dict`` is set.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: Any,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: Any = "future",
+        copy_info_dict: bool = False,
+        *,
+        seed: int | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+    ) -> None:
+        if copy_info_dict:
+            raise SchemaError(
+                "copy_info_dict=True: info dictionaries are not stored; put what compute_reward needs of them into the "
+                "observation, or use relive.Hindsight(info=...) with a field of the schema"
+            )
+        if isinstance(goal_selection_strategy, str):
+            goal_selection_strategy = strategies.KEY_TO_GOAL_STRATEGY[goal_selection_strategy.lower()]
+        assert isinstance(goal_selection_strategy, strategies.GoalSelectionStrategy), (
+            f"Invalid goal selection strategy, please use one of {list(strategies.GoalSelectionStrategy)}"
+        )
+        self.goal_selection_strategy, self.n_sampled_goal = goal_selection_strategy, n_sampled_goal
+        self.her_ratio, self.copy_info_dict = 1 - 1.0 / (n_sampled_goal + 1), copy_info_dict
+        self._goals = _Goals(env)
+        knows_ends = env is not None and env.has_attr("compute_terminated")
+        view = Hindsight(
+            self._goals.reward, goal_selection_strategy.name.lower(), k=n_sampled_goal, n=n_steps, gamma=gamma,
+            terminated_fn=self._goals.terminated if knows_ends else None,
+        )  # fmt: skip
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+            handle_timeout_termination, seed=seed, view=view,
+        )  # fmt: skip
+
+    @property
+    def _stores_once(self) -> bool:
+        return True
+
+    @property
+    def env(self) -> Any:
+        """The training env; None once the buffer was unpickled, until :meth:`set_env`."""
+        return self._goals.env
+
+    def set_env(self, env: Any) -> None:
+        """Name the training env of a buffer that was unpickled.
+
+        Raises:
+            ValueError: it has one.
+        """
+        if self._goals.env is not None:
+            raise ValueError("Trying to set env of already initialized environment.")
+        self._goals.env = env
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._goals = self._replay.view.reward_fn.__self__
+
+    def truncate_last_trajectory(self) -> None:
+        """The episodes under way will not go on. Their newest steps, of which nothing followed, are never drawn."""
+        if not np.all(self._done):
+            warnings.warn(
+                "The last trajectory in the replay buffer will be truncated.\n"
+                "If you are in the same episode as when the replay buffer was saved,\n"
+                "you should use `truncate_last_trajectory=False` to avoid that issue.",
+                stacklevel=2,
+            )
+            self._replay.interrupt()
+
+    def _drawn(self, batch_size: int, env: Any) -> Any:
+        return self._replay.sample(batch_size)
+
+    def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+        obs, action, next_obs, dones, reward = super()._fields(batch, env)
+        if env is not None:
+            reward = self._sent(self._normalize_reward(numpy_view(batch["reward"].unsqueeze(1)), env))
+        if self._view.n == 1:
+            return obs, action, next_obs, dones, reward
+        discounts = torch.pow(torch.tensor(self._view.gamma), batch["steps"].float()).unsqueeze(1)
+        return obs, action, next_obs, dones, reward, self._sent(discounts)

@@ -1,0 +1,204 @@
+"""Rollout buffers of Stable-Baselines3 2.9 over :class:`relive.RolloutBuffer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from ...checks import numpy_view
+from ...returns import GAE
+from ...rollout import RolloutBuffer as Core
+from ...schema import Field, Schema
+from .common import Array, action_field, buffers, joined, obs_fields, observed, samples
+
+__all__ = ["DictRolloutBuffer", "RolloutBuffer"]
+
+SERVED = ("obs", "action", "value", "log_prob", "advantage", "return")
+
+
+class RolloutBuffer(buffers.RolloutBuffer):
+    """``stable_baselines3.common.buffers.RolloutBuffer``; the arguments are its own, and ``seed``.
+
+    ``episode_start`` is, as the host's collector passes it, the done flag of the previous step. The columns
+    ``observations``, ``actions``, ``rewards``, ``episode_starts``, ``values``, ``log_probs``, ``advantages`` and
+    ``returns`` are views ``[buffer_size, n_envs, ...]``, before and after :meth:`get`; the last two may be assigned.
+
+    Args:
+        buffer_size: T, steps per env.
+        observation_space: of one env.
+        action_space: of one env.
+        device: where batches go; columns stay in RAM.
+        gae_lambda: λ.
+        gamma: discount per step.
+        n_envs: N.
+        seed: of the permutations; None draws one. NumPy's generator is never read.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self.gae_lambda, self.gamma, self.generator_ready = gae_lambda, gamma, False
+        number, flag = Field((), torch.float32), Field((), torch.bool)
+        schema = Schema(
+            {
+                "obs": obs_fields(observation_space, self.obs_shape),
+                "action": action_field(action_space, self.action_dim, narrow=False),
+                "reward": number,
+                "episode_start": flag,
+                "terminated": flag,
+                "truncated": flag,
+                "value": number,
+                "log_prob": number,
+            }
+        )
+        self._rollout = Core(schema, buffer_size, n_envs, seed=seed)
+        self._never = np.zeros(n_envs, np.bool_)
+
+    def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
+        """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
+
+        Raises:
+            FullError: ``buffer_size`` steps are there; call :meth:`reset`.
+        """
+        self._rollout.add(
+            obs=observed(self.observation_space, self.obs_shape, obs, self.n_envs),
+            action=np.asarray(action).reshape(self.n_envs, self.action_dim),
+            reward=np.asarray(reward, np.float32),
+            episode_start=np.asarray(episode_start).astype(np.bool_),
+            terminated=self._never,
+            truncated=self._never,
+            value=value.detach().reshape(self.n_envs).float().cpu(),
+            log_prob=log_prob.detach().reshape(self.n_envs).float().cpu(),
+        )
+        self.pos += 1
+        self.full = self.pos == self.buffer_size
+
+    def reset(self) -> None:
+        """Forget the rollout; the memory stays."""
+        self.pos, self.full, self.generator_ready = 0, False, False
+        self._rollout.clear()
+
+    def compute_returns_and_advantage(self, last_values: Any, dones: Array) -> None:
+        """GAE, compiled; ``returns`` are advantages + values.
+
+        The host's collector has added γV(final observation) to the rewards of truncated steps already, so that here
+        every done is a terminal.
+
+        Args:
+            last_values: V of the observations after the last step, ``[N]`` or ``[N, 1]``.
+            dones: whether the last step ended an episode, ``[N]``.
+        """
+        rollout, ended = self._rollout, torch.as_tensor(np.asarray(dones).astype(np.bool_))
+        rollout["terminated"] = torch.cat([rollout["episode_start"][1:], ended.reshape(1, self.n_envs)])
+        last = last_values.detach().reshape(self.n_envs).float().cpu()
+        rollout.finish(GAE(self.gamma, self.gae_lambda), last_value=last, partial=True)
+
+    def get(self, batch_size: int | None = None) -> Iterator[Any]:
+        """All transitions once, in random order, as the host's named tuples; the last batch takes what remains.
+
+        Args:
+            batch_size: B; None is all in one.
+
+        Raises:
+            AssertionError: the rollout is not full.
+            FieldError: :meth:`compute_returns_and_advantage` was not called.
+        """
+        assert self.full, "the rollout is not full; add the remaining steps first"
+        self.generator_ready = True
+        batches = self._rollout.minibatches(batch_size or self.buffer_size * self.n_envs, fields=SERVED)
+        return map(self._samples, batches)
+
+    def _samples(self, batch: Any) -> Any:
+        obs = joined(self.observation_space, batch["obs"])
+        if isinstance(obs, dict):
+            kind, obs = samples.DictRolloutBufferSamples, {key: x.to(self.device) for key, x in obs.items()}
+        else:
+            kind, obs = samples.RolloutBufferSamples, obs.to(self.device)
+        rest = [batch[name].to(self.device) for name in SERVED[2:]]
+        return kind(obs, batch["action"].to(self.device, torch.float32), *rest)
+
+    # The columns, views [T, N, ...].
+
+    def _column(self, name: str) -> Any:
+        found = self._rollout.block[name][: self.buffer_size]
+        found = joined(self.observation_space, found) if name == "obs" else found
+        return {key: numpy_view(x) for key, x in found.items()} if isinstance(found, dict) else numpy_view(found)
+
+    def _attached(self, name: str) -> Array:
+        if name in self._rollout:
+            return numpy_view(self._rollout[name])
+        return np.zeros((self.buffer_size, self.n_envs), np.float32)
+
+    @property
+    def observations(self) -> Any:
+        """``[T, N, ...]``, or a dictionary of those."""
+        return self._column("obs")
+
+    @property
+    def actions(self) -> Array:
+        """``[T, N, action_dim]``."""
+        return self._column("action")
+
+    @property
+    def rewards(self) -> Array:
+        """``[T, N]``, float32."""
+        return self._column("reward")
+
+    @property
+    def episode_starts(self) -> Array:
+        """Whether the step before ended an episode, float32 ``[T, N]``; a copy."""
+        return self._column("episode_start").astype(np.float32)
+
+    @property
+    def values(self) -> Array:
+        """``[T, N]``, float32."""
+        return self._column("value")
+
+    @property
+    def log_probs(self) -> Array:
+        """``[T, N]``, float32."""
+        return self._column("log_prob")
+
+    @property
+    def advantages(self) -> Array:
+        """``[T, N]``, float32; zero until they are computed."""
+        return self._attached("advantage")
+
+    @advantages.setter
+    def advantages(self, advantages: Any) -> None:
+        self._rollout["advantage"] = torch.as_tensor(advantages)
+
+    @property
+    def returns(self) -> Array:
+        """``[T, N]``, float32; zero until they are computed."""
+        return self._attached("return")
+
+    @returns.setter
+    def returns(self, returns: Any) -> None:
+        self._rollout["return"] = torch.as_tensor(returns)
+
+
+class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
+    """``stable_baselines3.common.buffers.DictRolloutBuffer``: observations are dictionaries.
+
+    Args and methods are those of :class:`RolloutBuffer`.
+    """
+
+    def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(observation_space, spaces.Dict):
+            raise AssertionError("DictRolloutBuffer must be used with Dict obs space only")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
