@@ -21,6 +21,7 @@ BENCHMARKS = {
     "replay_add": "bench_replay_add",
     "replay_sample": "bench_replay_sample",
     "replay_sequences": "bench_replay_sequences",
+    "hindsight": "bench_hindsight",
     "pixels": "bench_pixels",
     "capacity": "bench_capacity",
     "compat_sb3": "bench_compat_sb3",

@@ -17,6 +17,7 @@ ORDER = (
     "replay_add",
     "replay_sample",
     "replay_sequences",
+    "hindsight",
     "pixels",
     "capacity",
     "import",
