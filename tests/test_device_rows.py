@@ -634,7 +634,7 @@ HINDSIGHTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dress", ["goals", "image goals"])
+@pytest.mark.parametrize("dress", ["goals", "image goals", "goals and images"])
 @pytest.mark.parametrize("view", HINDSIGHTS)
 def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dress: str) -> None:
     pair = Pair(place, dress=dress, view=HINDSIGHTS[view]).play(*PLAYS)
