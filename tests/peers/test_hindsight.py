@@ -128,13 +128,13 @@ def test_trap_h5_torchrl_draws_goals_from_the_global_generator() -> None:
     starts, ends = torch.zeros(10, dtype=torch.int64), torch.full((10,), 19)
     goals = []
     for seed in (0, 0, 1):
-        torch.random.default_generator.manual_seed(seed)
+        torch.manual_seed(seed)
         goals.append(buffer._sample_goal_indices(index, starts, ends, 20))
     assert torch.equal(goals[0], goals[1])
     assert not torch.equal(goals[0], goals[2])
 
     batches = []
     for seed in (0, 1):
-        torch.random.default_generator.manual_seed(seed)
+        torch.manual_seed(seed)
         batches.append(ours(20, 30, "future").sample(50)["obs", "desired_goal"])
     assert torch.equal(*batches)
