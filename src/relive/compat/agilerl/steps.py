@@ -46,8 +46,9 @@ def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
     """
     if isinstance(space, spaces.Tuple):
         raise AssertionError("Tuple observation spaces are not supported by the rollout buffer.")
-    nested = isinstance(space, spaces.Dict)
-    members = {(name,): member for name, member in space.spaces.items()} if nested else {(): space}
+    members: dict[tuple[str, ...], Any] = {(): space}
+    if isinstance(space, spaces.Dict):
+        members = {(name,): member for name, member in cast("dict[str, Any]", space.spaces).items()}
     return {path: _observation_field(member, keep_dtypes) for path, member in members.items()}
 
 
@@ -72,7 +73,8 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
     fixed = cast("Any", space)
     size = len(fixed.nvec) if isinstance(space, spaces.MultiDiscrete) else int(np.prod(fixed.shape))
-    return Field((size,), torch.from_numpy(np.empty(0, fixed.dtype)).dtype if keep_dtypes else torch.float32)
+    dtype = cast("Any", fixed.dtype)
+    return Field((size,), torch.from_numpy(np.empty(0, dtype)).dtype if keep_dtypes else torch.float32)
 
 
 def numbered(fields: Fields) -> Any:
@@ -112,7 +114,7 @@ def fitted(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
         return _leaf(name, value, fields[()], num_envs)
     if not isinstance(value, Mapping) and not hasattr(value, "keys"):
         raise AssertionError("Expected a dict observation for a Dict observation space.")
-    members = {(key,): member for key, member in cast("Any", value).items()}
+    members: dict[tuple[str, ...], Any] = {(key,): member for key, member in cast("Any", value).items()}
     if members.keys() != fields.keys():
         different = sorted(str(path[0]) for path in members.keys() ^ fields.keys())
         raise KeyError(f"'{name}': expected the members {[key for (key,) in fields]}, got others in {different}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -225,9 +226,8 @@ class ReplayBuffer:
 
     def config(self) -> Any:
         """Velora's own description of a buffer, for its agents' configurations; Velora has to be installed."""
-        from velora.models.config import BufferConfig
-
-        return BufferConfig(
+        config: Any = import_module("velora.models.config")
+        return config.BufferConfig(
             type="ReplayBuffer",
             capacity=self.capacity,
             state_dim=self.state_dim,
