@@ -329,8 +329,9 @@ class RolloutBuffer:
         padded = cast("Any", self.padded_data)
         if self._index is None or padded is None:
             return None
-        mask: Tensor = padded["pad_mask"].view(self._index.shape)
-        return list(self._index[mask].cpu().split(mask.sum(1).tolist()))
+        mask: Any = padded["pad_mask"].view(self._index.shape)
+        rows: Any = self._index[mask].cpu()
+        return list(rows.split(mask.sum(1).tolist()))
 
     def prepare_sequence_tensors(self, device: str | None = None) -> None:
         """Cut the episodes into sequences: :attr:`padded_data`, :attr:`unpadded_data` and their like, on ``device``.
@@ -384,4 +385,5 @@ class RolloutBuffer:
             warnings.warn(text + f"using batch_size = {total}.", stacklevel=2)
         order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), self._shuffles).to(index.device)
         self._shuffles += 1
-        yield from minibatches(padded, unpadded, index, order.split(min(batch_size, total)))
+        split = cast("tuple[Tensor, ...]", cast("Any", order).split(min(batch_size, total)))
+        yield from minibatches(padded, unpadded, index, split)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -69,12 +70,12 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
     Raises:
         NotImplementedError: a space that AgileRL does not store.
     """
-    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    fixed, known = space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not isinstance(space, known):
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
-    fixed = cast("Any", space)
-    size = len(fixed.nvec) if isinstance(space, spaces.MultiDiscrete) else int(np.prod(fixed.shape))
-    dtype = cast("Any", fixed.dtype)
-    return Field((size,), torch.from_numpy(np.empty(0, dtype)).dtype if keep_dtypes else torch.float32)
+    nvec = getattr(fixed, "nvec", None)
+    size = prod(fixed.shape) if nvec is None else len(nvec)
+    return Field((size,), torch.from_numpy(np.empty(0, fixed.dtype)).dtype if keep_dtypes else torch.float32)
 
 
 def numbered(fields: Fields) -> Any:
