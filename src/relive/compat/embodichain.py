@@ -30,6 +30,8 @@ DYNAMIC = ("advantage", "return", "seq_mask", "seq_return", "entropy")
 """What algorithms attach to a rollout; the next rollout starts without it."""
 UNPADDED = ("obs", "value", "mask", "final_value")
 """Fields whose last row is not reset: it is the bootstrap row, or has been reset already."""
+WIDE = 16
+"""Bytes of a row from which copying row by row is faster than element by element."""
 FLAGS = ("done", "terminated", "truncated")
 
 
@@ -161,10 +163,23 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     if "value" in rollout.keys():
         fields["next_value",] = rollout["value"][:, 1:]
     steps = as_tensordict(fields, (envs, rows - 1))
-    if flatten:
-        flat = steps.reshape(envs * (rows - 1))
-        return flat.clone() if envs == 1 else flat
-    return steps
+    if not flatten:
+        return steps
+    leaves = {name if isinstance(name, tuple) else (name,): x for name, x in steps.items(True, True)}
+    return as_tensordict({path: _flat(x) for path, x in leaves.items()}, (envs * (rows - 1),))
+
+
+def _flat(steps: Tensor) -> Tensor:
+    """``[N, T, ...]`` as ``[N * T, ...]``, copied; wide rows that lie time first are collected row by row."""
+    envs, count = steps.shape[:2]
+    by_time = steps.transpose(0, 1)
+    width = steps[:1, :1].nbytes
+    if not by_time.is_contiguous() or width < WIDE or not steps.is_cpu:
+        return steps.clone(memory_format=torch.contiguous_format).flatten(0, 1)
+    source = by_time.reshape(count * envs, -1).view(torch.uint8)
+    first, lengths = torch.arange(envs), torch.full((envs,), count)
+    found = kernels.gather_windows(source, first, envs, lengths, source[0], count)
+    return found.view(steps.dtype).view(envs * count, *steps.shape[2:])
 
 
 def iterate_minibatches(

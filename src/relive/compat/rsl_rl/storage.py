@@ -322,7 +322,7 @@ class RolloutStorage:
             value = getattr(transition, name)
             if value is None:
                 raise FieldError(f"transition.{name} is None; set it before add_transition()")
-            return value.to(self.device)
+            return value if value.device == self._buffer.device else value.to(self.device)
 
         time_outs = getattr(transition, "time_outs", None)
         dones = self._scalars(given("dones")).bool()
