@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import Effort, Workload, measure, write
+from harness import Contender, Effort, Workload, measure, write
 
 SIZE, ENVS, BATCH, SLICE, LENGTH = 50_000, 4, 256, 64, 16
 NAMES = {"ReplayBuffer": "replay", "NStepReplayBuffer": "nstep", "PERBuffer": "per", "EREBuffer": "ere"}
@@ -45,7 +45,7 @@ def host(name: str) -> Any:
         module = sys.modules.setdefault(f"pytorchrl.{package}", ModuleType(f"pytorchrl.{package}"))
         module.__path__ = [str(Path(spec.submodule_search_locations[0], *package.split(".")))]
     if not hasattr(np, "Inf"):
-        np.Inf = np.inf  # which its EREBuffer reads, and NumPy 2 no longer has
+        setattr(np, "Inf", np.inf)  # noqa: B010 - which its EREBuffer reads, and NumPy 2 no longer has
     return getattr(importlib.import_module(f"pytorchrl.agent.storages.off_policy.{NAMES[name]}_buffer"), name)
 
 
@@ -110,7 +110,7 @@ def run(effort: Effort, folder: Path) -> None:
     """Measures the methods and writes `compat_pytorchrl.json`."""
     workloads = []
     for name, method in WORKLOADS:
-        contenders = [
+        contenders: list[Contender] = [
             Buffer("relive.compat.pytorchrl", "relive", "ours"),
             Buffer("pytorchrl", "pytorchrl", "peer"),
         ]
