@@ -55,8 +55,8 @@ class Buffer:
     def __init__(self, label: str, package: str, role: str) -> None:
         self.label, self.package, self.role, self.note = label, package, role, ""
 
-    def setup(self, work: tuple[str, str]) -> None:
-        name, method = work
+    def setup(self, data: tuple[str, str]) -> None:
+        name, method = data
         kind = getattr(importlib.import_module("relive.compat.pytorchrl"), name) if self.role == "ours" else host(name)
         actor = SimpleNamespace(is_recurrent=method == "sequences", sequence_overlap=0.0)
         algorithm = SimpleNamespace(gamma=0.99, update_every=LENGTH, _update_every=LENGTH)

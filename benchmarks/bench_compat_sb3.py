@@ -58,8 +58,8 @@ class Buffer:
             return getattr(importlib.import_module("relive.compat.stable_baselines3"), name)
         return getattr(importlib.import_module(HOST if name[:3] == "Her" else f"{HOST}.common.buffers"), name)
 
-    def setup(self, work: tuple[str, Any, str]) -> None:
-        name, space, method = work
+    def setup(self, data: tuple[str, Any, str]) -> None:
+        name, space, method = data
         action = DISCRETE if space is PIXELS else ACTION
         rng = np.random.default_rng(0)
         self.rollout = "Rollout" in name

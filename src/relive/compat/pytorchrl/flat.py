@@ -60,7 +60,7 @@ class Flat:
             schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
             own_next_obs=True, sampler=sampler, view=view, seed=seed,
         )  # fmt: skip
-        self.copies = copies
+        self.copies, self._view = copies, view
 
     @property
     def size(self) -> int:
@@ -79,7 +79,7 @@ class Flat:
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
         step = self._marked(step_of(sample, self.keys))
-        if self.replay.view.n == 1:  # nothing is read but what a step itself holds
+        if self._view.n == 1:  # nothing is read but what a step itself holds
             self.replay.add(step)
         else:
             self._continuity.follow(self.replay, step["obs"])

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import LifecycleError
 from ...hindsight import Hindsight
-from ..trees import mapped
+from ..trees import mapped, mapped_with
 from .ere import EREBuffer
 from .keys import DONE2, REW, RHS, RHS2, STATES
 from .replay import Data, Factory
@@ -62,7 +62,7 @@ class HERBuffer(EREBuffer):
         self._lengths = np.zeros(0, np.int64)
 
     @classmethod
-    def create_factory(
+    def create_factory(  # pyright: ignore[reportIncompatibleMethodOverride] - as there
         cls, size: int, her_function: HerFunction = unchanged, n_step: int = 1, epsilon: float = 0.0,
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
         seed: int | None = None,
@@ -143,4 +143,4 @@ def _arrays(steps: Any) -> Any:
 
 def _like(value: Any, stored: Any) -> Any:
     """In the dtypes that are stored."""
-    return mapped(lambda had, new: np.asarray(new).astype(had.dtype), stored, value)
+    return mapped_with(lambda had, new: np.asarray(new[0]).astype(had.dtype), stored, [value])

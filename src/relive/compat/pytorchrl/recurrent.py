@@ -12,7 +12,7 @@ from ...samplers import Sampler
 from ...schema import Field, Schema
 from ...views import NStep
 from ..continuity import Continuity
-from ..trees import mapped
+from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, REW, STATES
 from .steps import plain, schema_of, step_of, stored_keys
 
@@ -175,9 +175,9 @@ def _contiguous(value: Any) -> Any:
 
 def _members(value: Any, shapes: Any) -> Any:
     """The tensor of a field, or the dictionary of a nested one."""
-    return mapped(lambda _, member: member, shapes, value)
+    return mapped_with(lambda _, members: members[0], shapes, [value])
 
 
 def _each(values: list[Any], shapes: Any, function: Any) -> Any:
     """``function(values, shape)``, or that of each member."""
-    return mapped(lambda shape, *members: function(list(members), shape), shapes, *values)
+    return mapped_with(lambda shape, members: function(members, shape), shapes, values)
