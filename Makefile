@@ -12,12 +12,13 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
+HOSTS := agilerl velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help setup demo test test-all test-peers lint format bench clean outdated
+.PHONY: help setup demo test test-all test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: experience storage for reinforcement learning in PyTorch"
@@ -39,6 +40,9 @@ test-all: lint ## the same with the slow tests and many more random examples
 test-peers: $(BENCH_VENV)/installed ## the known mistakes of the installed peers, beside what we do there
 	@RELIVE_PEERS=1 $(BENCH_PY) -m pytest tests/peers
 
+test-hosts: $(foreach host,$(HOSTS),.venv-$(host)/installed) ## other libraries' own training on our classes, each in its .venv-*
+	@$(foreach host,$(HOSTS),RELIVE_HOST=$(host) .venv-$(host)/bin/python -m pytest tests/hosts &&) true
+
 lint: setup ## ruff (rules and format) and pyright (strict in src)
 	@$(PY) -m ruff check
 	@$(PY) -m ruff format --check
@@ -52,7 +56,7 @@ bench: $(BENCH_VENV)/installed ## measure beside the installed peers; rewrites t
 	@$(BENCH_PY) benchmarks/run.py
 
 clean: ## remove the environments, the caches and runs/
-	rm -rf $(VENV) $(BENCH_VENV) runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(addprefix .venv-,$(HOSTS)) runs build dist .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call prepare,ENV): an environment with torch in it, which goes in alone and first, so that everything after it
@@ -83,3 +87,13 @@ $(BENCH_VENV)/installed: pyproject.toml $(PEERS) $(LOOSE_PEERS) $(call outdated,
 	@$(BENCH_PY) -m pip install --no-warn-conflicts --editable ".[test]"
 	@$(BENCH_PY) -m pip install --no-deps --requirement $(LOOSE_PEERS)
 	@touch $@
+
+define host_environment
+.venv-$(1)/installed: pyproject.toml tests/hosts/requirements-$(1).txt $$(call outdated,.venv-$(1))
+	$$(call prepare,.venv-$(1))
+	@.venv-$(1)/bin/python -m pip install --requirement tests/hosts/requirements-$(1).txt
+	@.venv-$(1)/bin/python -m pip install --no-warn-conflicts --editable .
+	@touch $$@
+endef
+
+$(foreach host,$(HOSTS),$(eval $(call host_environment,$(host))))

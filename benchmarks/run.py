@@ -1,4 +1,4 @@
-"""Runs the benchmarks, writes results/*.json, and regenerates the README's tables.
+"""Runs the benchmarks, writes results/*.json, and regenerates the tables of the README and of docs.
 
 python benchmarks/run.py                 everything, some minutes
 python benchmarks/run.py --only gae      one of them, or several
@@ -21,11 +21,14 @@ BENCHMARKS = {
     "replay_add": "bench_replay_add",
     "replay_sample": "bench_replay_sample",
     "replay_sequences": "bench_replay_sequences",
+    "hindsight": "bench_hindsight",
     "pixels": "bench_pixels",
     "capacity": "bench_capacity",
     "compat_sb3": "bench_compat_sb3",
     "compat_pytorchrl": "bench_compat_pytorchrl",
     "import": "bench_import",
+    "compat_agilerl": "bench_compat_agilerl",
+    "compat_velora": "bench_compat_velora",
 }
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -42,7 +45,7 @@ def main() -> int:
     folder = tables.RESULTS / "quick" if arguments.quick else tables.RESULTS
     for name in arguments.only:
         importlib.import_module(BENCHMARKS[name]).run(effort, folder)
-    tables.main(folder, None if arguments.quick else tables.README, arguments.only)
+    tables.main(folder, () if arguments.quick else tables.DOCUMENTS, arguments.only)
     works = [work for report in tables.reports(folder, arguments.only) for work in report["workloads"]]
     ours = [line for work in works for line in work["lines"] if line["role"] == "ours"]
     return int(any(line["status"].startswith("failed") for line in ours))

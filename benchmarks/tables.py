@@ -1,4 +1,4 @@
-"""Turns results/*.json into README.md's tables, between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`."""
+"""Turns results/*.json into the tables of the README and of docs: `<!-- bench:NAME -->` to `<!-- /bench:NAME -->`."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-README = HERE.parent / "README.md"
+DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
 ORDER = (
     "gae",
     "add",
@@ -17,6 +17,7 @@ ORDER = (
     "replay_add",
     "replay_sample",
     "replay_sequences",
+    "hindsight",
     "pixels",
     "capacity",
     "import",
@@ -147,18 +148,19 @@ def fill(text: str, report: dict[str, Any]) -> str:
     return pattern.sub(lambda match: f"{match[1]}\n\n{table(report)}\n\n{match[2]}", text)
 
 
-def main(folder: Path = RESULTS, readme: Path | None = README, names: Collection[str] | None = None) -> None:
-    """Rewrites the README's tables; prints those that have no place in it."""
-    before = readme.read_text(encoding="utf-8") if readme and readme.exists() else ""
-    text = before
+def main(folder: Path = RESULTS, documents: Collection[Path] = DOCUMENTS, names: Collection[str] | None = None) -> None:
+    """Rewrites the documents' tables; prints those that have no place in any."""
+    texts = {path: path.read_text(encoding="utf-8") for path in documents}
     for report in reports(folder, names):
-        if f"<!-- bench:{report['name']} -->" in text:
-            text = fill(text, report)
-        else:
+        places = [path for path, text in texts.items() if f"<!-- bench:{report['name']} -->" in text]
+        if not places:
             print(f"\n{table(report)}")
-    if readme and text != before:
-        readme.write_text(text, encoding="utf-8")
-        print(f"\n{readme.name}: tables rewritten")
+        for path in places:
+            texts[path] = fill(texts[path], report)
+    for path, text in texts.items():
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(f"\n{path.relative_to(HERE.parent)}: tables rewritten")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -67,7 +68,7 @@ def of_actions(values: Tensor, action: Tensor) -> Tensor:
     return values.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
-def view_of(env: BitFlip, her: bool) -> relive.NStep | relive.Hindsight:
+def view_of(env: Any, her: bool) -> relive.NStep | relive.Hindsight:
     if not her:
         return relive.NStep(2, gamma=GAMMA)
     return relive.Hindsight(

@@ -32,8 +32,8 @@ from support.common import Goal, Run, command_line, draw_together
 from support.goals import Judged, successes
 
 ENV = "FetchReach-v4"
-GOAL = Goal(random=0.1, target=0.95, steps=12_000, short=(6_000, 0.6), stop=1.0, window=50, measure="success rate")
-NO_GOAL = Goal(random=0.1, target=-math.inf, steps=12_000, short=(1_000, -math.inf), window=50, measure="success rate")
+GOAL = Goal(random=0, target=0.95, steps=12_000, short=(6_000, 0.6), stop=1.0, window=50, measure="success rate")
+NO_GOAL = Goal(random=0, target=-math.inf, steps=12_000, short=(1_000, -math.inf), window=50, measure="success rate")
 NUM_ENVS = 4
 ROUND = 5  # vector steps between updates
 CAPACITY = 100_000
@@ -84,7 +84,7 @@ def reach() -> Judged:
     return Judged(gym.make(ENV))
 
 
-def view_of(envs: SyncVectorEnv, her: bool) -> relive.Transition | relive.Hindsight:
+def view_of(envs: SyncVectorEnv, her: bool) -> relive.NStep | relive.Hindsight:
     if not her:
         return relive.Transition(gamma=GAMMA)
     return relive.Hindsight(envs.envs[0].unwrapped.compute_reward, strategy="future", k=4, gamma=GAMMA)
@@ -94,7 +94,7 @@ def train(her: bool, args: argparse.Namespace, run: Run) -> None:
     torch.manual_seed(args.seed)
     num_envs = args.num_envs or NUM_ENVS
     envs = SyncVectorEnv([reach] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    members, actions = envs.single_observation_space, envs.single_action_space.shape[0]
+    members, actions = envs.single_observation_space.spaces, envs.single_action_space.shape[0]
     inputs = members["observation"].shape[0] + members["desired_goal"].shape[0]
     actor, critic = Actor(inputs, actions).to(args.device), Critic(inputs, actions).to(args.device)
     slow_critic = copy.deepcopy(critic)
@@ -161,7 +161,9 @@ def main() -> None:
     if args.plot or not args.short:
         path = args.plot or Path(f"runs/sac_her-{ENV}.png")
         draw_together(path, f"{ENV}, sparse rewards", {name: [run] for name, run in runs.items()})
-    print("Next: examples/dqn_her.py has episodes that end when the goal is reached; docs/hindsight.md tells all of it.")
+    print(
+        "Next: examples/dqn_her.py has episodes that end when the goal is reached; docs/hindsight.md tells all of it."
+    )
 
 
 if __name__ == "__main__":

@@ -339,7 +339,11 @@ class Replay:
         if finished_only and not (row.episode.done or row.episode.cut):
             return []
         live = {(other.env, other.number): other for env in range(self.num_envs) for other in self.live(env)}
-        steps = [other for other in live.values() if other.complete and (strategy == "random" or other.episode is row.episode)]
+        steps = [
+            other
+            for other in live.values()
+            if other.complete and (strategy == "random" or other.episode is row.episode)
+        ]
         if strategy == "future":
             steps = [other for other in steps if other.at >= row.at]
         elif strategy == "past":
@@ -348,7 +352,9 @@ class Replay:
             steps = steps[-1:]
         return [live[other.env, other.number + 1] for other in steps]
 
-    def hindsight(self, row: Row, n: int, gamma: float, judge: Callable[[Step, Any], tuple[float, bool, bool]]) -> Window:
+    def hindsight(
+        self, row: Row, n: int, gamma: float, judge: Callable[[Step, Any], tuple[float, bool, bool]]
+    ) -> Window:
         """The n-step window of a row under another goal: ``judge`` says of a step and the observation after it what it
         is worth then, and whether it terminates or is truncated, which ends the window."""
         judged: list[tuple[float, bool, bool]] = []

@@ -24,7 +24,18 @@ import relive.plan
 import relive.replay
 import twins
 from elsewhere import ELSEWHERE, far_device
-from relive import Collector, Field, FrameStack, Hindsight, Mixture, NStep, Prioritized, ReplayBuffer, Schema, Transition
+from relive import (
+    Collector,
+    Field,
+    FrameStack,
+    Hindsight,
+    Mixture,
+    NStep,
+    Prioritized,
+    ReplayBuffer,
+    Schema,
+    Transition,
+)
 from relive.checks import numpy_view
 from relive.device_rows import HOSTED, DeviceRows
 from relive.errors import DeviceError, FieldError, FileFormatError, SchemaError
@@ -616,7 +627,8 @@ HINDSIGHTS = {
     "steps, 2-step": lambda: Hindsight(
         strategy="episode", n=2, gamma=0.5, relabel=lambda steps, initial, final, chosen: {
             "obs": {"desired_goal": chosen["achieved_goal"]}, "next_obs": {"desired_goal": final["achieved_goal"]},
-            "reward": summed(steps["obs"]["achieved_goal"]) + summed(initial["observation"]), "action": steps["action"] * 0,
+            "reward": summed(steps["obs"]["achieved_goal"]) + summed(initial["observation"]),
+            "action": steps["action"] * 0,
         },
     ),
 }  # fmt: skip

@@ -16,6 +16,7 @@ LAYERS = {
     "schema": 0,
     "checks": 1,
     "kernels": 1,
+    "memory": 1,
     "parameters": 1,
     "persist": 1,
     "progress": 1,

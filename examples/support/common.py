@@ -25,7 +25,7 @@ WINDOW = 100
 
 @dataclass(frozen=True)
 class Goal:
-    """How good is good in an env, in mean returns or another measure of episodes, and how much experience it may take."""
+    """How good is good in an env, in mean returns or another measure, and how much experience it may take."""
 
     random: float
     """Of random play."""
@@ -174,7 +174,9 @@ class Run:
         ):
             axes.axhline(level, color=color, linewidth=1.2, linestyle=style, label=f"{label}: {level:g}")
         axes.set_title(f"{self.name} on {self.env}", loc="left", fontweight="bold")
-        axes.set_title(f"{self.goal.measure} {self.mean:.4g} after {seconds:.0f} s", loc="right", fontsize=10, color="#595959")
+        axes.set_title(
+            f"{self.goal.measure} {self.mean:.4g} after {seconds:.0f} s", loc="right", fontsize=10, color="#595959"
+        )
         _dress(axes, steps[-1])
         axes.legend(frameon=False, loc="best", fontsize=9, markerscale=2).legend_handles[0].set_alpha(0.6)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .checks import numpy_dtype, numpy_view
+from .checks import numpy_dtype
 from .errors import FieldError, SchemaError, ShapeError
 from .kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from .kernels.reference.random import key as stream
 from .parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
-from .relabelling import Arrays, flat, relabelled, takes_info, told
+from .relabelling import Arrays, GoalBytes, Steps, arrays_of, flat, put, relabelled, takes_info, told
 from .ring import Ints, Ring
 from .schema import Field, Path, dotted, nest
 from .storage import as_host
@@ -35,44 +35,10 @@ GOALS, OTHERS, COPIES = 2**32, 2**32 + 1, 2**32 + 2
 RESULTS = ("reward", "terminated", "truncated")
 
 
-class _Steps(NamedTuple):
-    """The steps of the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
-
-    which: Ints
-    begin: Ints
-    now: Ints
-    after: Ints
-    spans: Ints
-    rewards: Array
-    flags: Array
-    achieved: Array
-    desired: Array
-
-
-class _Fit:
-    """Where the goals of a store's rows lie, and of what kind they are."""
-
-    def __init__(self, store: Store, achieved: Path, desired: Path) -> None:
-        planned, offsets = store.planned, store.layout.offsets
-        self.packed = achieved in offsets and desired in planned.batch.offsets
-        """Whether the kernels can read goals, and put them into a batch, by themselves."""
-        field = store.leaves.get(achieved) if self.packed else None
-        self.shape = (0,) if field is None else field.shape
-        self.dtype = np.dtype(np.uint8) if field is None else numpy_dtype(field.dtype)
-        self.goal = np.array([offsets[achieved] if field else 0, field.nbytes if field else 0], np.int64)
-        places = [desired, ("next_obs", *desired[1:])] if self.packed else []
-        self.goals = np.array([planned.batch.offsets[path] for path in places], np.int64)
-        self._scratch: tuple[tuple[int, int], _Steps] | None = None
-
-    def scratch(self, count: int, n: int) -> _Steps:
-        """Memory for the steps of a batch, used again by the next."""
-        if self._scratch is None or self._scratch[0] != (count, n):
-            size = count * n
-            ints = [np.empty(shape, np.int64) for shape in (count, count + 1, size, size, (3, count))]
-            goals = [np.empty((size, int(self.goal[1])), np.uint8) for _ in range(2)]
-            fresh = _Steps(*ints, np.empty(size, np.float32), np.empty((2, size), np.uint8), *goals)
-            self._scratch = (count, n), fresh
-        return self._scratch[1]
+def _has_numpy_dtype(field: Field) -> bool:
+    """Whether NumPy has numbers of that dtype, and not only its bits."""
+    kind = numpy_dtype(field.dtype).kind
+    return kind in "fiub" and (kind == "f") == field.dtype.is_floating_point
 
 
 def _is_function(function: Any) -> bool:
@@ -80,7 +46,13 @@ def _is_function(function: Any) -> bool:
 
 
 FUNCTION_RULE = (_is_function, "a function of arrays, (achieved, desired) or (achieved, desired, info), or None")
-NAME_RULE = (lambda name: isinstance(name, str), "the name of a member of the observation")
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str)
+
+
+NAME_RULE = (_is_name, "the name of a member of the observation")
 
 
 @checked(
@@ -160,13 +132,15 @@ class Hindsight:
         relabel: Callable[..., Any] | None = None,
     ) -> None:
         if k is not None and (ratio is not None or not is_number(k, 0)):
-            raise SchemaError(f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both")
+            raise SchemaError(
+                f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both"
+            )
         self.reward_fn, self.strategy = reward_fn, strategy
         self.ratio = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel = n, gamma, relabel
-        self._fits: WeakKeyDictionary[Store, tuple[Any, _Fit]] = WeakKeyDictionary()
+        self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes]] = WeakKeyDictionary()
         self._infos: dict[str, tuple[Any, bool]] = {}
         self._require_functions()
 
@@ -195,18 +169,21 @@ class Hindsight:
             raise SchemaError(f"Hindsight(info={self.info!r}): the schema has no such field; it has {known}")
         if self.relabel is not None:
             return
-        goals = [leaves.get(("obs", name)) for name in (self.achieved, self.desired)]
-        if None in goals or goals[0] != goals[1] or numpy_dtype(goals[0].dtype).kind not in "fiub":  # type: ignore
+        achieved, desired = (leaves.get(("obs", name)) for name in (self.achieved, self.desired))
+        if achieved is None or achieved != desired or not _has_numpy_dtype(achieved):
             found = {dotted(path): field for path, field in leaves.items() if path[0] == "obs"}
             raise SchemaError(
-                f"Hindsight(achieved={self.achieved!r}, desired={self.desired!r}): expected an observation with members "
-                f"of these names, of one shape and dtype, got {found}; name the members that hold goals, or pass relabel"
+                f"Hindsight(achieved={self.achieved!r}, desired={self.desired!r}): expected an observation with "
+                f"members of these names, of one shape and dtype that NumPy has, got {found}; name the members that "
+                "hold goals, or pass relabel"
             )
 
     def _require_functions(self) -> None:
         functions = self.reward_fn, self.terminated_fn, self.truncated_fn, self.info
         if (self.relabel is None) == (self.reward_fn is None) or (self.relabel and any(functions)):
-            raise SchemaError("Hindsight: pass reward_fn (and terminated_fn, truncated_fn, info), or else relabel alone")
+            raise SchemaError(
+                "Hindsight: pass reward_fn (and terminated_fn, truncated_fn, info), or else relabel alone"
+            )
 
     def __repr__(self) -> str:
         names = ("reward_fn", "strategy", "ratio", "terminated_fn", "truncated_fn", "info", "achieved", "desired",
@@ -251,21 +228,29 @@ class Hindsight:
         found = store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend if drawn else None)
         fields = read_windows(ring, found)
         if changed:
-            _put(store, fields, changed, *later)
+            put(store, fields, changed, *later)
         (fields["relabelled",],) = store.tensors(mask)
         return fields
 
-    def _fit(self, ring: Ring) -> _Fit:
+    def _fit(self, ring: Ring) -> GoalBytes:
         """Where the ring has its goals, once it is clear that it has them."""
-        facts = self.achieved, self.desired, self.info, self.reward_fn, self.terminated_fn, self.truncated_fn, self.relabel
+        facts = (
+            self.achieved,
+            self.desired,
+            self.info,
+            self.reward_fn,
+            self.terminated_fn,
+            self.truncated_fn,
+            self.relabel,
+        )
         known = self._fits.get(ring.store)
         if known is None or known[0] != facts:
             self.require(ring)
-            fit = _Fit(ring.store, ("obs", self.achieved), ("obs", self.desired))
+            fit = GoalBytes(ring.store, ("obs", self.achieved), ("obs", self.desired))
             known = self._fits[ring.store] = facts, fit
         return known[1]
 
-    def _choose(self, ring: Ring, fit: _Fit, places: Ints, key: int, out: Array) -> _Steps:
+    def _choose(self, ring: Ring, fit: GoalBytes, places: Ints, key: int, out: Array) -> Steps:
         """The rows of a batch that get another goal, and the steps of their windows."""
         steps = fit.scratch(len(places), self.n)
         ends, seen = ring.ends()
@@ -278,31 +263,31 @@ class Hindsight:
         )  # fmt: skip
         which, begin, now, after, spans, rewards, flags, achieved, desired = steps
         total = begin[found]
-        return _Steps(
+        return Steps(
             which[:found], begin[: found + 1], now[:total], after[:total], spans[:, :found], rewards[:total],
             flags[:, :total], achieved[:total], desired[:total],
         )  # fmt: skip
 
-    def _changes(self, store: Store, fit: _Fit, steps: _Steps) -> Arrays:
+    def _changes(self, store: Store, fit: GoalBytes, steps: Steps) -> Arrays:
         """What changes with the new goals, step by step: ``[S, ...]``, by path."""
         per = np.repeat(np.arange(len(steps.which)), np.diff(steps.begin)) if self.n > 1 else slice(None)
         if self.relabel is not None:
             obs = [path for path in store.leaves if path[0] == "obs"]
-            fields = _arrays(store, steps.now)
-            fields |= {("next_obs", *path[1:]): x for path, x in _arrays(store, steps.after, obs).items()}
-            seen = [_arrays(store, places[per], obs) for places in steps.spans]
+            fields = arrays_of(store, steps.now)
+            fields |= {("next_obs", *path[1:]): x for path, x in arrays_of(store, steps.after, obs).items()}
+            seen = [arrays_of(store, places[per], obs) for places in steps.spans]
             return relabelled(self.relabel, store.leaves, fields, *seen)
         path, goals = ("obs", self.achieved), Arrays()
         if fit.packed:
             achieved, desired = (x.view(fit.dtype).reshape(-1, *fit.shape) for x in (steps.achieved, steps.desired))
         else:
-            achieved = _arrays(store, steps.after, [path])[path]
-            desired = _arrays(store, steps.spans[2][per], [path])[path]
+            achieved = arrays_of(store, steps.after, [path])[path]
+            desired = arrays_of(store, steps.spans[2][per], [path])[path]
             goals = {(name, self.desired): desired for name in ("obs", "next_obs")}
         info: Any = {}
         if self.info is not None:
             paths = [path for path in store.leaves if path[0] == self.info]
-            info = nest(_arrays(store, steps.now, paths))[self.info]
+            info = nest(arrays_of(store, steps.now, paths))[self.info]
         return goals | self._results(achieved, desired, info)
 
     def _results(self, achieved: Array, desired: Array, info: Any) -> Arrays:
@@ -358,7 +343,7 @@ class Hindsight:
             changed = relabelled(self.relabel, fields, chosen, *seen)
         else:
             achieved = steps["next_obs", self.achieved]
-            info = nest(chosen)[self.info] if self.info is not None else {}
+            info: Any = nest(chosen)[self.info] if self.info is not None else {}
             changed = self._results(achieved[at], achieved[aim], info)
             changed |= {(name, self.desired): achieved[aim] for name in ("obs", "next_obs")}
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
@@ -389,19 +374,3 @@ class Hindsight:
         if len(shapes) != 1 or any(len(shape) < 2 or shape[0] < 1 or shape[1] != 1 for shape in shapes):
             raise ShapeError(f"Hindsight.copies: expected (steps, 1) in front of every field, got {sorted(shapes)}")
         return {path: array[:, 0] for path, array in steps.items()}
-
-
-def _arrays(store: Store, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
-    """Fields of rows in RAM."""
-    return {path: numpy_view(tensor.cpu()) for path, tensor in store.read(places, paths).items()}
-
-
-def _put(
-    store: Store, fields: dict[Path, Tensor], changed: Arrays, which: Ints, begin: Ints, used: Ints
-) -> None:
-    """Changed fields of steps into the batch: those of a window's first step, and the observation after its last."""
-    arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
-    rows, *values = store.tensors(which, *arrays)
-    for path, value in zip(changed, values, strict=True):
-        field = fields[path]
-        field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)

@@ -1,25 +1,68 @@
-"""What a user's functions make of steps with another goal: how they are called, and what they may return."""
+"""Steps with another goal: what the kernels find of them, and what a user's functions make of them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from .checks import check_castable, numpy_view
+from .checks import check_castable, numpy_dtype, numpy_view
 from .errors import DTypeError, FieldError, NotFiniteError, ShapeError
 from .schema import Field, Path, as_tensor, dotted, nest, unknown_field
 from .storage import as_host
-from .store import Array
+from .store import Array, Ints, Store
 
-__all__ = ["Arrays", "flat", "relabelled", "takes_info", "told"]
+__all__ = ["Arrays", "GoalBytes", "Steps", "arrays_of", "flat", "put", "relabelled", "takes_info", "told"]
 
 Arrays = dict[Path, Array]
 
 FLAGS = ("terminated", "truncated")
+
+
+class Steps(NamedTuple):
+    """The steps of the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
+
+    which: Ints
+    begin: Ints
+    now: Ints
+    after: Ints
+    spans: Ints
+    rewards: Array
+    flags: Array
+    achieved: Array
+    desired: Array
+
+
+class GoalBytes:
+    """Where the goals of a store's rows lie, and of what kind they are."""
+
+    def __init__(self, store: Store, achieved: Path, desired: Path) -> None:
+        planned, offsets = store.planned, store.layout.offsets
+        self.packed = achieved in offsets and desired in planned.batch.offsets
+        """Whether the kernels can read goals, and put them into a batch, by themselves."""
+        field = store.leaves.get(achieved) if self.packed else None
+        self.shape = (0,) if field is None else field.shape
+        self.dtype = np.dtype(np.uint8) if field is None else numpy_dtype(field.dtype)
+        self.goal = np.array([offsets[achieved] if field else 0, field.nbytes if field else 0], np.int64)
+        places = [desired, ("next_obs", *desired[1:])] if self.packed else []
+        self.goals = np.array([planned.batch.offsets[path] for path in places], np.int64)
+        self._scratch: tuple[tuple[int, int], Steps] | None = None
+
+    def scratch(self, count: int, n: int) -> Steps:
+        """Memory for the steps of a batch, used again by the next."""
+        if self._scratch is None or self._scratch[0] != (count, n):
+            size = count * n
+            which, begin, now, after = (np.empty(length, np.int64) for length in (count, count + 1, size, size))
+            rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
+            achieved, desired = (np.empty((size, int(self.goal[1])), np.uint8) for _ in range(2))
+            spans = np.empty((3, count), np.int64)
+            fresh = Steps(which, begin, now, after, spans, rewards, flags, achieved, desired)
+            self._scratch = (count, n), fresh
+        return self._scratch[1]
 
 
 def takes_info(function: Callable[..., Any]) -> bool:
@@ -65,6 +108,20 @@ def _finite(rewards: Array, called: str) -> Array:
     return rewards
 
 
+def arrays_of(store: Store, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
+    """Fields of rows in RAM."""
+    return {path: numpy_view(tensor.cpu()) for path, tensor in store.read(places, paths).items()}
+
+
+def put(store: Store, fields: dict[Path, Tensor], changed: Arrays, which: Ints, begin: Ints, used: Ints) -> None:
+    """Changed fields of steps into the batch: those of a window's first step, and the observation after its last."""
+    arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
+    rows, *values = store.tensors(which, *arrays)
+    for path, value in zip(changed, values, strict=True):
+        field = fields[path]
+        field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)
+
+
 def flat(tree: Any, at: Path = ()) -> dict[Path, Any]:
     """The leaves of nested mappings and tuples, by path."""
     if isinstance(tree, tuple):
@@ -96,9 +153,11 @@ def relabelled(
         if path not in steps:
             raise FieldError(unknown_field(path, [dotted(known) for known in steps], "the steps given to relabel"))
         field = leaves[("obs", *path[1:]) if path[0] == "next_obs" else path]
-        tensor = torch.from_numpy(as_host(value)) if isinstance(value, torch.Tensor) else as_tensor(value, name)
+        tensor = torch.from_numpy(as_host(value)) if isinstance(value, Tensor) else as_tensor(value, name)
         if tuple(tensor.shape) != (count, *field.shape):
-            raise ShapeError(f"{name}: expected {(count, *field.shape)}, a row for each step, got {tuple(tensor.shape)}")
+            raise ShapeError(
+                f"{name}: expected {(count, *field.shape)}, a row for each step, got {tuple(tensor.shape)}"
+            )
         if tensor.dtype is not field.dtype:
             check_castable(tensor, field.dtype, name)
             tensor = tensor.to(field.dtype)

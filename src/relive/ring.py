@@ -311,11 +311,15 @@ class Ring:
         episode = numbers - complete
         begins = self.step[places[1:]] == 0
         _require(bool((np.diff(episode) == begins).all()), f"8: the rows of env {env} miscount its episodes")
-        ends, seen = self._ends or (np.zeros(0), np.zeros(self.num_envs))
-        noted = numbers < seen[env]
-        last = np.flatnonzero(np.append(episode[noted][1:] != episode[noted][:-1], True)) if noted.any() else []
-        told = ends[env * self.rows + episode[last] % self.rows]
-        _require(bool(((told - numbers[last]) % 2**32 == 0).all()), f"8: an episode of env {env} ends elsewhere")
+        if self._ends is None:
+            return
+        ends, seen = self._ends
+        known = numbers < seen[env]
+        numbers, episode = numbers[known], episode[known]
+        told = ends[env * self.rows + episode % self.rows]
+        last = np.append(episode[1:] != episode[:-1], True)[: len(numbers)]
+        right = (told[last] - numbers[last]) % 2**32 == 0
+        _require(bool(right.all()), f"8: an episode of env {env} ends elsewhere")
 
 
 class _Adding:

@@ -28,13 +28,15 @@ from .errors import (
     ShapeError,
     UnfinishedError,
 )
+from .layout import LARGE_FIELD
+from .memory import Recycled
 from .returns import Estimator, normalize
 from .rows import PackedRows
 from .saving import contradictions, entry, restore_columns, save_columns
 from .schema import Field, Path, Schema, Spec, as_tensor, descend, dotted, unknown_field
-from .sequences import Overlap, SequenceBatch, stride_of
+from .sequences import WHOLE, EnvBatch, Overlap, SequenceBatch, stride_of
 from .storage import Columns, as_host, as_tensordict
-from .windows import Flags, States, WindowReader, cut, splitter
+from .windows import Flags, States, WindowReader, cut, env_batches, splitter
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -43,6 +45,8 @@ __all__ = ["RolloutBuffer"]
 
 Name = str | Path
 KIND = "relive.RolloutBuffer"
+LINE = 64
+"""Bytes of a cache line."""
 KEPT_APART = ("mask", "final_value")
 """Bookkeeping columns that every buffer may have and that no batch carries unless asked to."""
 
@@ -63,6 +67,8 @@ class RolloutBuffer:
         debug: refuse rewards that are not finite.
         hidden_every: keep the recurrent states of ``hidden`` for steps 0, k, 2k, ... alone, to save memory:
             :meth:`sequences` then start where one is kept.
+        columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
+            place, by ``r[name] = ...`` or by :meth:`finish`. What is not written holds what was there before.
         seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws a seed, which
             ``buffer.seed`` then tells.
 
@@ -83,11 +89,13 @@ class RolloutBuffer:
         wrap: bool = False,
         debug: bool = False,
         hidden_every: int = 1,
+        columns: Mapping[str, Field] | None = None,
         seed: int | None = None,
     ) -> None:
         if num_steps < 1 or num_envs < 1:
             raise SchemaError(f"num_steps and num_envs are at least 1, got {num_steps} and {num_envs}")
-        for name in KEPT_APART:
+        self._standing = {(name,): field for name, field in (columns or {}).items()}
+        for name in (*KEPT_APART, *(columns or {})):
             if name in schema:
                 raise SchemaError(f"field '{name}': the buffer adds it by itself; leave it out of the schema")
         self.schema, self.num_steps, self.num_envs = schema, num_steps, num_envs
@@ -96,20 +104,18 @@ class RolloutBuffer:
         if seed is not None and not (isinstance(cast("object", seed), int) and 0 <= seed < 2**64):
             raise SchemaError(f"seed is an int of 0 to 2**64 - 1, or None to draw one, got {seed!r}")
         self.seed = secrets.randbits(63) if seed is None else seed
-        self._check = StepChecker(schema, num_envs, self.device)
         self._keep_states(hidden_every)
-        self._paths = tuple(path for path in schema.leaves if not self._is_sparse(path))
         apart = {("mask",): Field((), torch.bool)}
         value = schema.leaves.get(("value",))
         if value is not None:
             precise = value.dtype if value.dtype is torch.float64 else torch.float32
             apart["final_value",] = Field(value.shape, precise)
-        kept = {path: schema.leaves[path] for path in self._paths}
-        self._columns = Columns(kept | apart, num_steps, num_envs, self.device, wrap)
         self._apart = apart
+        self._columns = Columns({}, num_steps, num_envs, self.device, wrap)
+        self._follow(schema)
         self._ended, self._interrupted = np.ones(num_envs, np.bool_), False
         self._reserved = self._draws = 0
-        self._has_last = False
+        self._has_last, self._memory = False, Recycled()
         self._write_apart(slice(None), {})
         self._apart_used = False
 
@@ -151,19 +157,22 @@ class RolloutBuffer:
         """From now on a step has these fields as well; in the steps there are already they are zeros.
 
         Args:
-            fields: as the schema has them: a :class:`relive.Field`, a bare shape for float32, or a dict or tuple.
+            fields: as the schema has them: a :class:`relive.Field`, a bare shape for float32, or a dict or tuple. A
+                nested field that is there already may be given with further members.
 
         Raises:
-            SchemaError: a column of that name is there already.
+            SchemaError: a column of that name is there already, or rows of it would be lost.
+            LifecycleError: rows are reserved, or hidden states are kept every few steps.
         """
-        for name in fields:
-            if name in self or name in KEPT_APART:
-                raise SchemaError(f"field '{name}': this rollout has such a column already; give it another name")
-        self.schema = self.schema.extend(**fields)
-        self._check = StepChecker(self.schema, self.num_envs, self.device)
-        self._paths = tuple(path for path in self.schema.leaves if not self._is_sparse(path))
-        self._columns.include({path: self.schema.leaves[path] for path in self._paths} | self._apart)
-        self.__dict__.pop("_field_checkers", None)
+        wider = self.schema.extend(**fields)
+        taken = [name for name in fields if name in KEPT_APART or (name in self and name not in self.schema)]
+        taken += [dotted(path) for path, field in self.schema.leaves.items() if wider.leaves.get(path) != field]
+        if taken or wider.leaves == self.schema.leaves:
+            name = (taken or list(fields))[0]
+            raise SchemaError(f"field '{name}': this rollout has such a column already; give it another name")
+        if self._reserved or self._states is not None:
+            raise LifecycleError("add_fields() finds rows reserved, or hidden_every above 1; call it before reserve()")
+        self._follow(wider)
 
     def reserve(self, steps: int | None = None) -> TensorDict:
         """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
@@ -454,6 +463,7 @@ class RolloutBuffer:
         num_batches: int | None = None,
         epochs: int = 1,
         drop_last: bool = False,
+        reshuffle: bool = True,
         fields: tuple[str, ...] | None = None,
         normalize_advantage: bool = False,
     ) -> Iterator[TensorDict]:
@@ -467,6 +477,7 @@ class RolloutBuffer:
             num_batches: instead, how many minibatches an epoch has; their sizes differ by at most one.
             epochs: passes over the rollout.
             drop_last: leave out what does not fill a whole minibatch.
+            reshuffle: False repeats the minibatches of the first epoch in all others.
             fields: the columns wanted; default all but ``mask`` and ``final_value``. Fewer are faster.
             normalize_advantage: normalise ``advantage`` within each minibatch.
 
@@ -480,7 +491,7 @@ class RolloutBuffer:
         wanted = self._wanted(fields)
         if normalize_advantage and ("advantage",) not in wanted:
             raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
-        return self._batches(wanted, bounds, epochs, normalize_advantage)
+        return self._batches(wanted, bounds, self._permutations(epochs, reshuffle), epochs > 1, normalize_advantage)
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -536,11 +547,50 @@ class RolloutBuffer:
         wanted = self._steps_wanted(fields)
         if normalize_advantage and ("advantage",) not in wanted:
             raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
-        reader = self._window_reader(wanted, pack=epochs > 1)
+        reader = self._window_reader(wanted, LARGE_FIELD if epochs > 1 else 0)
         rows = None if length is None else reader.most_rows(windows, min(length, self.steps))
         epoch = partial(reader.batches, rows=rows, time_first=time_first, normalize_advantage=normalize_advantage)
         orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
         return (batch for order in orders for batch in epoch(order, split(order)))
+
+    def env_batches(
+        self,
+        batch_size: int | None = None,
+        *,
+        num_batches: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        sequences: tuple[str, ...] = ("obs",),
+        fields: tuple[str, ...] | None = None,
+    ) -> Iterator[EnvBatch]:
+        """Batches of whole envs: their steps ``[T, B, ...]``, and some columns cut into trajectories at dones as well.
+
+        For recurrent networks that are given padded trajectories and put their outputs back into the order of time.
+        Every env comes exactly once an epoch, in a new random order each; columns must not be changed meanwhile.
+
+        Args:
+            batch_size: envs of a batch; the last one takes what remains.
+            num_batches: instead, how many batches an epoch has; their sizes differ by at most one.
+            epochs: passes over the rollout.
+            shuffle: False keeps the order of the envs.
+            sequences: the columns wanted as trajectories, with ``hidden`` where there is one; padded to all T rows.
+            fields: the columns wanted as they are; default all but those, ``mask``, ``final_value`` and ``hidden``.
+
+        Raises:
+            EmptyError: no step was added.
+            ShapeError: sizes that do not fit the number of envs.
+            FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
+        """
+        self._require_steps()
+        bounds = parts(self.num_envs, batch_size, num_batches, items="envs")
+        windows = cut(self._flags(), None, WHOLE, drop_tail=False, complete=False)
+        padded = self._steps_wanted(sequences)
+        own = self._steps_wanted(fields)
+        if fields is None:
+            own = [path for path in own if path not in padded]
+        pack = LINE if epochs > 1 else 0  # what is longer is read as fast where it lies
+        readers = self._window_reader(padded, pack), self._window_reader(own, pack, with_states=False)
+        return env_batches(*readers, windows, (self._order(self.num_envs, shuffle) for _ in range(epochs)), bounds)
 
     def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.
@@ -566,7 +616,7 @@ class RolloutBuffer:
                 f"chunks({size}): states are kept every {self.hidden_every} steps; ask for a multiple of them"
             )
         wanted = self._steps_wanted(fields)
-        reader = self._window_reader(wanted, pack=False)
+        reader = self._window_reader(wanted, 0)
         flags = self._flags()
         return (reader.chunk(flags, low, min(low + size, self.steps)) for low in range(0, self.steps, size))
 
@@ -592,6 +642,7 @@ class RolloutBuffer:
             "draws": self._draws,
             "has_last": self._has_last,
             "hidden_every": self.hidden_every,
+            "columns": json.loads(Schema(_named(self._standing)).to_json()) if self._standing else None,
             "interrupted": self._interrupted,
         }
         apart = {".ended": torch.from_numpy(self._ended)}
@@ -619,6 +670,7 @@ class RolloutBuffer:
                 wrap=entry(content, "wrap", bool),
                 debug=entry(content, "debug", bool),
                 hidden_every=entry(content, "hidden_every", int),
+                columns=_standing(content),
                 seed=entry(content, "seed", int),
             )
             restore_columns(buffer._columns, tensors, content)
@@ -635,13 +687,22 @@ class RolloutBuffer:
         return buffer
 
     def __repr__(self) -> str:
+        further = f"columns={_named(self._standing)}, " if self._standing else ""
         return (
             f"RolloutBuffer({self.schema!r}, num_steps={self.num_steps}, num_envs={self.num_envs}, "
             f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, "
-            f"hidden_every={self.hidden_every}, seed={self.seed})"
+            f"hidden_every={self.hidden_every}, {further}seed={self.seed})"
         )
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _follow(self, schema: Schema) -> None:
+        """Make room for the fields of this schema."""
+        self.schema = schema
+        self._check = StepChecker(schema, self.num_envs, self.device)
+        self._paths = tuple(path for path in schema.leaves if not self._is_sparse(path))
+        self._columns.include({path: schema.leaves[path] for path in self._paths} | self._apart | self._standing)
+        self.__dict__.pop("_field_checkers", None)
 
     def _keep_states(self, every: int) -> None:
         """With ``hidden_every`` above 1, recurrent states have rows of their own, one for every k steps."""
@@ -786,16 +847,16 @@ class RolloutBuffer:
             terminated, truncated, real = flags
             self._ended = Flags(terminated | truncated, real, self._ended).ended.view(np.bool_)
 
-    def _window_reader(self, wanted: list[Path], pack: bool) -> WindowReader:
+    def _window_reader(self, wanted: list[Path], pack: int, with_states: bool = True) -> WindowReader:
         columns = {path: self._columns.ordered(path) for path in wanted}
-        hidden = [path for path in self.schema.leaves if path[0] == "hidden"]
+        hidden = [path for path in self.schema.leaves if path[0] == "hidden" and with_states]
         states = None
-        if self._states is not None:
+        if hidden and self._states is not None:
             initial = {path: self._initial(path) for path in hidden}
             states = States({path: self._states.tensors[path] for path in hidden}, self.hidden_every, initial)
         elif hidden:
             states = States({path: self._columns.ordered(path) for path in hidden}, 1, {})
-        return WindowReader(columns, states, self.schema, (self.steps, self.num_envs), self.device, pack)
+        return WindowReader(columns, states, self.schema, (self.steps, self.num_envs), self.device, pack, self._memory)
 
     def _initial(self, path: Path) -> Tensor:
         leaf = self.schema.leaves[path]
@@ -817,18 +878,38 @@ class RolloutBuffer:
         self._draws += 1
         return order if rows is None else rows[order]
 
+    def _permutations(self, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
+        order = None
+        for _ in range(epochs):
+            order = self._permutation() if order is None or reshuffle else order
+            yield order
+
     def _batches(
-        self, wanted: list[Path], bounds: list[tuple[int, int]], epochs: int, normalize_advantage: bool
+        self,
+        wanted: list[Path],
+        bounds: list[tuple[int, int]],
+        orders: Iterator[Tensor],
+        pack: bool,
+        normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
         # packing costs as much as one pass of gathering each field by itself
-        rows = PackedRows({path: self._columns.ordered(path) for path in wanted}, pack=epochs > 1)
-        for _ in range(epochs):
-            order = self._permutation()
+        rows = PackedRows({path: self._columns.ordered(path) for path in wanted}, pack, self._memory)
+        for order in orders:
             for low, high in bounds:
                 batch = rows.gather(order[low:high])
                 if normalize_advantage:
                     batch["advantage",] = normalize(batch["advantage",])
                 yield as_tensordict(batch, (high - low,))
+
+
+def _named(columns: Mapping[Path, Field]) -> dict[str, Field]:
+    return {name: field for (name,), field in columns.items()}
+
+
+def _standing(content: Mapping[str, Any]) -> dict[str, Field] | None:
+    """The further columns of a save; those of older ones have none."""
+    saved = content.get("columns")
+    return None if saved is None else _named(cast("Any", Schema.from_json(json.dumps(saved)).leaves))
 
 
 def _path(name: Name) -> Path:

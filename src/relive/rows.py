@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from . import kernels
 from .checks import numpy_dtype, numpy_view
 from .layout import LARGE_FIELD, RowLayout, batch_layout, field_groups, row_layout, typed
+from .memory import Recycled, zeroed
 from .schema import Field, Path, dotted
 from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows
 
@@ -23,9 +23,6 @@ READ = ("reward", "terminated", "truncated", "_stamp", "_step")
 
 WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
 """What it notes with a window, in its order."""
-
-HUGE = 2**21
-"""Bytes of a huge page."""
 
 STAGES = 64
 """Numbers of rows for which the memory to pack them in is kept."""
@@ -38,9 +35,10 @@ class PackedRows:
         columns: path -> contiguous ``[T, N, ...]``; row ``t * N + n`` is step ``t`` of env ``n``. A field of more
             than LARGE_FIELD bytes is read where it lies.
         pack: False reads every field where it lies.
+        memory: what batches are made of, on the CPU; by default fresh memory.
     """
 
-    def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True) -> None:
+    def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> None:
         flat = {path: column.flatten(0, 1) for path, column in columns.items()}
         fields = {path: Field(tuple(column.shape[1:]), column.dtype) for path, column in flat.items()}
         small = {path: field for path, field in fields.items() if pack and field.nbytes <= LARGE_FIELD}
@@ -48,25 +46,26 @@ class PackedRows:
         self._blocks = {path: column for path, column in flat.items() if path not in small}
         self._layout = RowLayout(small)
         some = next(iter(flat.values()))
-        self._rows = torch.empty((len(some), self._layout.nbytes), dtype=torch.uint8, device=some.device)
+        self._memory = memory if some.is_cpu else None
+        self._rows = self._empty((len(some), self._layout.nbytes), torch.uint8, some.device)
         for path, view in self._layout.views(self._rows).items():
             view.copy_(flat[path])
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         """The rows ``index`` (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
-        batch = self._layout.views(self._rows.index_select(0, index)) if self._layout.fields else {}
+        batch = self._layout.views(self._taken(self._rows, index)) if self._layout.fields else {}
         for path, block in self._blocks.items():
-            batch[path] = block.index_select(0, index)
+            batch[path] = self._taken(block, index)
         return {path: batch[path] for path in self._order}
 
+    def _taken(self, source: Tensor, index: Tensor) -> Tensor:
+        out = self._empty((len(index), *source.shape[1:]), source.dtype, source.device)
+        return torch.index_select(source, 0, index, out=out)
 
-def zeroed(nbytes: int) -> Array:
-    """Zeroed memory, on huge pages where there are any: at random places most of a read is finding the page."""
-    if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.zeros(nbytes, np.uint8)
-    memory = mmap.mmap(-1, -(-nbytes // HUGE) * HUGE)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8, nbytes)
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if self._memory is None:
+            return torch.empty(shape, dtype=dtype, device=device)
+        return self._memory.empty(shape, dtype)
 
 
 def _block(field: Field, num_rows: int) -> Tensor:

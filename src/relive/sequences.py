@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -17,7 +18,7 @@ from .storage import as_tensordict
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["WHOLE", "Overlap", "SequenceBatch", "padding", "stride_of"]
+__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "stride_of"]
 
 Overlap = Literal["none", "half", "max"] | int
 WHOLE = 2**31
@@ -226,6 +227,21 @@ class SequenceBatch(Mapping[str, Any]):
         if tuple(values.shape[:2]) != expected:
             axes = "[L, B, ...]" if self.time_first else "[B, L, ...]"
             raise ShapeError(f"expected {axes} with {expected} in front, got {tuple(values.shape)}")
+
+
+@dataclass(slots=True)
+class EnvBatch:
+    """Some envs of a rollout with all their steps: as they are, and cut into padded trajectories.
+
+    Row ``t`` of env ``b`` in ``steps`` is the same step as ``sequences.flat(...)[b * T + t]`` where all steps are real.
+    """
+
+    envs: Tensor
+    """int64 ``[B]``."""
+    steps: TensorDict
+    """``[T, B, ...]``."""
+    sequences: SequenceBatch
+    """``[T, K, ...]``: the trajectories of the first env in the order of time, then those of the next."""
 
 
 def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from . import kernels
 from .checks import numpy_view
 from .errors import FullError
+from .memory import zeroed
 from .schema import Field, Path, nest
 
 if TYPE_CHECKING:
@@ -64,14 +66,20 @@ class Columns:
         """``leaves``, in their order, are the own columns from now on: those there are stay, others begin as zeros."""
         attached = {path: self.tensors[path] for path in self._attached}
         self.tensors = {
-            path: self.tensors[path]
-            if path in self.own
-            else torch.zeros((self.num_steps + 1, self.num_envs, *field.shape), dtype=field.dtype, device=self.device)
+            path: self.tensors[path] if path in self.own else self._zeros(field.shape, field.dtype)
             for path, field in leaves.items()
         }
         self.own = frozenset(self.tensors)
         self._find()
         self.tensors |= attached
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
+            full = self.num_steps + 1, self.num_envs, *shape
+            nbytes = math.prod(full) * dtype.itemsize
+            if self.device.type != "cpu" or not nbytes:
+                return torch.zeros(full, dtype=dtype, device=self.device)
+            return torch.from_numpy(zeroed(nbytes)).view(dtype).view(full)
 
     def _find(self) -> None:
         """Note where the own columns lie."""
@@ -190,8 +198,7 @@ class Columns:
         """Write a whole column ``[T, N, ...]``, a new one if there is none of that shape and dtype."""
         target = self.tensors.get(path)
         if target is None or target.shape[2:] != column.shape[2:] or target.dtype is not column.dtype:
-            shape = (self.num_steps + 1, self.num_envs, *column.shape[2:])
-            target = self.tensors[path] = torch.zeros(shape, dtype=column.dtype, device=self.device)
+            target = self.tensors[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
         split = min(self.num_steps - self._start, self.count)
         target[self._start : self._start + split].copy_(column[:split])
         if split < self.count:

@@ -26,8 +26,8 @@ Apart = list[tuple[Any, Any]]
 
 
 Amend = Callable[[Array, Ints], None]
-"""Changes the windows of a batch, packed as :attr:`Store.planned` says (uint8 ``[B, W]``), and their last places, before
-anything is read that depends on where they end."""
+"""Changes the windows of a batch, packed as :attr:`Store.planned` says (uint8 ``[B, W]``), and their last places,
+before what depends on where they end is read."""
 
 
 class WindowBytes(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,15 +14,22 @@ from torch import Tensor
 from . import kernels
 from .batching import parts, parts_by_steps
 from .errors import FieldError, ShapeError
-from .layout import LARGE_FIELD, RowLayout
+from .layout import RowLayout
+from .memory import Recycled
 from .returns import normalize
 from .schema import Field, Path, Schema
-from .sequences import WHOLE, SequenceBatch, padding
+from .sequences import WHOLE, EnvBatch, SequenceBatch, padding
+from .storage import as_tensordict
 from .vectors import swap_layers
 
-__all__ = ["Flags", "States", "WindowReader", "cut", "splitter"]
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Flags", "States", "WindowReader", "cut", "env_batches", "splitter"]
 
 Ints = NDArray[np.int64]
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor of a shape and dtype, of whatever content."""
 ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
 """The columns of a table of windows."""
 
@@ -72,6 +80,10 @@ def splitter(
     return lambda _: split if total else []
 
 
+def _fresh(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 class States:
     """The recurrent states of a rollout: columns ``[T, N, ...]``, or every k-th row of them.
 
@@ -90,17 +102,22 @@ class States:
         start = windows[:, START]
         return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
 
-    def at(self, index: Tensor, kept: Tensor) -> dict[Path, Tensor]:
+    def at(self, index: Tensor, kept: Tensor, empty: Empty) -> dict[Path, Tensor]:
         """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``.
 
         ``index`` is the row's place among those that are kept, of all envs; ``kept`` is 0 where it is not one of them.
         """
         found: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
-            state = column.index_select(0, index)
+            state = empty((len(index), *column.shape[1:]), column.dtype)
+            bits, out = (x.reshape(len(x), -1).view(torch.uint8) for x in (column, state))
+            kernels.gather_windows(bits, index, 1, torch.ones_like(index), bits[0], 1, out[:, None])
             if self.every > 1:
                 state[kept == 0] = self._initial[path]
-            found[path] = swap_layers(state).contiguous()
+            swapped = swap_layers(state)
+            if not swapped.is_contiguous():
+                swapped = empty(tuple(swapped.shape), column.dtype).copy_(swapped)
+            found[path] = swapped
         return found
 
 
@@ -113,8 +130,9 @@ class WindowReader:
         schema: how they are nested.
         size: (T, N).
         device: where they lie.
-        pack: first lay the small fields of a row next to each other, environment by environment: it costs one pass
-            over them, and each window is then one run of bytes.
+        pack: first lay the fields of up to so many bytes of a row next to each other, environment by environment: it
+            costs one pass over them, and each window is then one run of bytes.
+        memory: what batches are made of, on the CPU.
     """
 
     def __init__(
@@ -124,20 +142,20 @@ class WindowReader:
         schema: Schema,
         size: tuple[int, int],
         device: torch.device,
-        pack: bool,
+        pack: int,
+        memory: Recycled,
     ) -> None:
         self._columns, self._states, self._schema = columns, states, schema
-        (self._steps, self._envs), self._device = size, device
+        (self.num_steps, self._envs), self._device = size, device
+        self._empty: Empty = memory.empty if device.type == "cpu" else partial(_fresh, device)
         for name in {path[0] for path in columns} & {"lengths", "burn_in", "env", "start", "done"}:
             raise FieldError(
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
             )
         fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
-        small = {
-            path: field for path, field in fields.items() if not field.nbytes or (pack and field.nbytes <= LARGE_FIELD)
-        }
+        small = {path: field for path, field in fields.items() if field.nbytes <= pack}
         self._layout = RowLayout(small)
-        rows = torch.empty((self._envs, self._steps, self._layout.nbytes), dtype=torch.uint8, device=self._device)
+        rows = self._empty((self._envs, self.num_steps, self._layout.nbytes), torch.uint8)
         for path, view in self._layout.views(rows).items():
             view.copy_(columns[path].transpose(0, 1))
         self._rows = rows.flatten(0, 1)
@@ -175,7 +193,7 @@ class WindowReader:
         env, start, length, origin, begins = windows.T
         burn = self.burn_in(windows)
         first, every = start - burn, 1 if self._states is None else self._states.every
-        packed, row, state = env * self._steps + first, first * self._envs + env, first // every * self._envs + env
+        packed, row, state = env * self.num_steps + first, first * self._envs + env, first // every * self._envs + env
         is_start = (begins == 1) & (first == origin)
         return np.stack([length + burn, burn, env, start, is_start, packed, row, state, first % every == 0])
 
@@ -211,28 +229,68 @@ class WindowReader:
             hidden = self._hidden(index, torch.ones_like(index))
         return SequenceBatch(leaves, moved, hidden, time_first=True)
 
+    def whole(self, envs: Ints) -> TensorDict:
+        """All steps of some envs, ``[T, B, ...]``."""
+        env = torch.from_numpy(envs).to(self._device)
+        leaves = self._gather(env * self.num_steps, env, torch.full_like(env, self.num_steps), self.num_steps, True)
+        return as_tensordict(leaves, (self.num_steps, len(envs)))
+
     def _hidden(self, index: Tensor, kept: Tensor) -> Any:
         assert self._states is not None
-        return self._schema.rebuild("hidden", self._states.at(index, kept).__getitem__)
+        return self._schema.rebuild("hidden", self._states.at(index, kept, self._empty).__getitem__)
 
     def _gather(
         self, packed_row: Tensor, row: Tensor, lengths: Tensor, rows: int, time_first: bool
     ) -> dict[Path, Tensor]:
         # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
         # packed are strided in either order.
+        def read(source: Tensor, index: Tensor, step: int, pad: Tensor) -> Tensor:
+            out = self._empty((len(lengths), rows, source.shape[1]), torch.uint8)
+            kernels.gather_windows(source, index, step, lengths, pad, rows, out)
+            return out.transpose(0, 1) if time_first else out
+
         packed: dict[Path, Tensor] = {}
         if self._layout.fields:
-            out = kernels.gather_windows(self._rows, packed_row, 1, lengths, self._pad, rows)
-            packed = self._layout.views(out.transpose(0, 1) if time_first else out)
+            packed = self._layout.views(read(self._rows, packed_row, 1, self._pad))
         found: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
             if path in packed:
                 found[path] = packed[path]
                 continue
-            source = column.reshape(self._steps * self._envs, -1).view(torch.uint8)
+            source = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
             pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
-            bits = pad.reshape(1, -1).view(torch.uint8)[0]
-            out = kernels.gather_windows(source, row, self._envs, lengths, bits, rows).view(column.dtype)
-            windows = out.reshape(*out.shape[:2], *column.shape[2:])
-            found[path] = windows.transpose(0, 1) if time_first else windows
+            windows = read(source, row, self._envs, pad.reshape(1, -1).view(torch.uint8)[0]).view(column.dtype)
+            found[path] = windows.unflatten(-1, column.shape[2:]) if column.dim() > 2 else windows.squeeze(-1)
         return found
+
+
+def env_batches(
+    trajectories: WindowReader,
+    columns: WindowReader,
+    windows: Ints,
+    orders: Iterator[Ints],
+    bounds: list[tuple[int, int]],
+) -> Iterator[EnvBatch]:
+    """Whole envs, in the order that ``orders`` gives for each epoch, (begin, end) of them a batch.
+
+    Args:
+        trajectories: reads what is wanted as sequences.
+        columns: reads what is wanted as it is.
+        windows: whole trajectories, env by env, as :func:`cut` gives them.
+        orders: permutations of the envs.
+        bounds: of the batches.
+    """
+    counts = np.bincount(windows[:, ENV], minlength=bounds[-1][1])
+    begins = np.cumsum(counts) - counts
+    for order in orders:
+        for low, high in bounds:
+            envs = order[low:high]
+            mine = windows[_runs(begins[envs], counts[envs])]
+            (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
+            yield EnvBatch(torch.from_numpy(envs), columns.whole(envs), sequences)
+
+
+def _runs(begins: Ints, counts: Ints) -> Ints:
+    """begin, begin + 1, ... of each, as many as it counts."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(begins - before, counts) + np.arange(counts.sum())

@@ -74,12 +74,15 @@ def _cut(
     return found
 
 
-def gather_windows(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
+def gather_windows(
+    source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, out: Tensor | None = None
+) -> Tensor:
     """See :func:`relive.kernels.reference.episodes.gather_windows`."""
     # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
-    out = np.empty((len(first), length, source.shape[1]), np.uint8)
-    _gather(source.numpy().reshape(-1), first.numpy(), step, lengths.numpy(), pad.numpy(), out)
-    return torch.from_numpy(out)
+    if out is None:
+        out = torch.from_numpy(np.empty((len(first), length, source.shape[1]), np.uint8))
+    _gather(source.numpy().reshape(-1), first.numpy(), step, lengths.numpy(), pad.numpy(), out.numpy())
+    return out
 
 
 @jit

@@ -25,7 +25,7 @@ FIRST, END, AIM = 0, 1, 2
 
 
 @jit
-def episode_of(e: int, place: int, number: int, state: Ints, order: Any) -> Any:
+def episode_of(e: Any, place: Any, number: Any, state: Ints, order: Any) -> Any:
     """Which of the episodes of an env a live row belongs to; ``order`` is kept modulo 2**32."""
     return number - state[e, DONE] + ((state[e, DONE] - np.int64(order[place])) & 0xFFFFFFFF)
 
@@ -42,7 +42,7 @@ def note_ends(rows: int, state: Ints, order: Any, ends: Any, seen: Ints) -> None
 
 
 @jit
-def _after(place: int, begin: int, rows: int) -> Any:
+def _after(place: Any, begin: Any, rows: int) -> Any:
     return place + 1 if place + 1 < begin + rows else begin
 
 
@@ -81,7 +81,8 @@ def choose_goals(
         spans[END, found], spans[AIM, found] = base + remainder(end, rows, inverse), aim
         found += 1
     _list_steps(
-        places, rows, source, at, out, to, goal, which[:found], begin, now, after, spans, rewards, flags, achieved, desired
+        places, rows, source, at, out, to, goal, which[:found], begin, now, after, spans, rewards, flags, achieved,
+        desired,
     )  # fmt: skip
     return found
 

@@ -66,17 +66,21 @@ def plan_windows(
     return found
 
 
-def gather_windows(source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int) -> Tensor:
+def gather_windows(
+    source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, out: Tensor | None = None
+) -> Tensor:
     """Rows ``first``, ``first + step``, ... of ``source`` (uint8 ``[R, W]``), ``lengths`` of them for each window.
 
     Returns:
-        uint8 ``[B, length, W]``; ``pad`` (uint8 ``[W]``) stands where a window has no row.
+        uint8 ``[B, length, W]``; ``pad`` (uint8 ``[W]``) stands where a window has no row. ``out``,
+        if it is given, a contiguous tensor of that shape.
     """
     time = torch.arange(length, device=source.device)
     inside = time < lengths[:, None]
     index = torch.where(inside, first[:, None] + time * step, 0)
     rows = source.index_select(0, index.view(-1)).view(*index.shape, -1)
-    return torch.where(inside[..., None], rows, pad)
+    found = torch.where(inside[..., None], rows, pad)
+    return found if out is None else out.copy_(found)
 
 
 def mark_windows(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -88,7 +88,7 @@ def relabel_windows(
     :func:`windows`. The goals ``desired`` go to the bytes ``goals`` of the rows. ``used[m]`` is the window's last step.
     """
     for m, i in enumerate(which.tolist()):
-        value, factor, k = 0.0, 1.0, 0
+        value, factor, k, entry = 0.0, 1.0, 0, int(begin[m])
         for entry in range(begin[m], begin[m + 1]):
             value += factor * float(rewards[entry])
             factor *= gamma

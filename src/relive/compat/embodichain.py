@@ -1,0 +1,290 @@
+"""EmbodiChain's rollout buffer, minibatches, GAE and group advantages over relive's core; 0.2.4 is what they follow.
+
+A rollout is one TensorDict ``[N, T + 1]`` that collector, environment and algorithm write in place. Row T has the
+``obs`` and ``value`` that the rollout ended on, and is padding for all other fields.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import EmptyError, FieldError, FullError, ShapeError, UnfinishedError
+from ..returns import gae, group_advantage
+from ..rollout import RolloutBuffer as Rollout
+from ..rows import PackedRows
+from ..schema import Field, Schema, dotted
+from ..storage import as_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["RolloutBuffer", "compute_gae", "compute_group_advantage", "iterate_minibatches", "transition_view"]
+
+DYNAMIC = ("advantage", "return", "seq_mask", "seq_return", "entropy")
+"""What algorithms attach to a rollout; the next rollout starts without it."""
+UNPADDED = ("obs", "value", "mask", "final_value")
+"""Fields whose last row is not reset: it is the bootstrap row, or has been reset already."""
+FLAGS = ("done", "terminated", "truncated")
+
+
+class RolloutBuffer:
+    """One rollout ``[N, T + 1]``, written in place in the TensorDict that :meth:`start_rollout` gives.
+
+    Its fields are ``obs``, ``action``, ``sample_log_prob``, ``value``, ``reward``, ``done``, ``terminated`` and
+    ``truncated``; beyond EmbodiChain ``final_value``, where whoever knows it writes V(true final observation) of steps
+    that were truncated, and which :func:`compute_gae` reads. Further fields may be attached to it.
+
+    Args:
+        num_envs: N.
+        rollout_len: T.
+        obs_dim: numbers of an observation, float32. Beyond EmbodiChain also a shape, a :class:`relive.Field`, a
+            Gymnasium space, or a dict of these for observations that are not flattened.
+        action_dim: likewise.
+        device: where the rollout lives.
+    """
+
+    def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:
+        self.num_envs, self.rollout_len, self.obs_dim, self.action_dim = num_envs, rollout_len, obs_dim, action_dim
+        self.device = device
+        scalars: dict[str, Any] = dict.fromkeys(("sample_log_prob", "value", "reward"), Field())
+        scalars |= dict.fromkeys(FLAGS, Field((), torch.bool))
+        schema = Schema({"obs": _spec(obs_dim), "action": _spec(action_dim)} | scalars)
+        self._buffer = Rollout(schema, rollout_len, num_envs, device=device)
+        shared = self._buffer.env_major.exclude("mask")
+        self._rollout = cast("TensorDict", shared.to(torch.device(device)))
+        self._shapes = {name: value.shape for name, value in self._rollout.items(True, True)}
+
+    @property
+    def buffer(self) -> TensorDict:
+        """The shared rollout, always the same object."""
+        return self._rollout
+
+    def start_rollout(self) -> TensorDict:
+        """The shared rollout, to be written in place; what algorithms attached to the one before is gone.
+
+        Raises:
+            RuntimeError: the rollout before was not taken.
+        """
+        if self._buffer.is_full:
+            raise FullError("RolloutBuffer already contains a rollout.")
+        for name in DYNAMIC:
+            if name in self._rollout.keys():
+                del self._rollout[name]
+        self._buffer.clear()
+        self._buffer.reserve()
+        padding = self._rollout[:, -1]
+        for name in self._buffer.schema.names:
+            if name not in UNPADDED:
+                padding[name].zero_()
+        self._rollout["reward"][:, :-1] = torch.nan  # tells rows that nobody wrote
+        return self._rollout
+
+    def add(self, rollout: TensorDict) -> None:
+        """The shared rollout has been written.
+
+        Raises:
+            ValueError: it is another object, or its fields have other shapes than they had.
+            UnfinishedError: the reward of some step was never written.
+        """
+        if rollout is not self._rollout:
+            raise FieldError("RolloutBuffer only accepts its shared rollout TensorDict.")
+        for name, shape in self._shapes.items():
+            given = rollout[name].shape
+            if given != shape:
+                raise ShapeError(f"Rollout field '{name}' shape mismatch: expected {tuple(shape)}, got {tuple(given)}.")
+        missing = rollout["reward"][:, :-1].isnan()
+        if bool(missing.any()):
+            env, step = (int(x) for x in missing.nonzero()[0])
+            raise UnfinishedError(
+                f"the reward of step {step} of env {env} is missing, or NaN; write all {self.rollout_len} steps of the "
+                "rollout that start_rollout() gave, then add() it"
+            )
+        if not self._buffer.is_full:
+            self._commit()
+
+    def _commit(self) -> None:
+        final_value = self._rollout["final_value"].clone()
+        self._buffer.clear()  # somebody may have written without start_rollout()
+        self._buffer.reserve()
+        self._rollout["final_value"].copy_(final_value)
+        self._buffer.commit(last=True)
+
+    def get(self, flatten: bool = True) -> TensorDict:
+        """The rollout, which is thereby taken.
+
+        Args:
+            flatten: True copies the steps, ``[N * T]``, env by env. False gives the shared rollout ``[N, T + 1]``
+                itself, which the next :meth:`start_rollout` overwrites: clone it to keep it.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if not self._buffer.is_full:
+            raise EmptyError("RolloutBuffer is empty.")
+        rollout = transition_view(self._rollout, flatten=True) if flatten else self._rollout
+        final_value = self._rollout["final_value"].clone()
+        self._buffer.clear()
+        self._rollout["final_value"].copy_(final_value)
+        return rollout
+
+    def is_full(self) -> bool:
+        """Whether a rollout waits to be taken."""
+        return self._buffer.is_full
+
+
+def _spec(given: Any) -> Any:
+    """A number of columns, a shape, a space or a dict of these as the schema takes it."""
+    if isinstance(given, int):
+        return Field((given,))
+    if isinstance(given, Mapping) and not hasattr(given, "spaces"):
+        return {name: _spec(inner) for name, inner in cast("Mapping[str, Any]", given).items()}
+    if hasattr(given, "contains"):  # a Gymnasium space
+        return Schema.from_spaces(given, given)["obs"]
+    return given
+
+
+def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
+    """The steps of a rollout ``[N, T + 1]``, ``[N, T]``: every field it has, and ``next_value``, the value one row on.
+
+    Args:
+        rollout: with fields of whatever name, nested or not.
+        flatten: True copies them as ``[N * T]``, env by env; else they are views.
+    """
+    envs, rows = rollout.batch_size
+    fields: dict[Any, Any] = {(name,): rollout[name][:, :-1] for name in rollout.keys()}
+    if "value" in rollout.keys():
+        fields["next_value",] = rollout["value"][:, 1:]
+    steps = as_tensordict(fields, (envs, rows - 1))
+    if flatten:
+        flat = steps.reshape(envs * (rows - 1))
+        return flat.clone() if envs == 1 else flat
+    return steps
+
+
+def iterate_minibatches(
+    rollout: TensorDict,
+    batch_size: int,
+    device: Any = None,
+    *,
+    fields: tuple[str, ...] | None = None,
+    seed: int | None = None,
+) -> Iterator[TensorDict]:
+    """A flat rollout ``[B]`` in random order, in minibatches, the last one of which takes what remains.
+
+    Args:
+        rollout: ``[B]``, on any device.
+        batch_size: rows of a minibatch.
+        device: where the minibatches go; by default where the rollout is.
+        fields: the fields wanted, beyond EmbodiChain; by default all. Fewer are faster.
+        seed: of the order; None draws one. torch's global generator is never read.
+    """
+    total = int(rollout.batch_size[0])
+    wanted = rollout if fields is None else rollout.select(*fields)
+    leaves = {name if isinstance(name, tuple) else (name,): x for name, x in wanted.items(True, True)}
+    rows = PackedRows({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
+    order = kernels.permutation(total, secrets.randbits(63) if seed is None else seed, 0)
+    for low in range(0, total, batch_size):
+        index = order[low : low + batch_size]
+        batch = as_tensordict(rows.gather(index.to(next(iter(leaves.values())).device)), (len(index),))
+        yield batch if device is None else batch.to(device)
+
+
+def compute_gae(
+    rollout: TensorDict,
+    gamma: float,
+    gae_lambda: float,
+    *,
+    truncation: Literal["bootstrap", "terminal"] = "bootstrap",
+) -> tuple[Tensor, Tensor]:
+    """GAE of a rollout ``[N, T + 1]``; attaches ``advantage`` and ``return`` to it, whose last row is 0.
+
+    Args:
+        rollout: with ``reward``, ``value``, ``done``, and ``truncated`` where that is told apart.
+        gamma: discount.
+        gae_lambda: λ.
+        truncation: "bootstrap" values a truncated step by the rollout's ``final_value``. "terminal" takes it for the
+            end of the world, as EmbodiChain 0.2.4 does.
+
+    Returns:
+        advantage and return, ``[N, T]``, views of what was attached.
+
+    Raises:
+        ValueError: fields of other shapes; a truncated step that is to be bootstrapped and has no ``final_value``.
+    """
+    _require_steps(rollout)
+    reward, done = rollout["reward"][:, :-1].float().T, rollout["done"][:, :-1].bool().T
+    truncated = torch.zeros_like(done)
+    if truncation == "bootstrap" and "truncated" in rollout.keys():
+        truncated = rollout["truncated"][:, :-1].bool().T
+        if "terminated" in rollout.keys():
+            truncated = truncated & ~rollout["terminated"][:, :-1].bool().T
+    final_value = _final_value(rollout, truncated)
+    ends = done & ~truncated, truncated
+    value = rollout["value"].float().T
+    advantage, ret = gae(reward, value, *ends, final_value=final_value, gamma=gamma, lam=gae_lambda)
+    return _attach(rollout, "advantage", advantage), _attach(rollout, "return", ret)
+
+
+def _final_value(rollout: TensorDict, truncated: Tensor) -> Tensor | None:
+    """V(true final observation) ``[T, N]``, which truncated steps need to have."""
+    known = "final_value" in rollout.keys()
+    final_value = rollout["final_value"][:, :-1].float().T if known else None
+    missing = truncated if final_value is None else truncated & final_value.isnan()
+    if bool(missing.any()):
+        step, env = (int(x) for x in missing.nonzero()[0])
+        raise FieldError(
+            f"step {step} of env {env} was truncated and has no final value; write V(true final observation) to "
+            "rollout['final_value'] there, or pass truncation='terminal' to count time limits as failures"
+        )
+    return final_value
+
+
+def compute_group_advantage(
+    rollout: TensorDict, gamma: float, group_size: int, *, eps: float = 1e-8, truncate_at_first_done: bool = True
+) -> tuple[Tensor, Tensor]:
+    """GRPO's part of a rollout ``[N, T + 1]``; attaches ``advantage``, ``seq_mask`` and ``seq_return``, float32.
+
+    Args:
+        rollout: with ``reward`` and ``done``.
+        gamma: discount.
+        group_size: consecutive envs of a group.
+        eps: added to the standard deviation.
+        truncate_at_first_done: count no step after an env's first done.
+
+    Returns:
+        advantage and mask, ``[N, T]``, views of what was attached.
+
+    Raises:
+        ValueError: ``group_size`` does not divide N.
+    """
+    _require_steps(rollout)
+    reward, done = rollout["reward"][:, :-1].float().T, rollout["done"][:, :-1].bool().T
+    options: dict[str, Any] = {"group_size": group_size, "gamma": gamma, "eps": eps}
+    none = torch.zeros_like(done)
+    found = group_advantage(reward, done, none, until_first_done=truncate_at_first_done, **options)
+    advantage, ret, mask = found
+    _attach(rollout, "seq_return", ret)
+    return _attach(rollout, "advantage", advantage), _attach(rollout, "seq_mask", mask.float())
+
+
+def _require_steps(rollout: TensorDict) -> None:
+    expected = tuple(rollout.batch_size)
+    for name in ("reward", "done", "value"):
+        if name in rollout.keys() and tuple(rollout[name].shape) != expected:
+            raise ShapeError(
+                f"field '{dotted((name,))}': expected [num_envs, time + 1] = {expected}, "
+                f"got {tuple(rollout[name].shape)}"
+            )
+
+
+def _attach(rollout: TensorDict, name: str, column: Tensor) -> Tensor:
+    """Put ``[T, N]`` into the rollout as ``[N, T + 1]``; the steps of it, ``[N, T]``."""
+    full = torch.cat([column, torch.zeros_like(column[:1])]).T
+    rollout[name] = full
+    return rollout[name][:, :-1]

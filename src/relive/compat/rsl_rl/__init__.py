@@ -1,0 +1,25 @@
+"""rsl_rl's ``RolloutStorage`` over relive's core; rsl_rl 5.5.1 is what it was held against.
+
+``RolloutStorage`` needs no rsl_rl. ``PPO`` and ``Distillation`` are rsl_rl's own with this storage in place of theirs,
+made when they are first asked for: ``class_name="relive.compat.rsl_rl:PPO"`` in a runner's configuration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .storage import RolloutStorage
+
+if TYPE_CHECKING:
+    PPO: Any
+    Distillation: Any
+
+__all__ = ["PPO", "Distillation", "RolloutStorage"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("PPO", "Distillation"):
+        from . import algorithms
+
+        return getattr(algorithms, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,412 @@
+"""RolloutStorage: rsl_rl's class over relive's RolloutBuffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from ...errors import FieldError, SchemaError, ShapeError
+from ...returns import GAE
+from ...rollout import RolloutBuffer
+from ...schema import Field, Schema
+from ...vectors import swap_layers
+from .containers import Batch, Transition
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["RolloutStorage"]
+
+FLAG = Field((), torch.bool)
+NUMBER = Field()
+READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "distillation": ()}
+"""What a minibatch of PPO has, besides what is known once the first transition came."""
+STATES = ("a", "c")
+"""The actor's and the critic's hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Returns:
+    """GAE where ``terminated`` holds every done, time-outs too, as rsl_rl stores it."""
+
+    gamma: float
+    lam: float
+    normalize: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return GAE().reads
+
+    def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
+        ends = {"terminated": terminated & ~truncated, "truncated": truncated}
+        return GAE(self.gamma, self.lam, self.normalize)(**ends, **columns)
+
+
+class Column:
+    """An attribute that shows one column of the rollout as rsl_rl shapes it; assigning to it writes into the column.
+
+    Args:
+        name: the column's name in the rollout.
+        scalar: whether rsl_rl has a last axis of 1 that the column has not.
+        kinds: the training types that have it.
+    """
+
+    def __init__(self, name: str, *, scalar: bool = True, kinds: tuple[str, ...] = ("rl", "distillation")) -> None:
+        self._name, self._scalar, self._kinds = name, scalar, kinds
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, storage: Any, owner: type | None = None) -> Any:
+        if storage is None:
+            return self
+        if storage.training_type not in self._kinds:
+            raise AttributeError(f"a storage for {storage.training_type!r} has no {self._attribute!r}")
+        return storage.column(self._name, self._scalar)
+
+    def __set__(self, storage: Any, value: Any) -> None:
+        _assign(self._attribute, self.__get__(storage), torch.as_tensor(value))
+
+
+def _assign(name: str, target: Tensor, value: Tensor) -> None:
+    if value.shape != target.shape:
+        raise ShapeError(f"{name}: expected {tuple(target.shape)}, got {tuple(value.shape)}; write to it in place")
+    target.copy_(value.detach())
+
+
+class RolloutStorage:
+    """The transitions of a rollout ``[T, N]``, added step by step, then read as minibatches.
+
+    All tensors that it shows are views of the rollout: they can be written in place, and assigning to one copies.
+
+    Args:
+        training_type: "rl" or "distillation".
+        num_envs: N.
+        num_transitions_per_env: T.
+        obs: example observations ``[N, ...]`` of every group, nested or not; dtypes are kept.
+        actions_shape: of one env's action; float32, as rsl_rl has them.
+        device: where it all lives.
+        reshuffle_each_epoch: False is rsl_rl's own behaviour: one permutation for all epochs, and envs of recurrent
+            minibatches in their own order.
+        seed: of the permutations, which never touch torch's global generator. None draws one.
+
+    Raises:
+        SchemaError: another training type, or sizes that are not positive.
+    """
+
+    Transition = Transition
+    Batch = Batch
+
+    rewards = Column("reward")
+    actions = Column("action", scalar=False)
+    dones = Column("terminated")
+    values = Column("value", kinds=("rl",))
+    actions_log_prob = Column("log_prob", kinds=("rl",))
+    returns = Column("return", kinds=("rl",))
+    advantages = Column("advantage", kinds=("rl",))
+    privileged_actions = Column("privileged_action", scalar=False, kinds=("distillation",))
+    time_outs = Column("truncated")
+    final_values = Column("final_value", kinds=("rl",))
+
+    def __init__(
+        self,
+        training_type: str,
+        num_envs: int,
+        num_transitions_per_env: int,
+        obs: TensorDict,
+        actions_shape: tuple[int, ...] | list[int],
+        device: str = "cpu",
+        *,
+        reshuffle_each_epoch: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        if training_type not in READ:
+            raise SchemaError(f"training_type is 'rl' or 'distillation', got {training_type!r}")
+        self.training_type, self.device, self.actions_shape = training_type, device, actions_shape
+        self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
+        self.reshuffle_each_epoch = reshuffle_each_epoch
+        action = Field(tuple(actions_shape))
+        fields: dict[str, Any] = {"obs": _groups(obs), "action": action, "reward": NUMBER}
+        fields |= {"terminated": FLAG, "truncated": FLAG}
+        rl = training_type == "rl"
+        fields |= {"value": NUMBER, "log_prob": NUMBER} if rl else {"privileged_action": action}
+        further = {"advantage": NUMBER, "return": NUMBER} if rl else {}
+        size = num_transitions_per_env, num_envs
+        self._buffer = RolloutBuffer(Schema(fields), *size, device=device, columns=further, seed=seed)
+        self._shown: dict[str, Any] = {}
+        self._params: int | None = None
+        self._states: dict[str, int] = {}
+        self._blank: dict[str, tuple[Tensor, ...]] = {}
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """How many transitions were added; assigning says that so many rows were written in place."""
+        return self._buffer.steps
+
+    @step.setter
+    def step(self, count: int) -> None:
+        self._buffer.clear()
+        if count:
+            self._buffer.reserve(count)
+            self._buffer.commit(count)
+
+    def add_transition(self, transition: Any) -> None:
+        """Add one transition; it may be rsl_rl's own object.
+
+        ``rewards``, ``dones``, ``values`` and ``actions_log_prob`` are ``[N]`` or ``[N, 1]``. Beyond rsl_rl,
+        ``time_outs`` (``[N]``) says which of the dones are time-outs, and ``final_values`` V(true final observation).
+
+        Raises:
+            OverflowError: T transitions were added.
+            FieldError, ShapeError, DTypeError: something is missing or does not fit. Nothing is written.
+        """
+        if self._buffer.is_full:
+            raise OverflowError("Rollout buffer overflow! You should call clear() before adding new transitions.")
+        if self.training_type == "rl":
+            self._learn_shapes(transition)
+        self._buffer.add(self._step_of(transition))
+
+    def clear(self) -> None:
+        """Begin the next rollout."""
+        self._buffer.clear()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def compute_returns(
+        self, last_values: Tensor, gamma: float, lam: float, *, normalize_advantage: bool = True
+    ) -> None:
+        """Write ``returns`` and ``advantages``: GAE, in which time-outs end on their ``final_values``.
+
+        Args:
+            last_values: V of the observations after the last step, ``[N]`` or ``[N, 1]``.
+            gamma: discount.
+            lam: λ.
+            normalize_advantage: over the whole rollout.
+
+        Raises:
+            UnfinishedError: fewer than T transitions were added.
+            FieldError: a time-out has no final value.
+        """
+        self._buffer.finish(_Returns(gamma, lam, normalize_advantage), last_value=self._scalars(last_values))
+
+    def generator(self) -> Iterator[Batch]:
+        """The steps in the order of time, each a batch ``[N, ...]`` of views, for distillation.
+
+        Raises:
+            ValueError: the storage is for reinforcement learning.
+        """
+        if self.training_type != "distillation":
+            raise ValueError("This function is only available for distillation training.")
+        columns = self.observations, self.privileged_actions, self.dones
+        return (
+            Batch(observations=obs, privileged_actions=actions, dones=dones)
+            for _, obs, actions, dones in zip(range(self.step), *columns, strict=False)
+        )
+
+    def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Batch]:
+        """Shuffled minibatches ``[B, ...]``; none of the transitions is left out.
+
+        Raises:
+            ValueError: the storage is for distillation, or there are fewer transitions than minibatches.
+            EmptyError: no transition was added.
+        """
+        self._require_rl()
+        fields = (*READ["rl"], *(["distribution"] if self._params else []))
+        batches = self._buffer.minibatches(
+            num_batches=num_mini_batches, epochs=num_epochs, reshuffle=self.reshuffle_each_epoch, fields=fields
+        )
+        return (Batch(observations=batch["obs"], **self._learned(batch)) for batch in batches)
+
+    def recurrent_mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Batch]:
+        """Minibatches of whole envs: steps ``[T, B, ...]``, observations as padded trajectories ``[T, K, ...]``.
+
+        ``hidden_states`` are those before the first step of each trajectory, ``[layers, K, size]``: a tensor, or a
+        pair; ``masks`` is bool ``[T, K]``. No env is left out.
+
+        Raises:
+            ValueError: the storage is for distillation, or there are fewer envs than minibatches.
+            EmptyError: no transition was added.
+        """
+        self._require_rl()
+        fields = (*READ["rl"][1:], *(["distribution"] if self._params else []))
+        batches = self._buffer.env_batches(
+            num_batches=num_mini_batches, epochs=num_epochs, shuffle=self.reshuffle_each_epoch, fields=fields
+        )
+        for batch in batches:
+            found = batch.sequences.get("hidden", {})
+            states = tuple(_unwrapped(found[name]) if name in self._states else None for name in STATES)
+            trajectories = {"observations": batch.sequences["obs"], "masks": batch.sequences["mask"]}
+            yield Batch(**trajectories, hidden_states=cast("Any", states), **self._learned(batch.steps))
+
+    # -- what rsl_rl's attributes show ----------------------------------------------------------------------------
+
+    def column(self, name: str, scalar: bool = False) -> Any:
+        """A column of the rollout as a view ``[T, N, ...]``, with a last axis of 1 if it is ``scalar``."""
+        shown = self._shown.get(name)
+        if shown is None:
+            shown = self._buffer.block[name][:-1]
+            if name == "terminated":
+                shown = shown.view(torch.uint8)
+            self._shown[name] = shown = shown.unsqueeze(-1) if scalar else shown
+        return shown
+
+    @property
+    def observations(self) -> TensorDict:
+        """All groups, ``[T, N, ...]``."""
+        shown = self._shown.get("obs")
+        if shown is None:
+            shown = self._shown["obs"] = self._buffer.block["obs"][:-1].to(self.device)
+        return shown
+
+    @observations.setter
+    def observations(self, value: TensorDict) -> None:
+        self.observations.copy_(value)
+
+    @property
+    def distribution_params(self) -> tuple[Tensor, ...] | None:
+        """Parameters of the action distribution, ``[T, N, ...]`` each; None before the first transition."""
+        if self._params is None:
+            return None
+        return tuple(self._buffer.block["distribution", str(i)][:-1] for i in range(self._params))
+
+    @distribution_params.setter
+    def distribution_params(self, values: Sequence[Tensor] | None) -> None:
+        if values is None:
+            self._params = None
+            return
+        self._declare_params([value[0] for value in values])
+        for i, value in enumerate(values):
+            _assign(f"distribution_params[{i}]", cast("Any", self.distribution_params)[i], value)
+
+    @property
+    def saved_hidden_state_a(self) -> list[Tensor] | None:
+        """The actor's states before each step, ``[T, layers, N, size]`` each; None if there was none yet."""
+        return self._saved("a")
+
+    @saved_hidden_state_a.setter
+    def saved_hidden_state_a(self, values: Sequence[Tensor] | None) -> None:
+        self._save("a", values)
+
+    @property
+    def saved_hidden_state_c(self) -> list[Tensor] | None:
+        """The same of the critic."""
+        return self._saved("c")
+
+    @saved_hidden_state_c.setter
+    def saved_hidden_state_c(self, values: Sequence[Tensor] | None) -> None:
+        self._save("c", values)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _require_rl(self) -> None:
+        if self.training_type != "rl":
+            raise ValueError("This function is only available for reinforcement learning training.")
+
+    def _learned(self, batch: TensorDict) -> dict[str, Any]:
+        """What a batch of PPO has of its steps, as rsl_rl names and shapes it."""
+        names = {"values": "value", "advantages": "advantage", "returns": "return", "old_actions_log_prob": "log_prob"}
+        found: dict[str, Any] = {name: batch[column].unsqueeze(-1) for name, column in names.items()}
+        params = tuple(batch["distribution", str(i)] for i in range(self._params or 0))
+        return found | {"actions": batch["action"], "old_distribution_params": params}
+
+    def _step_of(self, transition: Any) -> dict[str, Any]:
+        """One step as the rollout takes it."""
+
+        def given(name: str) -> Any:
+            value = getattr(transition, name)
+            if value is None:
+                raise FieldError(f"transition.{name} is None; set it before add_transition()")
+            return value.to(self.device)
+
+        time_outs = getattr(transition, "time_outs", None)
+        dones = self._scalars(given("dones")).bool()
+        step = {"obs": given("observations"), "action": given("actions").float()}
+        step["reward"], step["terminated"] = self._scalars(given("rewards")).float(), dones
+        step["truncated"] = torch.zeros_like(dones) if time_outs is None else self._scalars(time_outs).bool() & dones
+        if self.training_type == "distillation":
+            return step | {"privileged_action": given("privileged_actions").float()}
+        step["value"], step["log_prob"] = (self._scalars(given(n)).float() for n in ("values", "actions_log_prob"))
+        final_values = getattr(transition, "final_values", None)
+        if final_values is not None:
+            step["final_value"] = self._scalars(final_values).float()
+        if self._params:
+            step["distribution"] = tuple(p.to(self.device).float() for p in given_params(transition))
+        if self._states:
+            step["hidden"] = {name: self._states_of(name, transition) for name in self._states}
+        return step
+
+    def _scalars(self, value: Tensor) -> Tensor:
+        """``[N]`` or ``[N, 1]`` as ``[N]``."""
+        if value.shape not in ((self.num_envs,), (self.num_envs, 1)):
+            raise ShapeError(f"expected [{self.num_envs}] or [{self.num_envs}, 1] numbers, got {tuple(value.shape)}")
+        return value.detach().to(self.device).reshape(self.num_envs)
+
+    def _learn_shapes(self, transition: Any) -> None:
+        """Make room for the parameters and states that the first transition with some has."""
+        if self._params is None:
+            self._declare_params(list(transition.distribution_params or ()))
+        for name, state in zip(STATES, transition.hidden_states, strict=True):
+            if state is not None and name not in self._states:
+                self._declare_states(name, [swap_layers(s) for s in _wrapped(state)])
+
+    def _declare_params(self, examples: Sequence[Tensor]) -> None:
+        if examples:
+            self._buffer.add_fields(distribution=tuple(Field(tuple(p.shape[1:])) for p in examples))
+        self._params = len(examples)
+
+    def _declare_states(self, name: str, examples: Sequence[Tensor]) -> None:
+        """Room for states of these shapes, ``[N, layers, size]``; steps that were added before started from zeros."""
+        known = dict(cast("Mapping[str, Any]", self._buffer.schema["hidden"])) if self._states else {}
+        self._buffer.add_fields(hidden=known | {name: tuple(Field(tuple(s.shape[1:])) for s in examples)})
+        self._states[name] = len(examples)
+        self._blank[name] = tuple(torch.zeros(s.shape, device=self.device) for s in examples)
+
+    def _states_of(self, name: str, transition: Any) -> tuple[Tensor, ...]:
+        state = transition.hidden_states[STATES.index(name)]
+        if state is None:  # the network begins anew
+            return self._blank[name]
+        return tuple(swap_layers(s.detach().to(self.device)).float() for s in _wrapped(state))
+
+    def _saved(self, name: str) -> list[Tensor] | None:
+        if name not in self._states:
+            return None
+        block = self._buffer.block
+        return [block["hidden", name, str(i)][:-1].transpose(1, 2) for i in range(self._states[name])]
+
+    def _save(self, name: str, values: Sequence[Tensor] | None) -> None:
+        if values is None:
+            for shown in self._saved(name) or []:
+                shown.zero_()
+            return
+        if name not in self._states:
+            self._declare_states(name, [swap_layers(value[0]) for value in values])
+        for shown, value in zip(cast("Any", self._saved(name)), values, strict=True):
+            _assign(f"saved_hidden_state_{name}", shown, value)
+
+
+def given_params(transition: Any) -> tuple[Tensor, ...]:
+    """The distribution parameters of a transition, which earlier ones had."""
+    if transition.distribution_params is None:
+        raise FieldError("transition.distribution_params is None, and was not before; set it in every transition")
+    return tuple(p.detach() for p in transition.distribution_params)
+
+
+def _groups(obs: Any) -> dict[str, Any]:
+    """The schema of observation groups, nested as they are."""
+    return {name: _groups(value) if hasattr(value, "items") else Field(tuple(value.shape[1:]), value.dtype)
+            for name, value in obs.items()}  # fmt: skip
+
+
+def _wrapped(state: Any) -> tuple[Tensor, ...]:
+    """An LSTM's pair as it is, a GRU's state as a tuple of one."""
+    return state if isinstance(state, tuple) else (state,)
+
+
+def _unwrapped(states: tuple[Tensor, ...]) -> Any:
+    return states[0] if len(states) == 1 else states
