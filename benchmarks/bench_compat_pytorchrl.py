@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import Effort, Workload, measure, write
+from harness import Contender, Effort, Workload, measure, write
 
 SIZE, ENVS, BATCH, SLICE, LENGTH = 50_000, 4, 256, 64, 16
 NAMES = {"ReplayBuffer": "replay", "NStepReplayBuffer": "nstep", "PERBuffer": "per", "EREBuffer": "ere"}
@@ -45,7 +45,7 @@ def host(name: str) -> Any:
         module = sys.modules.setdefault(f"pytorchrl.{package}", ModuleType(f"pytorchrl.{package}"))
         module.__path__ = [str(Path(spec.submodule_search_locations[0], *package.split(".")))]
     if not hasattr(np, "Inf"):
-        np.Inf = np.inf  # which its EREBuffer reads, and NumPy 2 no longer has
+        setattr(np, "Inf", np.inf)  # noqa: B010 - which its EREBuffer reads, and NumPy 2 no longer has
     return getattr(importlib.import_module(f"pytorchrl.agent.storages.off_policy.{NAMES[name]}_buffer"), name)
 
 
@@ -55,8 +55,8 @@ class Buffer:
     def __init__(self, label: str, package: str, role: str) -> None:
         self.label, self.package, self.role, self.note = label, package, role, ""
 
-    def setup(self, work: tuple[str, str]) -> None:
-        name, method = work
+    def setup(self, data: tuple[str, str]) -> None:
+        name, method = data
         kind = getattr(importlib.import_module("relive.compat.pytorchrl"), name) if self.role == "ours" else host(name)
         actor = SimpleNamespace(is_recurrent=method == "sequences", sequence_overlap=0.0)
         algorithm = SimpleNamespace(gamma=0.99, update_every=LENGTH, _update_every=LENGTH)
@@ -110,7 +110,7 @@ def run(effort: Effort, folder: Path) -> None:
     """Measures the methods and writes `compat_pytorchrl.json`."""
     workloads = []
     for name, method in WORKLOADS:
-        contenders = [
+        contenders: list[Contender] = [
             Buffer("relive.compat.pytorchrl", "relive", "ours"),
             Buffer("pytorchrl", "pytorchrl", "peer"),
         ]

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's buffers and the drop-ins for them: each method of the one against the same method of the other."""
+"""Stable-Baselines3's buffers and the drop-ins for them: each method of the one against that of the other."""
 
 import importlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from harness import Effort, Workload, measure, write
+from harness import Contender, Effort, Workload, measure, write
 
 CAPACITY, BATCH, ENVS, STEPS, FILLED = 1_000_000, 256, 4, 512, 20_000
 OBS, ACTION = gym.spaces.Box(-9, 9, (17,), np.float32), gym.spaces.Box(-1, 1, (6,), np.float32)
@@ -58,8 +58,8 @@ class Buffer:
             return getattr(importlib.import_module("relive.compat.stable_baselines3"), name)
         return getattr(importlib.import_module(HOST if name[:3] == "Her" else f"{HOST}.common.buffers"), name)
 
-    def setup(self, work: tuple[str, Any, str]) -> None:
-        name, space, method = work
+    def setup(self, data: tuple[str, Any, str]) -> None:
+        name, space, method = data
         action = DISCRETE if space is PIXELS else ACTION
         rng = np.random.default_rng(0)
         self.rollout = "Rollout" in name
@@ -120,7 +120,7 @@ def run(effort: Effort, folder: Path) -> None:
     """Measures the methods and writes `compat_sb3.json`."""
     workloads = []
     for label, work in WORKLOADS.items():
-        contenders = [
+        contenders: list[Contender] = [
             Buffer("relive.compat.stable_baselines3", "relive", "ours"),
             Buffer("stable-baselines3", "stable-baselines3", "peer"),
         ]

@@ -140,8 +140,8 @@ class ReplayBuffer:
         Args:
             step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
                 ``next_obs`` is read where the episode ended: the true final observation, ``[N, ...]``. With
-                ``ordered=False`` or ``own_next_obs=True`` every row needs it. ``mask`` (bool ``[N]``) False leaves a row out, such as the reset
-                step of ``NEXT_STEP`` autoreset.
+                ``ordered=False`` or ``own_next_obs=True`` every row needs it. ``mask`` (bool ``[N]``) False leaves a
+                row out, such as the reset step of ``NEXT_STEP`` autoreset.
             envs: int64 ``[K]``, which envs stepped, each at most once; all fields are then ``[K, ...]``.
             fields: like ``step``.
 

@@ -139,7 +139,7 @@ class Ring:
     @rule.setter
     def rule(self, rule: Rule) -> None:
         if self.alone and rule.length > 1:
-            raise SchemaError("sequences need steps in order that share observations; this replay stores each its own")
+            raise SchemaError("sequences need steps in order that share observations; here each has its own")
         self._rule = rule
         self.counters[RULE:] = rule[:4]
         self._addings.clear()  # there may be more events now

@@ -116,7 +116,8 @@ def ring_state(
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     by_row = list(sampler.per_row)
     rows, large = store.dump(places)
-    tensors: dict[str, Array | Tensor] = {"rows": rows} | {f"block.{dotted(name)}": block for name, block in large.items()}
+    tensors: dict[str, Array | Tensor] = {"rows": rows}
+    tensors |= {f"block.{dotted(name)}": block for name, block in large.items()}
     tensors |= {f"sampler.{name}": value[places] if name in by_row else value for name, value in arrays.items()}
     content = {
         **facts,

@@ -177,7 +177,7 @@ class FrameStack:
             SchemaError: the observation has no such member, or steps are stored without order.
         """
         if ring.alone:
-            raise SchemaError("FrameStack needs steps in order that share observations; this replay stores each its own")
+            raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
         store, found = ring.store, self.window.windows(ring, places)
         members = {path[1:2] for path in store.leaves if path[0] == "obs"}
         unknown = [key for key in self.keys or () if (key,) not in members]

@@ -27,7 +27,7 @@ def host(name: str) -> Any:
             module.__path__ = [str(folder.joinpath(*package.split(".")))]
             sys.modules[full] = module
     if not hasattr(np, "Inf"):
-        np.Inf = np.inf  # pyright: ignore[reportAttributeAccessIssue]  # EREBuffer and HERBuffer fail on NumPy 2
+        setattr(np, "Inf", np.inf)  # noqa: B010 - EREBuffer and HERBuffer fail on NumPy 2 without it
     found = import_module(f"pytorchrl.agent.storages.off_policy.{name}_buffer")
     names = {"replay": "ReplayBuffer", "nstep": "NStepReplayBuffer", "per": "PERBuffer", "ere": "EREBuffer"}
     return getattr(found, names.get(name, "HERBuffer"))

@@ -132,7 +132,8 @@ def test_collected_steps_go_into_a_learners_buffer_alike() -> None:
 def test_sequences_are_stored_and_served_the_same(overlap: float) -> None:
     mine, its = pair("replay", 16, recurrent=True, overlap=overlap)
     steps = play(14 if overlap else 16, 2)  # both hold whole sequences then
-    fed(mine, steps), fed(its, steps)
+    fed(mine, steps)
+    fed(its, steps)
     assert (mine.size, mine.max_size) == (its.size, its.max_size) == ((24 if overlap else 16), 32)
     for key in (OBS, DONE, ACT, REW, OBS2, DONE2):
         same(mine.get_all_buffer_data()[key], its.get_all_buffer_data()[key])
@@ -140,8 +141,13 @@ def test_sequences_are_stored_and_served_the_same(overlap: float) -> None:
     (a,), (b,) = (list(buffer.generate_batches(1, size)) for buffer, size in ((mine, 400), (its, 396)))
     assert kinds(a) == kinds(b)
     assert set(rows(a, per=4)) == set(rows(b, per=4))
-    starts = {row.numpy().tobytes(): state.numpy().tobytes() for row, state in zip(b[OBS][::4], b[RHS]["rhs_act"], strict=True)}
-    assert {row.numpy().tobytes(): s.numpy().tobytes() for row, s in zip(a[OBS][::4], a[RHS]["rhs_act"], strict=True)} == starts
+    starts = {
+        row.numpy().tobytes(): state.numpy().tobytes()
+        for row, state in zip(b[OBS][::4], b[RHS]["rhs_act"], strict=True)
+    }
+    assert {
+        row.numpy().tobytes(): s.numpy().tobytes() for row, s in zip(a[OBS][::4], a[RHS]["rhs_act"], strict=True)
+    } == starts
 
 
 def truth(steps: list[dict[str, Any]], env: int, t: int, n: int) -> tuple[float, float, Any, int]:
@@ -239,7 +245,8 @@ def test_trap_r1_recent_is_in_the_order_of_time_also_after_the_ring_has_come_rou
     steps = play(50, 2)
     at = {steps[t][OBS][env].numpy().tobytes(): t for env in range(2) for t in range(50)}
     mine, its = pair("ere", 40, eta=0.9, cmin=10)
-    fed(mine, steps), fed(its, steps)
+    fed(mine, steps)
+    fed(its, steps)
     its.before_gradients()
     batches = list(mine.generate_batches(5, 200))
     assert [batch["ck"] for batch in batches][-3:] == [10, 10, 10]

@@ -13,8 +13,9 @@ from ...samplers import Sampler
 from ...schema import Field
 from ...views import NStep
 from ..continuity import Continuity
+from ..trees import mapped
 from .keys import DONE2, NAMES, STATES
-from .steps import mapped, plain, schema_of, step_of, stored_keys
+from .steps import plain, schema_of, step_of, stored_keys
 
 __all__ = ["Flat"]
 
@@ -47,6 +48,7 @@ class Flat:
         self.keys, self.num_envs, self.added = stored_keys(sample, known), len(sample[DONE2]), 0
         self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
         """Of each key, without the env axis; of members of a dictionary, in one."""
+        self.members = {key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys}
         self.states = {
             key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
             for key in STATES
@@ -58,7 +60,7 @@ class Flat:
             schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
             own_next_obs=True, sampler=sampler, view=view, seed=seed,
         )  # fmt: skip
-        self.copies = copies
+        self.copies, self._view = copies, view
 
     @property
     def size(self) -> int:
@@ -77,9 +79,12 @@ class Flat:
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
         step = self._marked(step_of(sample, self.keys))
-        self._continuity.follow(self.replay, step["obs"])
-        self.replay.add(step)
-        self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
+        if self._view.n == 1:  # nothing is read but what a step itself holds
+            self.replay.add(step)
+        else:
+            self._continuity.follow(self.replay, step["obs"])
+            self.replay.add(step)
+            self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
         self.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
@@ -127,12 +132,13 @@ class Flat:
 
     def _each(self, key: str, function: Any) -> Any:
         """``function(key)``, or ``function(key, member)`` of each member of a dictionary."""
-        shapes = self.shapes[key]
-        return {member: function(key, member) for member in shapes} if isinstance(shapes, dict) else function(key)
+        members = self.members[key]
+        return function(key) if members is None else {member: function(key, member) for member in members}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches ``[B, ...]`` by key, and as the replay has them."""
-        for batch in self.replay.batches(count, batch_size):
+        for drawn in self.replay.batches(count, batch_size):
+            batch = dict(drawn.items())
 
             def field(key: str, member: str | None = None, batch: Any = batch) -> Any:
                 value = batch[NAMES[key]] if member is None else batch[NAMES[key]][member]

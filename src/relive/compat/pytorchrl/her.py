@@ -10,10 +10,11 @@ import numpy as np
 
 from ...errors import LifecycleError
 from ...hindsight import Hindsight
+from ..trees import mapped, mapped_with
 from .ere import EREBuffer
 from .keys import DONE2, REW, RHS, RHS2, STATES
 from .replay import Data, Factory
-from .steps import mapped, plain
+from .steps import plain
 
 __all__ = ["HERBuffer", "HerFunction"]
 
@@ -61,7 +62,7 @@ class HERBuffer(EREBuffer):
         self._lengths = np.zeros(0, np.int64)
 
     @classmethod
-    def create_factory(
+    def create_factory(  # pyright: ignore[reportIncompatibleMethodOverride] - as there
         cls, size: int, her_function: HerFunction = unchanged, n_step: int = 1, epsilon: float = 0.0,
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
         seed: int | None = None,
@@ -121,8 +122,12 @@ class HERBuffer(EREBuffer):
     def _relabel(self, steps: Data, initial: Any, final: Any, chosen: Any) -> Data:
         """``her_function`` as a function of :class:`relive.Hindsight`."""
         count, states = len(steps["reward"]), self._stored.states
-        zeros = [mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in (RHS, RHS2)]
-        given = [mapped(lambda x: np.array(x, np.float32), x) for x in (steps["obs"], steps["next_obs"], initial, final)]
+        zeros = [
+            mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in (RHS, RHS2)
+        ]
+        given = [
+            mapped(lambda x: np.array(x, np.float32), x) for x in (steps["obs"], steps["next_obs"], initial, final)
+        ]
         reward = np.array(steps["reward"], np.float32).reshape(count, *self._stored.shapes[REW])
         obs, _, obs2, _, reward = self.her_function(given[0], zeros[0], given[1], zeros[1], reward, *given[2:])
         changed = {"obs": _like(obs, steps["obs"]), "next_obs": _like(obs2, steps["next_obs"])}
@@ -132,12 +137,10 @@ class HERBuffer(EREBuffer):
 def _arrays(steps: Any) -> Any:
     """Steps of one env, nested, as arrays ``[T, 1, ...]``."""
     if hasattr(steps, "keys"):
-        return {key: _arrays(steps[key]) for key in steps.keys()}  # noqa: SIM118
+        return {key: _arrays(steps[key]) for key in steps.keys()}
     return plain(steps)[:, None]
 
 
 def _like(value: Any, stored: Any) -> Any:
     """In the dtypes that are stored."""
-    if isinstance(stored, Mapping):
-        return {key: _like(value[key], member) for key, member in stored.items()}
-    return np.asarray(value).astype(stored.dtype)
+    return mapped_with(lambda had, new: np.asarray(new[0]).astype(had.dtype), stored, [value])

@@ -12,8 +12,9 @@ from ...samplers import Sampler
 from ...schema import Field, Schema
 from ...views import NStep
 from ..continuity import Continuity
+from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, REW, STATES
-from .steps import mapped, plain, schema_of, step_of, stored_keys
+from .steps import plain, schema_of, step_of, stored_keys
 
 __all__ = ["Sequences"]
 
@@ -56,7 +57,7 @@ class Sequences:
         self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
         self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
         flat = schema_of(sample, self.keys)
-        states = {key: mapped(lambda shape: Field(shape), shapes) for key, shapes in self._hidden.items()}
+        states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
         self._newest = ReplayBuffer(
             flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True, view=view,
             seed=0,
@@ -64,11 +65,12 @@ class Sequences:
         self._continuity, self._seen = Continuity(), 0
         fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
-        self._build = lambda max_size, sampler: ReplayBuffer(
-            Schema({**fields, **states, **flags}), max_size // length * self.num_envs, self.num_envs, ordered=False,
-            sampler=sampler, seed=seed,
-        )  # fmt: skip
+        self._schema, self._seed = Schema({**fields, **states, **flags}), seed
         self.replay = self._build(max_size, sampler)
+
+    def _build(self, max_size: int, sampler: Sampler) -> ReplayBuffer:
+        rows = max_size // self._length * self.num_envs
+        return ReplayBuffer(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
 
     @staticmethod
     def _name(key: str) -> str:
@@ -158,11 +160,13 @@ class Sequences:
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches ``[S L, ...]`` of whole sequences by key, states ``[S, ...]``, and as the replay has them."""
         for batch in self.replay.batches(count, -(-batch_size // self._length)):
-            found = {
-                key: _each([batch[self._name(key)]], self.shapes[key], lambda x, shape: x[0].reshape(-1, *shape))
-                for key in self.keys
-            }
+            found = {key: _each([batch[self._name(key)]], self.shapes[key], _joined) for key in self.keys}
             yield found | {key: _members(batch[key], self._hidden[key]) for key in self._states}, batch
+
+
+def _joined(values: list[Any], shape: tuple[int, ...]) -> Any:
+    """Sequences ``[S, L, ...]`` one after the other."""
+    return values[0].reshape(-1, *shape)
 
 
 def _contiguous(value: Any) -> Any:
@@ -170,11 +174,10 @@ def _contiguous(value: Any) -> Any:
 
 
 def _members(value: Any, shapes: Any) -> Any:
-    return {member: value[member] for member in shapes} if isinstance(shapes, dict) else value
+    """The tensor of a field, or the dictionary of a nested one."""
+    return mapped_with(lambda _, members: members[0], shapes, [value])
 
 
 def _each(values: list[Any], shapes: Any, function: Any) -> Any:
     """``function(values, shape)``, or that of each member."""
-    if isinstance(shapes, dict):
-        return {member: function([value[member] for value in values], shape) for member, shape in shapes.items()}
-    return function(values, shapes)
+    return mapped_with(lambda shape, members: function(members, shape), shapes, values)

@@ -10,10 +10,10 @@ import torch
 
 from ...samplers import Sampler, Uniform
 from ...views import NStep
+from ..trees import mapped
 from .flat import Flat
 from .keys import STATES, OffPolicyDataKeys
 from .recurrent import Sequences
-from .steps import mapped
 
 __all__ = ["NStepReplayBuffer", "ReplayBuffer"]
 
@@ -42,7 +42,9 @@ class ReplayBuffer:
     _copies = False
     """Whether copies of steps are stored beside them."""
 
-    def __init__(self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None) -> None:
+    def __init__(
+        self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None
+    ) -> None:
         self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
         self.recurrent_actor = bool(actor.is_recurrent)
         self._seed = seed
@@ -115,7 +117,8 @@ class ReplayBuffer:
         Rows hold all keys of a step together, so a slice goes in whole, by :meth:`insert_data_slice`.
         """
         tensor_storage[tensor_key] = tensor_values
-        lengths = {len(value) for value in (tensor_values.values() if isinstance(tensor_values, Mapping) else [tensor_values])}
+        values: Any = mapped(len, tensor_values)
+        lengths: set[int] = set(values.values()) if isinstance(tensor_values, Mapping) else {values}
         assert len(lengths) == 1, f"{tensor_key!r}: expected one number of steps, got {sorted(lengths)}"
         return lengths.pop()
 
@@ -162,7 +165,7 @@ class ReplayBuffer:
 
         None stands for the keys that transitions do not have.
         """
-        found = dict.fromkeys(self.storage_tensors)
+        found: Data = dict.fromkeys(self.storage_tensors)
         if self._rows is None:
             return found
         count = max(min(end_pos, self.max_size) - start_pos, 0)
@@ -218,10 +221,14 @@ class ReplayBuffer:
 
 def mapped_to(device: Any, batch: Data) -> Data:
     """Batches as PyTorchRL's algorithms take them."""
-    return {
-        key: mapped(lambda value: torch.as_tensor(value).to(device, torch.float32), value)
-        for key, value in batch.items()
-    }
+    place = torch.device(device)
+    return {key: mapped(lambda value: _sent(value, place), value) for key, value in batch.items()}
+
+
+def _sent(value: Any, device: torch.device) -> torch.Tensor:
+    if type(value) is torch.Tensor and value.dtype is torch.float32 and value.device == device:
+        return value
+    return torch.as_tensor(value).to(device, torch.float32)
 
 
 class NStepReplayBuffer(ReplayBuffer):

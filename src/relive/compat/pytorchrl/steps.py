@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,25 +12,19 @@ from torch import Tensor
 from ...checks import numpy_view
 from ...errors import FieldError, ShapeError
 from ...schema import Field, Schema
+from ..trees import mapped
 from .keys import DONE, DONE2, NAMES, OBS2, REW, STATES
 
-__all__ = ["FLAGS", "Prototype", "mapped", "plain", "schema_of", "step_of"]
+__all__ = ["FLAGS", "plain", "schema_of", "step_of", "stored_keys"]
 
 FLAGS = (DONE, DONE2)
-Prototype = dict[str, Any]
-"""For each key of a transition its zeros ``[N, ...]``, as float32; dictionaries of one level likewise."""
-
-
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """``function`` of an array, or of each in a dictionary."""
-    if isinstance(value, Mapping):
-        return {key: function(member) for key, member in cast("Mapping[str, Any]", value).items()}
-    return function(value)
 
 
 def plain(value: Any) -> Any:
     """A tensor or array of any device as an array."""
-    return numpy_view(value.detach().cpu()) if isinstance(value, Tensor) else np.asarray(value)
+    if not isinstance(value, Tensor):
+        return np.asarray(value)
+    return value.numpy() if value.is_cpu and not value.requires_grad else numpy_view(value.detach().cpu())
 
 
 def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
@@ -44,13 +38,12 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
     for key in keys:
         if sample.get(key) is None:
             raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
-        value = mapped(plain, sample[key])
+        value: Any = mapped(plain, sample[key])
         if key in (REW, *FLAGS):
-            count = int(np.prod(value.shape[:axes]))
-            if value.size != count:
+            if value.shape[axes:] not in ((1,), ()):
                 raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {value.shape}")
             value = value.reshape(value.shape[:axes])
-            value = value.astype(np.float32) if key == REW else value != 0
+            value = value.astype(np.float32, copy=False) if key == REW else value != 0
         step[NAMES[key]] = value
     step["truncated"] = np.zeros_like(step["terminated"])
     return step

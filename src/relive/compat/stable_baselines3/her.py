@@ -135,11 +135,11 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         self._goals.env = env
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._goals = self._replay.view.reward_fn.__self__
+        self._goals = self._view.reward_fn.__self__
 
     def truncate_last_trajectory(self) -> None:
         """The episodes under way will not go on. Their newest steps, of which nothing followed, are never drawn."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from ...samplers import Prioritized, Sampler
 from ...schema import Field, Schema
 from ...views import NStep, View
 from ..continuity import Continuity
+from ..trees import mapped
 from .common import Array, action_field, buffers, joined, obs_fields, observed, samples
 
 __all__ = [
@@ -147,7 +148,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             EmptyError: there is nothing to draw yet.
         """
-        return self._samples(self._drawn(batch_size, env), env)
+        return self._samples(dict(self._drawn(batch_size, env).items()), env)
 
     def _drawn(self, batch_size: int, env: Any) -> Any:
         self._view.each_reward = None if env is None else env.normalize_reward
@@ -168,13 +169,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
 
     def _observed(self, obs: Any, env: Any) -> Any:
-        found = joined(self.observation_space, obs)
+        found: Any = joined(self.observation_space, obs)
         if env is not None:
-            plain = {k: numpy_view(v) for k, v in found.items()} if isinstance(found, dict) else numpy_view(found)
-            found = env.normalize_obs(plain)
-        return {k: self._sent(v) for k, v in found.items()} if isinstance(found, dict) else self._sent(found)
+            found = env.normalize_obs(mapped(numpy_view, found))
+        return mapped(self._sent, found)
 
     def _sent(self, values: Any) -> Tensor:
+        if type(values) is Tensor and values.device == self.device:
+            return values
         return torch.as_tensor(values).to(self.device)
 
     # What is stored, as the host keeps it: arrays [buffer_size, n_envs, ...], copied, zero where nothing is.
@@ -237,7 +239,7 @@ class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
     """
 
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(observation_space, spaces.Dict):
+        if not isinstance(cast("object", observation_space), spaces.Dict):
             raise AssertionError("DictReplayBuffer must be used with Dict obs space only")
         super().__init__(buffer_size, observation_space, *args, **kwargs)
 
@@ -345,7 +347,8 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
         weights = self._sent(batch["weight"].unsqueeze(1))
-        return kind(*self._fields(batch, env), weights, numpy_view(batch["index"]))
+        parts: Any = (*self._fields(batch, env), weights, numpy_view(batch["index"]))
+        return kind(*parts)
 
 
 def _real(rows: Any, done: bool) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from ...checks import numpy_view
 from ...returns import GAE
 from ...rollout import RolloutBuffer as Core
 from ...schema import Field, Schema
+from ..trees import mapped
 from .common import Array, action_field, buffers, joined, obs_fields, observed, samples
 
 __all__ = ["DictRolloutBuffer", "RolloutBuffer"]
@@ -123,11 +124,9 @@ class RolloutBuffer(buffers.RolloutBuffer):
         return map(self._samples, batches)
 
     def _samples(self, batch: Any) -> Any:
-        obs = joined(self.observation_space, batch["obs"])
-        if isinstance(obs, dict):
-            kind, obs = samples.DictRolloutBufferSamples, {key: x.to(self.device) for key, x in obs.items()}
-        else:
-            kind, obs = samples.RolloutBufferSamples, obs.to(self.device)
+        nested = isinstance(self.observation_space, spaces.Dict)
+        kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
+        obs = mapped(lambda value: value.to(self.device), joined(self.observation_space, batch["obs"]))
         rest = [batch[name].to(self.device) for name in SERVED[2:]]
         return kind(obs, batch["action"].to(self.device, torch.float32), *rest)
 
@@ -135,8 +134,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
 
     def _column(self, name: str) -> Any:
         found = self._rollout.block[name][: self.buffer_size]
-        found = joined(self.observation_space, found) if name == "obs" else found
-        return {key: numpy_view(x) for key, x in found.items()} if isinstance(found, dict) else numpy_view(found)
+        return mapped(numpy_view, joined(self.observation_space, found) if name == "obs" else found)
 
     def _attached(self, name: str) -> Array:
         if name in self._rollout:
@@ -199,6 +197,6 @@ class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
     """
 
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(observation_space, spaces.Dict):
+        if not isinstance(cast("object", observation_space), spaces.Dict):
             raise AssertionError("DictRolloutBuffer must be used with Dict obs space only")
         super().__init__(buffer_size, observation_space, *args, **kwargs)

@@ -239,11 +239,13 @@ def windows(
     ``last`` is the place of the row that holds the observation it bootstraps from.
 
     ``at`` says at which byte of a row of ``source`` (uint8 ``[R, W]``) its reward, terminated, truncated, stamp and
-    step are. The first ``sizes[0]`` bytes of the anchor go to the start of the row of ``out``, the first ``sizes[2]`` of the row
-    ``last`` to its byte ``sizes[1]``; and to the bytes ``to`` the public indices of both, the discount, γᵏ or 0 after a
-    terminal, the number of rewards k, their sum, and the done bits of the last transition. If ``sizes[2]`` is negative,
-    rows have next observations of their own: ``last`` is then the last transition's row, of which ``sizes[4]`` bytes
-    from ``sizes[3]`` on go to the byte ``sizes[1]``, unless it is the anchor's, of which they have been copied.
+    step are. The first ``sizes[0]`` bytes of the anchor go to the start of the row of ``out``, the first ``sizes[2]``
+    of the row ``last`` to its byte ``sizes[1]``; and to the bytes ``to`` the public indices of both, the discount, γᵏ
+    or 0 after a terminal, the number of rewards k, their sum, and the done bits of the last transition.
+
+    If ``sizes[2]`` is negative, rows have next observations of their own: ``last`` is then the last transition's row,
+    of which ``sizes[4]`` bytes from ``sizes[3]`` on go to the byte ``sizes[1]``, unless it is the anchor's, of which
+    they have been copied.
     """
 
     def read(place: int, field: int, dtype: Any) -> Any:
