@@ -86,7 +86,10 @@ class Buffer:
         self.value, self.done = data.given[0]["value"], data.given[-1]["done"]
         self.buffer.compute_returns_and_advantages(self.value, self.done)
         self.buffer.prepare_sequence_tensors()
-        self.step, self.run = data.given[0], self.call(data.method)
+        self.step, self._call = data.given[0], self.call(data.method)
+
+    def run(self) -> None:
+        self._call()
 
     def call(self, method: str) -> Callable[[], Any]:
         buffer = self.buffer

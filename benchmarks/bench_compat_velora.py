@@ -33,7 +33,8 @@ class Buffer:
         self.label, self.package, self.role, self.note = label, package, role, f"{module}.ReplayBuffer"
         self._module = module
 
-    def setup(self, method: str) -> None:
+    def setup(self, data: str) -> None:
+        method = data
         if self.package == "velora":
             importlib.import_module("velora.models")  # without which its buffer cannot be imported
         self.kind = importlib.import_module(self._module).ReplayBuffer
@@ -47,7 +48,10 @@ class Buffer:
         self.row = state[0], action, reward.item(), following[0], False, hidden
         self.folder = Path(tempfile.mkdtemp())
         self.buffer.save(self.folder) if method in ("save", "load") else None
-        self.run = self.call(method)
+        self._call = self.call(method)
+
+    def run(self) -> None:
+        self._call()
 
     def call(self, method: str) -> Callable[[], Any]:
         if method == "load":

@@ -29,6 +29,8 @@ BENCHMARKS = {
     "import": "bench_import",
     "compat_agilerl": "bench_compat_agilerl",
     "compat_velora": "bench_compat_velora",
+    "compat_rsl_rl": "bench_compat_rsl_rl",
+    "compat_embodichain": "bench_compat_embodichain",
 }
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 

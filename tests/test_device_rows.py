@@ -634,7 +634,7 @@ HINDSIGHTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dress", ["goals", "image goals"])
+@pytest.mark.parametrize("dress", ["goals", "image goals", "goals and images"])
 @pytest.mark.parametrize("view", HINDSIGHTS)
 def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dress: str) -> None:
     pair = Pair(place, dress=dress, view=HINDSIGHTS[view]).play(*PLAYS)
@@ -643,3 +643,34 @@ def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dre
         assert batches[0]["relabelled"].any()
         alike(*batches, place.device)
     pair.check()
+
+
+# Rows where they lie.
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_block_shows_every_row_where_it_lies(place: Place, ordered: bool) -> None:
+    schema = Schema(
+        {"obs": {"x": (2,), "image": Field((40, 16), torch.float32)}, "action": Field((), torch.int64), "reward": ()}
+        | {name: Field((), torch.bool) for name in ("terminated", "truncated")}
+    )
+    far, here = place.buffer(schema, 12, 2, ordered=ordered), ReplayBuffer(schema, 12, 2, ordered=ordered)
+    rng = np.random.default_rng(0)
+    assert not any(x.any() for x in here.block.values(True, True))
+    for t in range(9):
+        obs = {"x": rng.normal(size=(2, 2)), "image": rng.normal(size=(2, 40, 16))}
+        step = {"obs": obs, "action": np.array([t, -t]), "reward": rng.normal(size=2)}
+        step |= {"terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
+        for buffer in (far, here):
+            buffer.add(step | ({} if ordered else {"next_obs": obs}))
+    block = here.block
+    assert block.batch_size == (12,)
+    assert block["action"].tolist() == [6, 7, 8, 3, 4, 5, -6, -7, -8, -3, -4, -5]
+    for env in range(2):
+        newest = here.slice(env)["obs", "image"]
+        assert torch.equal(block["obs", "image"][6 * env : 6 * env + 3], newest[3:])
+        assert torch.equal(block["obs", "image"][6 * env + 3 : 6 * env + 6], newest[:3])
+    for key, x in block.items(True, True):
+        assert torch.equal(far.block[key].cpu(), x), key
+    block["action"][2] = 77
+    assert here.slice(0)["action"].tolist() == [3, 4, 5, 6, 7, 77]

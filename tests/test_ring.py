@@ -48,8 +48,8 @@ class Ruled:
     def __init__(self, rule: Rule) -> None:
         self.rule, self.history = rule, rule.history
 
-    def read(self, ring: Ring, places: Any) -> Any:
-        return Transition().read(ring, places)
+    def read(self, ring: Ring, places: Any, key: Any = None) -> Any:
+        return Transition().read(ring, places, key)
 
 
 # Which rows are live, complete and drawable: every play of a small world.

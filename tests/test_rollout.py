@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -1405,3 +1407,56 @@ RolloutBesideAList.TestCase.settings = settings(
     max_examples=max(200, settings.default.max_examples if settings.default else 0), stateful_step_count=30
 )
 TestRolloutBesideAList = RolloutBesideAList.TestCase
+
+
+# -- fields that come later, and copies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("before", [0, 2, 5])
+def test_a_field_that_comes_later_is_zero_before_and_moves_nothing_else(before: int, wrap: bool) -> None:
+    first, later = play(before, seed=1), play(5 - before + 3 * wrap, seed=2)
+    rollout = RolloutBuffer(SCHEMA, 5, 2, wrap=wrap, seed=0)
+    for each in first:
+        rollout.add(each)
+    if first:
+        rollout["extra"] = torch.arange(2.0 * before).view(before, 2)
+    where = rollout.block["obs"].data_ptr()
+    rollout.add_fields(more={"a": (3,), "b": Field((), torch.int64)})
+    assert rollout.block["obs"].data_ptr() == where
+    assert not first or torch.equal(rollout["extra"], torch.arange(2.0 * before).view(before, 2))
+    extended = [{**each, "more": {"a": np.full((2, 3), t + 1.0), "b": [t + 1, 0]}} for t, each in enumerate(later)]
+    for each in extended:
+        rollout.add(each)
+    kept = [*first, *later][-5:]
+    assert holds(rollout, kept)
+    numbers = [*[0] * before, *range(1, len(later) + 1)][-5:]
+    assert rollout["more", "b"][:, 0].tolist() == numbers
+    assert rollout["more", "a"][:, 1, 2].tolist() == numbers
+    assert rollout.schema.names[-1] == "more"
+    if not rollout.is_full or wrap:
+        with pytest.raises(errors.FieldError, match="lacks 'more'"):
+            rollout.add(later[0])
+    for taken in ("obs", "mask", "final_value", "more"):
+        with pytest.raises(errors.SchemaError, match="such a column already"):
+            rollout.add_fields(**{taken: ()})
+
+
+@pytest.mark.parametrize("count", [0, 3, 8])
+def test_a_pickled_rollout_is_one_of_its_own_that_goes_on_alike(count: int) -> None:
+    rollout = RolloutBuffer(SCHEMA, 5, 2, wrap=True, seed=0)
+    for each in play(count):
+        rollout.add(each)
+    if count:
+        rollout["extra"] = torch.arange(2.0 * rollout.steps).view(-1, 2)
+        list(rollout.minibatches(3))
+    for again in (pickle.loads(pickle.dumps(rollout)), copy.deepcopy(rollout)):
+        original = copy.deepcopy(rollout)
+        assert same_data(again.block, original.block)
+        for each in play(2, seed=7):
+            again.add(each)
+            original.add(each)
+        assert same_data(again.data(), original.data())
+        assert holds(again, [*play(count), *play(2, seed=7)][-5:])
+        assert [ids(x) for x in again.minibatches(3)] == [ids(x) for x in original.minibatches(3)]
+    assert holds(rollout, play(count)[-5:])

@@ -436,8 +436,8 @@ def test_a_view_wrapped_around_sequences_reads_them() -> None:
         rule = property(lambda self: self.inner.rule)
         time_first = property(lambda self: self.inner.time_first)
 
-        def read(self, ring: Any, places: Any) -> Any:
-            fields = self.inner.read(ring, places)
+        def read(self, ring: Any, places: Any, key: Any = None) -> Any:
+            fields = self.inner.read(ring, places, key)
             return {path: x / 2 if path[0] == "obs" else x for path, x in fields.items()}
 
     class Forgetful(Halved):

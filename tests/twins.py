@@ -93,6 +93,7 @@ DRESSES: dict[str, tuple[tagged.Observations, Callable[[Any], Any]]] = {
     "mixed": ("box", lambda obs: {"state": obs, "camera": image_of(obs)}),
     "goals": ("box", lambda obs: goals_of(obs, obs)),
     "image goals": ("box", lambda obs: goals_of(obs, image_of(obs))),
+    "goals and images": ("box", lambda obs: {**goals_of(obs, obs), "observation": image_of(obs)}),
 }
 """Observations of each kind, made of tagged ones: small and large, plain and nested."""
 

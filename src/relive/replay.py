@@ -391,7 +391,7 @@ class ReplayBuffer:
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env; the last of them need not be complete."""
-        piece = max(min(self._ring.rows // 2, PIECE), 1)
+        piece = self._piece
         for low in range(0, len(places), piece):
             part = places[low : low + piece]
             fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
@@ -508,7 +508,7 @@ class ReplayBuffer:
         else:
             leaves = check[0](values)
         kept = None if mask is None else self._mask(mask, count)
-        if count > self.num_envs:
+        if count > self.num_envs and not (kept is None and count <= self._piece):
             self._add_many(envs, leaves, final, np.ones(count, np.bool_) if kept is None else kept)
         elif kept is None:
             if count:
@@ -519,12 +519,16 @@ class ReplayBuffer:
                 self._store(envs[kept], rows, None if final is None else [_kept(value, kept) for value in final])
             self._interrupt(envs[~kept])  # what comes next there does not follow what came before
 
+    @property
+    def _piece(self) -> int:
+        """Steps stored at once: no more than what cannot come round and meet itself, each taking up to two rows."""
+        return max(min(self._ring.rows // 2, PIECE), 1)
+
     def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any) -> None:
         """Store several steps, piece by piece; a row left out comes between those before and those after it."""
         if final is None and not self.own_next_obs:
             self._require_final(leaves, envs, kept)
-        # no more at once than what cannot come round and meet itself, each step taking up to two rows
-        piece, low = max(min(self._ring.rows // 2, PIECE), 1), 0
+        piece, low = self._piece, 0
         for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
             for start in range(low, end, piece):
                 part = slice(start, min(start + piece, end))

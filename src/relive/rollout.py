@@ -45,8 +45,6 @@ __all__ = ["RolloutBuffer"]
 
 Name = str | Path
 KIND = "relive.RolloutBuffer"
-LINE = 64
-"""Bytes of a cache line."""
 KEPT_APART = ("mask", "final_value")
 """Bookkeeping columns that every buffer may have and that no batch carries unless asked to."""
 
@@ -588,7 +586,7 @@ class RolloutBuffer:
         own = self._steps_wanted(fields)
         if fields is None:
             own = [path for path in own if path not in padded]
-        pack = LINE if epochs > 1 else 0  # what is longer is read as fast where it lies
+        pack = LARGE_FIELD if epochs > 1 else 0
         readers = self._window_reader(padded, pack), self._window_reader(own, pack, with_states=False)
         return env_batches(*readers, windows, (self._order(self.num_envs, shuffle) for _ in range(epochs)), bounds)
 

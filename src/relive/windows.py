@@ -292,5 +292,6 @@ def env_batches(
 
 def _runs(begins: Ints, counts: Ints) -> Ints:
     """begin, begin + 1, ... of each, as many as it counts."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(begins - before, counts) + np.arange(counts.sum())
+    before: Ints = np.cumsum(counts) - counts
+    shifts: Ints = np.repeat(begins - before, counts)
+    return shifts + np.arange(len(shifts))

@@ -48,7 +48,7 @@ def steps(
     return made
 
 
-def filled(count: int = 12, envs: int = 3, capacity: int | None = None, **options: Any) -> RolloutBuffer:
+def filled(count: int = 12, envs: int = 3, capacity: int | None = None, **options: Any) -> Any:
     recurrent = "max_seq_len" in options or options.get("recurrent", False)
     if recurrent:
         options |= {"recurrent": True, "hidden_state_architecture": STATES}

@@ -295,7 +295,7 @@ def test_a_save_that_fails_leaves_the_one_before_as_it_is(tmp_path: Path, monkey
         file.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("relive.compat.velora.files.save_file", fails)
+    monkeypatch.setattr("safetensors.torch.save_file", fails)
     with pytest.raises(OSError, match="disk full"):
         filled(3).save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -304,7 +304,7 @@ def test_a_save_that_fails_leaves_the_one_before_as_it_is(tmp_path: Path, monkey
 # -- warming up -------------------------------------------------------------------------------------------------------
 
 
-class Counting(gym.Env[np.ndarray[Any, Any], int]):
+class Counting(gym.Env[Any, Any]):
     """Observation: (episode, step, number of resets so far); ends after ``length`` steps, cut off if ``cut``."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -18,7 +18,7 @@ from ..errors import EmptyError, FieldError, FullError, ShapeError, UnfinishedEr
 from ..returns import gae, group_advantage
 from ..rollout import RolloutBuffer as Rollout
 from ..rows import PackedRows
-from ..schema import Field, Schema, dotted
+from ..schema import Field, Path, Schema, dotted
 from ..storage import as_tensordict
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ DYNAMIC = ("advantage", "return", "seq_mask", "seq_return", "entropy")
 """What algorithms attach to a rollout; the next rollout starts without it."""
 UNPADDED = ("obs", "value", "mask", "final_value")
 """Fields whose last row is not reset: it is the bootstrap row, or has been reset already."""
+WIDE = 16
+"""Bytes of a row from which copying row by row is faster than element by element."""
 FLAGS = ("done", "terminated", "truncated")
 
 
@@ -57,7 +59,7 @@ class RolloutBuffer:
         schema = Schema({"obs": _spec(obs_dim), "action": _spec(action_dim)} | scalars)
         self._buffer = Rollout(schema, rollout_len, num_envs, device=device)
         shared = self._buffer.env_major.exclude("mask")
-        self._rollout = cast("TensorDict", shared.to(torch.device(device)))
+        self._rollout = shared.to(torch.device(device))
         self._shapes = {name: value.shape for name, value in self._rollout.items(True, True)}
 
     @property
@@ -140,13 +142,11 @@ class RolloutBuffer:
 
 def _spec(given: Any) -> Any:
     """A number of columns, a shape, a space or a dict of these as the schema takes it."""
-    if isinstance(given, int):
-        return Field((given,))
-    if isinstance(given, Mapping) and not hasattr(given, "spaces"):
-        return {name: _spec(inner) for name, inner in cast("Mapping[str, Any]", given).items()}
-    if hasattr(given, "contains"):  # a Gymnasium space
+    if hasattr(given, "contains"):  # a Gymnasium space, which may be a mapping as well
         return Schema.from_spaces(given, given)["obs"]
-    return given
+    if isinstance(given, Mapping):
+        return {name: _spec(inner) for name, inner in cast("Mapping[str, Any]", given).items()}
+    return Field((given,)) if isinstance(given, int) else given
 
 
 def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
@@ -161,10 +161,28 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     if "value" in rollout.keys():
         fields["next_value",] = rollout["value"][:, 1:]
     steps = as_tensordict(fields, (envs, rows - 1))
-    if flatten:
-        flat = steps.reshape(envs * (rows - 1))
-        return flat.clone() if envs == 1 else flat
-    return steps
+    if not flatten:
+        return steps
+    return as_tensordict({path: _flat(x) for path, x in _leaves(steps).items()}, (envs * (rows - 1),))
+
+
+def _leaves(rollout: TensorDict) -> dict[Path, Tensor]:
+    """The tensors of a rollout by path."""
+    found: Any = rollout.items(True, True)
+    return {name if isinstance(name, tuple) else (name,): x for name, x in found}
+
+
+def _flat(steps: Tensor) -> Tensor:
+    """``[N, T, ...]`` as ``[N * T, ...]``, copied; wide rows that lie time first are collected row by row."""
+    envs, count = steps.shape[:2]
+    by_time = steps.transpose(0, 1)
+    width = steps[:1, :1].nbytes
+    if not by_time.is_contiguous() or width < WIDE or not steps.is_cpu:
+        return steps.clone(memory_format=torch.contiguous_format).flatten(0, 1)
+    source = by_time.reshape(count * envs, -1).view(torch.uint8)
+    first, lengths = torch.arange(envs), torch.full((envs,), count)
+    found = kernels.gather_windows(source, first, envs, lengths, source[0], count)
+    return found.view(steps.dtype).view(envs * count, *steps.shape[2:])
 
 
 def iterate_minibatches(
@@ -186,7 +204,7 @@ def iterate_minibatches(
     """
     total = int(rollout.batch_size[0])
     wanted = rollout if fields is None else rollout.select(*fields)
-    leaves = {name if isinstance(name, tuple) else (name,): x for name, x in wanted.items(True, True)}
+    leaves = _leaves(wanted)
     rows = PackedRows({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
     order = kernels.permutation(total, secrets.randbits(63) if seed is None else seed, 0)
     for low in range(0, total, batch_size):

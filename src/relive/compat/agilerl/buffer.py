@@ -294,7 +294,9 @@ class RolloutBuffer:
 
         Row ``t * N + n`` of all is step t of environment n, oldest first. Empty if nothing is stored.
         """
-        return self._batch(batch_size, "buffer size", torch.device("cpu")).numpy() if self.size() else {}
+        if not self.size():
+            return {}
+        return cast("dict[str, Any]", self._batch(batch_size, "buffer size", torch.device("cpu")).numpy())
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
         """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None."""
@@ -324,10 +326,12 @@ class RolloutBuffer:
     @property
     def unpadded_slices(self) -> list[Tensor] | None:
         """Of each sequence, which rows of :attr:`unpadded_data` it has."""
-        if self._index is None or self.padded_data is None:
+        padded = cast("Any", self.padded_data)
+        if self._index is None or padded is None:
             return None
-        mask = self.padded_data["pad_mask"].view(self._index.shape)
-        return list(self._index[mask].cpu().split(mask.sum(1).tolist()))
+        mask: Any = padded["pad_mask"].view(self._index.shape)
+        rows: Any = self._index[mask].cpu()
+        return list(rows.split(mask.sum(1).tolist()))
 
     def prepare_sequence_tensors(self, device: str | None = None) -> None:
         """Cut the episodes into sequences: :attr:`padded_data`, :attr:`unpadded_data` and their like, on ``device``.
@@ -352,8 +356,9 @@ class RolloutBuffer:
             time_first=False,
         )
         keys = [key for (key,) in self._hidden]
-        self.padded_data = padded_steps(seq, self._paths(names), keys, target)
-        self.num_sequences, self.max_sequence_length = seq.num_sequences, len(self.padded_data) // seq.num_sequences
+        padded = padded_steps(seq, self._paths(names), keys, target)
+        self.padded_data, self.num_sequences = padded, seq.num_sequences
+        self.max_sequence_length = int(padded.batch_size[0]) // seq.num_sequences
         self._index = rows_of(seq, self.max_sequence_length, self.num_envs).to(target)
         columns = {(name,): self._rollout[NAMES[name]].flatten().to(target, copy=True) for name in TARGETS}
         self.unpadded_data = as_tensordict(columns, (self._rollout.steps * self.num_envs,), target)
@@ -368,7 +373,8 @@ class RolloutBuffer:
         Raises:
             ValueError: :meth:`prepare_sequence_tensors` was not called.
         """
-        padded, unpadded, index = self.padded_data, self.unpadded_data, self._index
+        padded, unpadded = cast("Any", self.padded_data), cast("Any", self.unpadded_data)
+        index = self._index
         if padded is None or unpadded is None or index is None:
             raise ValueError(
                 "Attempting to fetch minibatches before preparing sequences. Call prepare_sequence_tensors() first."
@@ -379,4 +385,5 @@ class RolloutBuffer:
             warnings.warn(text + f"using batch_size = {total}.", stacklevel=2)
         order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), self._shuffles).to(index.device)
         self._shuffles += 1
-        yield from minibatches(padded, unpadded, index, order.split(min(batch_size, total)))
+        split = cast("tuple[Tensor, ...]", cast("Any", order).split(min(batch_size, total)))
+        yield from minibatches(padded, unpadded, index, split)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -46,8 +47,9 @@ def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
     """
     if isinstance(space, spaces.Tuple):
         raise AssertionError("Tuple observation spaces are not supported by the rollout buffer.")
-    nested = isinstance(space, spaces.Dict)
-    members = {(name,): member for name, member in space.spaces.items()} if nested else {(): space}
+    members: dict[tuple[str, ...], Any] = {(): space}
+    if isinstance(space, spaces.Dict):
+        members = {(name,): member for name, member in cast("dict[str, Any]", space.spaces).items()}
     return {path: _observation_field(member, keep_dtypes) for path, member in members.items()}
 
 
@@ -68,10 +70,11 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
     Raises:
         NotImplementedError: a space that AgileRL does not store.
     """
-    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+    fixed, known = space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not isinstance(space, known):
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
-    fixed = cast("Any", space)
-    size = len(fixed.nvec) if isinstance(space, spaces.MultiDiscrete) else int(np.prod(fixed.shape))
+    nvec = getattr(fixed, "nvec", None)
+    size = prod(fixed.shape) if nvec is None else len(nvec)
     return Field((size,), torch.from_numpy(np.empty(0, fixed.dtype)).dtype if keep_dtypes else torch.float32)
 
 
@@ -112,7 +115,7 @@ def fitted(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
         return _leaf(name, value, fields[()], num_envs)
     if not isinstance(value, Mapping) and not hasattr(value, "keys"):
         raise AssertionError("Expected a dict observation for a Dict observation space.")
-    members = {(key,): member for key, member in cast("Any", value).items()}
+    members: dict[tuple[str, ...], Any] = {(key,): member for key, member in cast("Any", value).items()}
     if members.keys() != fields.keys():
         different = sorted(str(path[0]) for path in members.keys() ^ fields.keys())
         raise KeyError(f"'{name}': expected the members {[key for (key,) in fields]}, got others in {different}")

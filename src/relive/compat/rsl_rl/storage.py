@@ -203,7 +203,7 @@ class RolloutStorage:
         """
         if self.training_type != "distillation":
             raise ValueError("This function is only available for distillation training.")
-        columns = self.observations, self.privileged_actions, self.dones
+        columns: Any = self.observations, self.privileged_actions, self.dones
         return (
             Batch(observations=obs, privileged_actions=actions, dones=dones)
             for _, obs, actions, dones in zip(range(self.step), *columns, strict=False)
@@ -218,7 +218,7 @@ class RolloutStorage:
         """
         self._require_rl()
         fields = (*READ["rl"], *(["distribution"] if self._params else []))
-        batches = self._buffer.minibatches(
+        batches: Any = self._buffer.minibatches(
             num_batches=num_mini_batches, epochs=num_epochs, reshuffle=self.reshuffle_each_epoch, fields=fields
         )
         return (Batch(observations=batch["obs"], **self._learned(batch)) for batch in batches)
@@ -239,10 +239,10 @@ class RolloutStorage:
             num_batches=num_mini_batches, epochs=num_epochs, shuffle=self.reshuffle_each_epoch, fields=fields
         )
         for batch in batches:
-            found = batch.sequences.get("hidden", {})
+            found: Any = batch.sequences.get("hidden", {})
             states = tuple(_unwrapped(found[name]) if name in self._states else None for name in STATES)
             trajectories = {"observations": batch.sequences["obs"], "masks": batch.sequences["mask"]}
-            yield Batch(**trajectories, hidden_states=cast("Any", states), **self._learned(batch.steps))
+            yield Batch(**trajectories, hidden_states=cast("Any", states), **self._learned(cast("Any", batch.steps)))
 
     # -- what rsl_rl's attributes show ----------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class RolloutStorage:
             value = getattr(transition, name)
             if value is None:
                 raise FieldError(f"transition.{name} is None; set it before add_transition()")
-            return value.to(self.device)
+            return value if value.device == self._buffer.device else value.to(self.device)
 
         time_outs = getattr(transition, "time_outs", None)
         dones = self._scalars(given("dones")).bool()
@@ -405,7 +405,7 @@ def _groups(obs: Any) -> dict[str, Any]:
 
 def _wrapped(state: Any) -> tuple[Tensor, ...]:
     """An LSTM's pair as it is, a GRU's state as a tuple of one."""
-    return state if isinstance(state, tuple) else (state,)
+    return cast("Any", state) if isinstance(state, tuple) else (state,)
 
 
 def _unwrapped(states: tuple[Tensor, ...]) -> Any:

@@ -70,12 +70,13 @@ def row(name: str, value: Any, size: int, device: torch.device) -> Any:
         StepError: it has another number of elements.
     """
     given: Any = _taken(value, device)
-    shape = given.shape
-    count = prod(shape)
+    if given.shape == (1, size):
+        return given
+    count = prod(given.shape)
     if count == size:
         return given.reshape(1, size)
     if count != 1:
-        raise StepError(f"'{name}': expected {size} numbers, got {tuple(shape)}")
+        raise StepError(f"'{name}': expected {size} numbers, got {tuple(given.shape)}")
     one = given.reshape(1, 1)
     return one.repeat(size, 1) if device.type == "cpu" else one.expand(1, size)
 
@@ -98,5 +99,8 @@ def _taken(value: Any, device: torch.device) -> Any:
     """float32 where it is needed: assigning arrays costs a fraction of what assigning tensors does."""
     if device.type != "cpu":
         return torch.as_tensor(value, dtype=torch.float32, device=device).detach()
-    array: Any = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-    return array if array.dtype == np.float32 else array.astype(np.float32)
+    if isinstance(value, Tensor):
+        plain = value.is_cpu and not value.requires_grad
+        array: Any = value.numpy() if plain else value.detach().cpu().numpy()
+        return array if array.dtype == np.float32 else array.astype(np.float32)
+    return np.asarray(value, np.float32)

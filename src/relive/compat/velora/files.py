@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import FileFormatError, NoSaveError
@@ -25,8 +25,9 @@ def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any],
     """Write both files beside their places, and then put them there."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
+    writer: Any = safetensors.torch
     here = {name: tensor.cpu() for name, tensor in state.items()}
-    _replaced(folder / f"{prefix}state{ENDING}", lambda file: save_file(here, file))
+    _replaced(folder / f"{prefix}state{ENDING}", lambda file: writer.save_file(here, file))
     text = json.dumps(dict(metadata), indent=2)
     _replaced(folder / f"{prefix}metadata.json", lambda file: file.write_text(text, encoding="utf-8"))
 
@@ -72,19 +73,20 @@ def load(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Itera
     file = _found(Path(path))
     widths = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
     found: dict[str, Tensor] = {}
+    reader: Any = safetensors
     try:
-        with safe_open(file, framework="pt") as opened:
-            content: Any = opened
+        with reader.safe_open(file, framework="pt") as content:
+            known = set(content.keys())
             for name in names:
-                if name not in content.keys():
+                if name not in known:
                     raise FileFormatError(f"'{file}' has no tensor '{name}'; it is no buffer of Velora's")
-                part = content.get_slice(name)
+                part: Any = content.get_slice(name)
                 expected = [metadata["capacity"], metadata[widths[name]] if name in widths else 1]
                 if part.get_shape() != expected or part.get_dtype() != "F32":
                     got = f"{part.get_dtype()} {part.get_shape()}"
                     raise FileFormatError(f"'{file}', tensor '{name}': the metadata say F32 {expected}, it is {got}")
                 found[name] = part[: metadata["size"]].to(torch.float32)
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         raise FileFormatError(f"'{file}' is no safetensors file, or damaged: {error}") from error
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ FIELDS = {
     "hiddens": "memory",
 }
 """Velora's names, in its order, and relive's."""
+
+UNKNOWN = np.zeros(1, np.bool_)
+"""Velora does not tell terminals from truncations: relive's own flags stay unset, and its ``dones`` are kept apart."""
 
 
 class ReplayBuffer:
@@ -131,14 +135,18 @@ class ReplayBuffer:
             StepError: a value has the wrong size. Nothing is stored.
         """
         on = self._on
-        self._store(
-            row("state", state, self.state_dim, on),
-            row("action", action, self.action_dim, on),
-            row("reward", reward, 1, on),
-            row("next_state", next_state, self.state_dim, on),
-            row("done", done, 1, on),
-            row("hidden", hidden, self.hidden_dim, on),
-        )
+        step = {
+            "obs": row("state", state, self.state_dim, on),
+            "action": row("action", action, self.action_dim, on),
+            "reward": row("reward", reward, 1, on)[0],
+            "next_obs": row("next_state", next_state, self.state_dim, on),
+            "done": row("done", done, 1, on)[0],
+            "memory": row("hidden", hidden, self.hidden_dim, on),
+            "terminated": UNKNOWN,
+            "truncated": UNKNOWN,
+        }
+        self._replay.add(step)
+        self._added += 1
 
     def add_multi(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any, hiddens: Any) -> None:
         """Store several transitions ``[B, ...]``; rewards and dones may be ``[B]``. The last ``capacity`` of them stay.
@@ -147,24 +155,19 @@ class ReplayBuffer:
             StepError: a shape does not fit. Nothing is stored.
         """
         count, on = len(states), self._on
-        self._store(
-            rows("states", states, count, self.state_dim, on),
-            rows("actions", actions, count, self.action_dim, on),
-            rows("rewards", rewards, count, 1, on),
-            rows("next_states", next_states, count, self.state_dim, on),
-            rows("dones", dones, count, 1, on),
-            rows("hiddens", hiddens, count, self.hidden_dim, on),
-        )
-
-    def _store(self, obs: Any, action: Any, reward: Any, following: Any, done: Any, memory: Any) -> None:
-        flags = np.zeros(len(obs), np.bool_)
-        step = {"obs": obs, "action": action, "reward": reward[:, 0], "next_obs": following, "done": done[:, 0]}
-        step |= {"memory": memory, "terminated": flags, "truncated": flags}
-        if len(obs) == 1:
-            self._replay.add(step)
-        else:
-            self._replay.extend({name: column[:, None] for name, column in step.items()})
-        self._added += len(obs)
+        flags = np.zeros((count, 1), np.bool_)
+        columns = {
+            "obs": rows("states", states, count, self.state_dim, on)[:, None],
+            "action": rows("actions", actions, count, self.action_dim, on)[:, None],
+            "reward": rows("rewards", rewards, count, 1, on),
+            "next_obs": rows("next_states", next_states, count, self.state_dim, on)[:, None],
+            "done": rows("dones", dones, count, 1, on),
+            "memory": rows("hiddens", hiddens, count, self.hidden_dim, on)[:, None],
+            "terminated": flags,
+            "truncated": flags,
+        }
+        self._replay.extend(columns)
+        self._added += count
 
     def warm(self, agent: Any, n_samples: int, num_envs: int = 8, *, envs: Any = None) -> None:
         """Play ``agent`` in new copies of its environment, and store ``n_samples`` transitions.
@@ -223,9 +226,8 @@ class ReplayBuffer:
 
     def config(self) -> Any:
         """Velora's own description of a buffer, for its agents' configurations; Velora has to be installed."""
-        from velora.models.config import BufferConfig
-
-        return BufferConfig(
+        config: Any = import_module("velora.models.config")
+        return config.BufferConfig(
             type="ReplayBuffer",
             capacity=self.capacity,
             state_dim=self.state_dim,
