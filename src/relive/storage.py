@@ -36,9 +36,9 @@ def _tensordict() -> Any:
 def as_tensordict(
     leaves: Mapping[Path, Tensor], batch_size: Sequence[int], device: torch.device | None = None
 ) -> TensorDict:
-    """The tensors, each of which begins with ``batch_size``, as a nested TensorDict; those on ``device`` are not copied.
+    """The tensors, each of which begins with ``batch_size``, as a nested TensorDict.
 
-    Without one, none are, wherever they are.
+    Nothing is copied but what is not on ``device``, if one is given.
     """
     if device is not None:
         leaves = {path: leaf.to(device) for path, leaf in leaves.items()}
