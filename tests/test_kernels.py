@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from relive import kernels
 from relive.kernels import cpu, reference
+from relive.kernels.cpu import jit
 
 SEEDS = [0, 1, 2, 12345, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -160,3 +162,12 @@ def test_float32_on_the_cpu_goes_to_the_fast_twin_and_all_else_to_the_reference(
 def test_permutations_are_made_on_the_cpu_by_the_fast_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "permutation", None)
     assert kernels.permutation(5, 1, 2).device.type == "cpu"
+
+
+def test_what_was_compiled_before_any_kernel_changed_is_compiled_again() -> None:
+    kernels = [kernel for kernel in vars(cpu).values() if hasattr(kernel, "py_func")]
+    assert len(kernels) > 20
+    newest = max(path.stat().st_mtime for path in Path(cpu.__file__).parent.parent.rglob("*.py"))
+    for kernel in kernels:
+        assert kernel._cache._cache_file._source_stamp == jit.SOURCES
+    assert jit.SOURCES[0] == newest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -41,9 +42,23 @@ _carray: Any = cast("Any", numba).carray
 _ir: Any = cast("Any", cgutils).ir
 
 
+def _sources() -> tuple[float, int]:
+    """When a kernel was changed last, and how long all of them are."""
+    files = [path.stat() for path in Path(__file__).parent.parent.rglob("*.py")]
+    return max(file.st_mtime for file in files), sum(file.st_size for file in files)
+
+
+SOURCES = _sources()
+
+
 def jit(function: F) -> F:
     """Compile on first call, with a cache on disk."""
-    return cast("Any", numba).njit(cache=True, error_model="numpy", nogil=True)(function)
+    compiled: Any = cast("Any", numba).njit(cache=True, error_model="numpy", nogil=True)(function)
+    # numba looks at the function's own file alone, and would go on with what it compiled of others before they changed
+    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if file is not None:
+        file._source_stamp = SOURCES
+    return compiled
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
