@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
-from .jit import address_t, fetch, jit, memcpy, remainder
+from .jit import address_t, fetch, jit, memcpy, prefetch, remainder
 from .random import uniform
 
 __all__ = ["choose_goals", "note_ends", "relabel_windows"]
@@ -47,6 +47,28 @@ def _after(place: Any, begin: Any, rows: int) -> Any:
 
 
 @jit
+def _look_up(
+    places: Ints, key: Any, ratio: float, rows: int, state: Ints, order: Any, ends: Any, which: Ints, spans: Ints
+) -> int:
+    """The rows to be relabelled, with their numbers, their envs, and the entries of ``ends``, which come meanwhile."""
+    found, inverse = 0, 1.0 / rows
+    for i in range(places.size):
+        if uniform(key, 1 + 2 * i) >= ratio:
+            continue
+        place = places[i]
+        offset = remainder(place, rows, inverse)
+        e = np.int64(np.float64(place - offset) * inverse + 0.5)
+        newest = state[e, HEAD] - 1
+        back = remainder(newest, rows, inverse) - offset
+        number = newest - (back if back >= 0 else back + rows)
+        entry = place - offset + remainder(episode_of(e, place, number, state, order), rows, inverse)
+        prefetch(ends, entry)
+        which[found], spans[FIRST, found], spans[END, found], spans[AIM, found] = i, number, entry, e
+        found += 1
+    return found
+
+
+@jit
 def choose_goals(
     places: Ints, key: Any, ratio: float, strategy: int, finished: bool, rows: int, state: Ints, step: Any, order: Any,
     ends: Any, seen: Ints, others: Ints, source: Any, at: Ints, out: Any, to: Ints, goal: Ints, which: Ints,
@@ -55,18 +77,13 @@ def choose_goals(
     """See :func:`relive.kernels.reference.hindsight.choose_goals`."""
     note_ends(rows, state, order, ends, seen)
     found, inverse, width = 0, 1.0 / rows, source.shape[1]
-    for i in range(places.size):
-        if uniform(key, 1 + 2 * i) >= ratio:
-            continue
-        place = places[i]
-        offset = remainder(place, rows, inverse)
-        base = place - offset
-        e = np.int64(np.float64(base) * inverse + 0.5)
-        head = state[e, HEAD]
-        back = remainder(head - 1, rows, inverse) - offset
-        number = head - 1 - (back if back >= 0 else back + rows)
+    drawn = _look_up(places, key, ratio, rows, state, order, ends, which, spans)
+    for m in range(drawn):
+        i = which[m]
+        place, number, noted = places[i], spans[FIRST, m], np.int64(ends[spans[END, m]])
+        e = spans[AIM, m]
+        base, head = e * rows, state[e, HEAD]
         first = number - min(np.int64(step[place]), number - max(state[e, TAIL], head - rows))
-        noted = np.int64(ends[e * rows + remainder(episode_of(e, place, number, state, order), rows, inverse)])
         end = number + ((noted - number) & 0xFFFFFFFF)  # of which 32 bits are kept
         low, high = _choice(strategy, number, first, end)
         if high < low or (finished and end == head - 1 and state[e, NEXT] > 0):
