@@ -74,22 +74,22 @@ def test_a_further_column_is_there_from_the_start_stays_and_is_saved(tmp_path: P
 
 def test_memory_is_used_again_once_nothing_looks_into_it() -> None:
     memory = Recycled()
-    first = memory.empty((100, 10), torch.float32)
+    first = memory.empty((1000, 1000), torch.float32)
     place, view = first.data_ptr(), first[3:5].view(-1)
     del first
-    other = memory.empty((100, 10), torch.float32)
+    other = memory.empty((1000, 1000), torch.float32)
     assert other.data_ptr() != place
     del view
-    assert memory.empty((90, 10), torch.float32).data_ptr() == place
+    assert memory.empty((900, 1000), torch.float32).data_ptr() == place
     assert memory.empty((0, 4), torch.float32).shape == (0, 4)
 
 
 def test_what_autograd_saved_keeps_its_memory() -> None:
     memory, weight = Recycled(), torch.ones((), requires_grad=True)
-    values = memory.empty((1000,), torch.float32).fill_(2)
+    values = memory.empty((1_000_000,), torch.float32).fill_(2)
     loss = (values * weight).sum()
     del values
-    memory.empty((1000,), torch.float32).fill_(7)
+    memory.empty((1_000_000,), torch.float32).fill_(7)
     loss.backward()
     assert weight.grad is not None
-    assert weight.grad.item() == 2000
+    assert weight.grad.item() == 2_000_000

@@ -18,6 +18,8 @@ __all__ = ["Recycled", "zeroed"]
 KEPT = 16
 """Blocks that are kept for the next batches; more are there only while batches that use them are."""
 
+SMALL = 2**19
+"""Bytes below which malloc hands out what it has by itself, and sooner than a block is found here."""
 
 HUGE = 2**21
 """Bytes of a huge page."""
@@ -62,7 +64,7 @@ class Recycled:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
         """A tensor of that memory, of whatever content."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if not nbytes:
+        if nbytes < SMALL:
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(self.take(nbytes)).view(dtype).view(shape)
 

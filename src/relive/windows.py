@@ -95,6 +95,7 @@ class States:
 
     def __init__(self, columns: Mapping[Path, Tensor], every: int, initial: Mapping[Path, Tensor]) -> None:
         self._columns = {path: column.flatten(0, 1) for path, column in columns.items()}
+        self._bits = {path: x.reshape(len(x), -1).view(torch.uint8) for path, x in self._columns.items()}
         self.every, self._initial = every, initial
 
     def first_rows(self, windows: Ints) -> Ints:
@@ -108,10 +109,10 @@ class States:
         ``index`` is the row's place among those that are kept, of all envs; ``kept`` is 0 where it is not one of them.
         """
         found: dict[Path, Tensor] = {}
+        count, one = len(index), torch.ones_like(index)
         for path, column in self._columns.items():
-            state = empty((len(index), *column.shape[1:]), column.dtype)
-            bits, out = (x.reshape(len(x), -1).view(torch.uint8) for x in (column, state))
-            kernels.gather_windows(bits, index, 1, torch.ones_like(index), bits[0], 1, out[:, None])
+            state, bits = empty((count, *column.shape[1:]), column.dtype), self._bits[path]
+            kernels.gather_windows(bits, index, 1, one, bits[0], 1, state.view(count, 1, -1).view(torch.uint8))
             if self.every > 1:
                 state[kept == 0] = self._initial[path]
             swapped = swap_layers(state)
