@@ -134,7 +134,8 @@ def table(report: dict[str, Any]) -> str:
     ratios = [ratio(workload) for workload in workloads]
     if any(ratios):
         out.append(row([f"best peer / {ours}", *ratios]))
-    foot = "Medians of interleaved rounds in one run, one thread; in brackets, multiples of the floor."
+    foot = "Medians of interleaved rounds in one run, one thread"
+    foot += "; in brackets, multiples of the floor." if "floor" in roles.values() else "."
     peers = versions(report)
     foot = " ".join([foot, *remarks(report), *([f"Peers: {peers}."] if peers else [])])
     command = f"python benchmarks/run.py --only {report['name']}"
