@@ -99,9 +99,7 @@ def train(game: str, args: argparse.Namespace, run: Run) -> None:
     torch.manual_seed(args.seed)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     gym.register_envs(ale_py)
-    envs = SyncVectorEnv(
-        [partial(make, game)] * (args.num_envs or NUM_ENVS), autoreset_mode=AutoresetMode.SAME_STEP
-    )
+    envs = SyncVectorEnv([partial(make, game)] * (args.num_envs or NUM_ENVS), autoreset_mode=AutoresetMode.SAME_STEP)
     actions = int(envs.single_action_space.n)
     q, slow_q = Network(actions).to(args.device), Network(actions).to(args.device)
     slow_q.load_state_dict(q.state_dict())
