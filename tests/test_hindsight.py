@@ -734,15 +734,17 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
                 store.target, at, out, to, np.array(offsets), *ints, *kept,
             )  # fmt: skip
             which, begin, after, used = ints[0][:found], ints[1][: found + 1], ints[3], np.zeros(found, np.int64)
+            mask = np.zeros(16, np.bool_)
             judge = np.random.default_rng(t)
             judged = judge.random(16 * n, np.float32), *(judge.random((2, 16 * n)) < 0.2).view(np.uint8)
             twins_kernels.relabel_windows(
-                which, begin, after, num_envs, 0.7, *judged, store.target, out, to, copied, kept[3], goals, last, used
-            )
+                which, begin, after, num_envs, 0.7, *judged, store.target, out, to, copied, kept[3], goals, last, used,
+                mask,
+            )  # fmt: skip
             total = begin[-1] if found else 0
             cut = [which, begin, ints[2][:total], ints[3][:total], ints[4][:, :found]]
             results.append([found, *cut, *(x[..., :total] if x.ndim > 1 and len(x) == 2 else x[:total] for x in kept),
-                            out, last, used])  # fmt: skip
+                            out, last, used, mask])  # fmt: skip
         for fast, plain in zip(*results, strict=True):
             assert np.array_equal(np.asarray(fast), np.asarray(plain), equal_nan=True)
 

@@ -18,7 +18,7 @@ from .errors import FieldError, SchemaError, ShapeError
 from .kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from .kernels.reference.random import key as stream
 from .parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
-from .relabelling import Arrays, GoalBytes, Steps, arrays_of, flat, put, relabelled, takes_info, told
+from .relabelling import Arrays, GoalBytes, Steps, Teller, arrays_of, flat, put, relabelled
 from .ring import Ints, Ring
 from .schema import Field, Path, dotted, nest
 from .storage import as_host
@@ -29,8 +29,9 @@ __all__ = ["Hindsight", "Strategy"]
 
 Strategy = Literal["future", "final", "episode", "past", "random"]
 STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISODE, "past": PAST, "random": RANDOM}
-GOALS, OTHERS, COPIES = 2**32, 2**32 + 1, 2**32 + 2
-"""Which of a batch's streams of random numbers decide on goals; what a sampler draws comes from the batch's own."""
+OTHERS, COPIES = 2**32 + 1, 2**32 + 2
+"""Streams of random numbers of a batch and of an episode; what samplers and the choice of goals draw comes from the
+batch's own."""
 
 RESULTS = ("reward", "terminated", "truncated")
 
@@ -140,8 +141,7 @@ class Hindsight:
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel = n, gamma, relabel
-        self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes]] = WeakKeyDictionary()
-        self._infos: dict[str, tuple[Any, bool]] = {}
+        self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes, list[Teller]]] = WeakKeyDictionary()
         self._require_functions()
 
     @property
@@ -204,36 +204,41 @@ class Hindsight:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned what it must not.
         """
-        store, fit = ring.store, self._fit(ring)
-        mask, changed, later = np.zeros(len(places), np.bool_), dict[Path, Any](), list[Any]()
+        store, mask, amended = ring.store, np.zeros(len(places), np.bool_), list[Any]()
 
         def amend(out: Array, last: Ints) -> None:
-            steps = self._choose(ring, fit, places, key or 0, out)
-            if not len(steps.which):
-                return
-            mask[steps.which] = True
-            changed.update(self._changes(store, fit, steps))
-            used = np.empty(len(steps.which), np.int64)
-            results = [changed.pop((name,), None) for name in RESULTS]
-            recorded = steps.rewards, *steps.flags
-            given = [had if new is None else new for new, had in zip(results, recorded, strict=True)]
-            _, _, to, copied = store.planned
-            kernels.fast().relabel_windows(
-                steps.which, steps.begin, steps.after, ring.num_envs, self.gamma, *given, store.target, out, to,
-                copied, steps.desired, fit.goals, last, used,
-            )  # fmt: skip
-            later.extend((steps.which, steps.begin[:-1], used))
+            amended.extend(self._amend(ring, places, key or 0, out, last, mask))
 
         drawn = key is not None and self.ratio > 0
         found = store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend if drawn else None)
         fields = read_windows(ring, found)
-        if changed:
-            put(store, fields, changed, *later)
+        if amended:
+            put(store, fields, *amended)
         (fields["relabelled",],) = store.tensors(mask)
         return fields
 
-    def _fit(self, ring: Ring) -> GoalBytes:
-        """Where the ring has its goals, once it is clear that it has them."""
+    def _amend(self, ring: Ring, places: Ints, key: int, out: Array, last: Ints, mask: Any) -> tuple[Any, ...]:
+        """Give rows of a batch other goals, and note which; what changes besides, if anything, for :func:`put`."""
+        store, (fit, tellers) = ring.store, self._fit(ring)
+        steps = fit.scratch(len(places), self.n)
+        found = self._choose(ring, fit, places, key, out, steps)
+        if not found:
+            return ()
+        which, total = steps.which[:found], int(steps.begin[found])
+        if self.relabel is not None:
+            changed = self._relabelled(store, steps, found, total)
+        else:
+            changed = self._told(store, fit, tellers, steps, found, total)
+        given = [changed.pop((name,), had) for name, had in zip(RESULTS, steps.recorded, strict=True)]
+        _, _, to, copied = store.planned
+        kernels.fast().relabel_windows(
+            which, steps.begin, steps.after, ring.num_envs, self.gamma, *given, store.target, out, to, copied,
+            steps.desired, fit.goals, last, steps.used, mask,
+        )  # fmt: skip
+        return (changed, which, steps.begin[:found], steps.used[:found]) if changed else ()
+
+    def _fit(self, ring: Ring) -> tuple[GoalBytes, list[Teller]]:
+        """Where the ring has its goals, once it is clear that it has them, and the functions of goals."""
         facts = (
             self.achieved,
             self.desired,
@@ -247,62 +252,57 @@ class Hindsight:
         if known is None or known[0] != facts:
             self.require(ring)
             fit = GoalBytes(ring.store, ("obs", self.achieved), ("obs", self.desired))
-            known = self._fits[ring.store] = facts, fit
-        return known[1]
+            known = self._fits[ring.store] = facts, fit, self._tellers()
+        return known[1:]
 
-    def _choose(self, ring: Ring, fit: GoalBytes, places: Ints, key: int, out: Array) -> Steps:
-        """The rows of a batch that get another goal, and the steps of their windows."""
-        steps = fit.scratch(len(places), self.n)
+    def _tellers(self) -> list[Teller]:
+        functions = {name: getattr(self, f"{name}_fn") for name in RESULTS}
+        return [
+            Teller(name, function, self.info is not None)
+            for name, function in functions.items()
+            if function is not None
+        ]
+
+    def _choose(self, ring: Ring, fit: GoalBytes, places: Ints, key: int, out: Array, steps: Steps) -> int:
+        """Choose the rows of a batch that get another goal, which, and list the steps of their windows; how many."""
         ends, seen = ring.ends()
         _, at, to, _ = ring.store.planned
         others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
-        found = kernels.fast().choose_goals(
-            places, np.uint64(stream(key, GOALS)), self.ratio, STRATEGIES[self.strategy], self.finished_only, ring.rows,
+        return kernels.fast().choose_goals(
+            places, np.uint64(key), self.ratio, STRATEGIES[self.strategy], self.finished_only, ring.rows,
             ring.state, ring.step, ring.order, ends, seen, places if others is None else others, ring.store.target, at,
-            out, to, fit.goal, *steps,
-        )  # fmt: skip
-        which, begin, now, after, spans, rewards, flags, achieved, desired = steps
-        total = begin[found]
-        return Steps(
-            which[:found], begin[: found + 1], now[:total], after[:total], spans[:, :found], rewards[:total],
-            flags[:, :total], achieved[:total], desired[:total],
+            out, to, fit.goal, steps.which, steps.begin, steps.now, steps.after, steps.spans, steps.rewards,
+            steps.flags, steps.achieved, steps.desired,
         )  # fmt: skip
 
-    def _changes(self, store: Store, fit: GoalBytes, steps: Steps) -> Arrays:
-        """What changes with the new goals, step by step: ``[S, ...]``, by path."""
-        per = np.repeat(np.arange(len(steps.which)), np.diff(steps.begin)) if self.n > 1 else slice(None)
-        if self.relabel is not None:
-            obs = [path for path in store.leaves if path[0] == "obs"]
-            fields = arrays_of(store, steps.now)
-            fields |= {("next_obs", *path[1:]): x for path, x in arrays_of(store, steps.after, obs).items()}
-            seen = [arrays_of(store, places[per], obs) for places in steps.spans]
-            return relabelled(self.relabel, store.leaves, fields, *seen)
-        path, goals = ("obs", self.achieved), Arrays()
+    def _relabelled(self, store: Store, steps: Steps, found: int, total: int) -> Arrays:
+        """What ``relabel`` changes of each step ``[S, ...]``, by path."""
+        obs, per = [path for path in store.leaves if path[0] == "obs"], steps.owners(found)
+        fields = arrays_of(store, steps.now[:total])
+        after = arrays_of(store, steps.after[:total], obs)
+        fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
+        seen = [arrays_of(store, places[per], obs) for places in steps.spans]
+        return relabelled(self.relabel, store.leaves, fields, *seen)
+
+    def _told(
+        self, store: Store, fit: GoalBytes, tellers: list[Teller], steps: Steps, found: int, total: int
+    ) -> Arrays:
+        """What the functions of goals tell of each step ``[S]``, and the goals, where the kernels do not put them."""
+        goals = Arrays()
         if fit.packed:
-            achieved, desired = (x.view(fit.dtype).reshape(-1, *fit.shape) for x in (steps.achieved, steps.desired))
+            achieved, desired = steps.goals[0][:total], steps.goals[1][:total]
         else:
-            achieved = arrays_of(store, steps.after, [path])[path]
-            desired = arrays_of(store, steps.spans[2][per], [path])[path]
+            path = "obs", self.achieved
+            achieved = arrays_of(store, steps.after[:total], [path])[path]
+            desired = arrays_of(store, steps.spans[2][steps.owners(found)], [path])[path]
             goals = {(name, self.desired): desired for name in ("obs", "next_obs")}
         info: Any = {}
         if self.info is not None:
             paths = [path for path in store.leaves if path[0] == self.info]
-            info = nest(arrays_of(store, steps.now, paths))[self.info]
-        return goals | self._results(achieved, desired, info)
-
-    def _results(self, achieved: Array, desired: Array, info: Any) -> Arrays:
-        """What the functions tell of steps with such goals."""
-        found: Arrays = {}
-        for name in RESULTS:
-            function = getattr(self, f"{name}_fn")
-            if function is None:
-                continue
-            known = self._infos.get(name)
-            if known is None or known[0] is not function:
-                known = self._infos[name] = function, self.info is not None or takes_info(function)
-            goals = achieved.copy(), desired.copy()  # which the function may write to
-            found[name,] = told(name, function, *goals, info) if known[1] else told(name, function, *goals)
-        return found
+            info = nest(arrays_of(store, steps.now[:total], paths))[self.info]
+        for teller in tellers:
+            goals[teller.path] = teller(achieved, desired, info)
+        return goals
 
     # -- without a replay in order ------------------------------------------------------------------------------
 
@@ -344,8 +344,9 @@ class Hindsight:
         else:
             achieved = steps["next_obs", self.achieved]
             info: Any = nest(chosen)[self.info] if self.info is not None else {}
-            changed = self._results(achieved[at], achieved[aim], info)
-            changed |= {(name, self.desired): achieved[aim] for name in ("obs", "next_obs")}
+            goals = achieved[at], achieved[aim]
+            changed = {teller.path: teller(*goals, info) for teller in self._tellers()}
+            changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
         return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
 

@@ -34,6 +34,7 @@ LARGE_FIELD = 1024
 """Bytes of a row's field from which packing it with the others gains nothing: it is a block of its own."""
 
 Array = NDArray[Any]
+_from_numpy = torch.from_numpy
 
 
 class RowLayout:
@@ -58,9 +59,15 @@ class RowLayout:
         end = max(end, 16)  # rows without bytes have no views
         self.starts.append(end)
         self.nbytes = end
+        self._names = {path: str(i) for i, path in enumerate(self.fields)}
+        self._foreign = {
+            path: field.dtype
+            for path, field in self.fields.items()
+            if torch.from_numpy(np.empty(0, numpy_dtype(field.dtype))).dtype is not field.dtype
+        }
         self._dtype = np.dtype(
             {
-                "names": [str(i) for i in range(len(self.fields))],
+                "names": list(self._names.values()),
                 "formats": [(numpy_dtype(field.dtype), field.shape) for field in self.fields.values()],
                 "offsets": list(self.offsets.values()),
                 "itemsize": max(end, 1),
@@ -72,13 +79,19 @@ class RowLayout:
         if not self.fields:
             return {}
         records = rows.view(self._dtype)[..., 0]
-        return {path: records[str(i)] for i, path in enumerate(self.fields)}
+        return {path: records[name] for path, name in self._names.items()}
+
+    def tensors(self, rows: Array) -> dict[Path, Tensor]:
+        """The same as tensors of the fields' dtypes, which NumPy may lack."""
+        found = {path: _from_numpy(array) for path, array in self.arrays(rows).items()}
+        for path, dtype in self._foreign.items():
+            found[path] = found[path].view(dtype)
+        return found
 
     def views(self, rows: Tensor) -> dict[Path, Tensor]:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as typed views ``[..., *shape]`` into the same memory."""
         if rows.is_cpu:  # a view by way of NumPy costs a third of one by way of torch
-            arrays = self.arrays(rows.numpy())
-            return {path: typed(arrays[path], field.dtype) for path, field in self.fields.items()}
+            return self.tensors(rows.numpy())
         return {path: self.view(rows, path) for path in self.fields}  # elsewhere than in RAM
 
     def view(self, rows: Tensor, path: Path, start: int = 0) -> Tensor:

@@ -16,15 +16,13 @@ from .schema import Field, Path, as_tensor, dotted, nest, unknown_field
 from .storage import as_host
 from .store import Array, Ints, Store
 
-__all__ = ["Arrays", "GoalBytes", "Steps", "arrays_of", "flat", "put", "relabelled", "takes_info", "told"]
+__all__ = ["Arrays", "GoalBytes", "Steps", "Teller", "arrays_of", "flat", "put", "relabelled"]
 
 Arrays = dict[Path, Array]
 
-FLAGS = ("terminated", "truncated")
-
 
 class Steps(NamedTuple):
-    """The steps of the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
+    """Memory for the steps of the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
 
     which: Ints
     begin: Ints
@@ -35,6 +33,16 @@ class Steps(NamedTuple):
     flags: Array
     achieved: Array
     desired: Array
+    used: Ints
+    """The last step of each window, as :func:`relive.kernels.reference.relabel_windows` leaves it."""
+    goals: tuple[Array, Array]
+    """``achieved`` and ``desired`` as what they are, rather than as bytes."""
+    recorded: tuple[Array, Array, Array]
+    """``rewards`` and each of ``flags``."""
+
+    def owners(self, found: int) -> Ints:
+        """Which of the first ``found`` relabelled rows each step is of."""
+        return np.repeat(np.arange(found), np.diff(self.begin[: found + 1]))
 
 
 class GoalBytes:
@@ -56,16 +64,62 @@ class GoalBytes:
         """Memory for the steps of a batch, used again by the next."""
         if self._scratch is None or self._scratch[0] != (count, n):
             size = count * n
-            which, begin, now, after = (np.empty(length, np.int64) for length in (count, count + 1, size, size))
+            which, begin, now, after, used = (
+                np.empty(length, np.int64) for length in (count, count + 1, size, size, count)
+            )
             rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
             achieved, desired = (np.empty((size, int(self.goal[1])), np.uint8) for _ in range(2))
-            spans = np.empty((3, count), np.int64)
-            fresh = Steps(which, begin, now, after, spans, rewards, flags, achieved, desired)
+            goals = tuple(x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed)
+            fresh = Steps(
+                which, begin, now, after, np.empty((3, count), np.int64), rewards, flags, achieved, desired, used,
+                goals, (rewards, flags[0], flags[1]),
+            )  # fmt: skip
             self._scratch = (count, n), fresh
         return self._scratch[1]
 
 
-def takes_info(function: Callable[..., Any]) -> bool:
+class Teller:
+    """A user's function of goals, as what it is asked for.
+
+    Args:
+        name: "reward", "terminated" or "truncated".
+        function: (achieved, desired[, info]) -> ``[M]``.
+        informed: whether it gets info even if it could do without.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], informed: bool) -> None:
+        self.path: Path = (name,)
+        self._function, self._informed = function, informed or _takes_info(function)
+
+    def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
+        """What it tells of steps: ``[M]``, float32 if it is the reward, else uint8.
+
+        Raises:
+            ShapeError: not one number per step.
+            DTypeError: a flag that is no bool.
+            NotFiniteError: a reward is NaN or infinite.
+        """
+        goals = achieved.copy(), desired.copy()  # which the function may write to
+        result = as_host(self._function(*goals, info) if self._informed else self._function(*goals))
+        count, kind = len(achieved), result.dtype.kind
+        if result.shape != (count,):
+            raise ShapeError(
+                f"{self}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "
+                "all goals at once, so compute along the last axis: np.linalg.norm(achieved - desired, axis=-1)"
+            )
+        if self.path != ("reward",):
+            if kind != "b":
+                raise DTypeError(f"{self}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
+            return result.astype(np.uint8)
+        if kind not in "fiub":
+            raise DTypeError(f"{self}: expected numbers, got {result.dtype}")
+        return _finite(result.astype(np.float32), self)
+
+    def __str__(self) -> str:
+        return f"Hindsight's function of {self.path[0]}"
+
+
+def _takes_info(function: Callable[..., Any]) -> bool:
     """Whether a function of goals has to be called with a third argument."""
     try:
         inspect.signature(function).bind(None, None)
@@ -76,31 +130,7 @@ def takes_info(function: Callable[..., Any]) -> bool:
     return False
 
 
-def told(name: str, function: Callable[..., Any], *args: Any) -> Array:
-    """What a function tells of steps: ``[M]``, float32 if it is the "reward", else uint8.
-
-    Raises:
-        ShapeError: not one number per step.
-        DTypeError: a flag that is no bool.
-        NotFiniteError: a reward is NaN or infinite.
-    """
-    result, count = as_host(function(*args)), len(args[0])
-    called = f"Hindsight's function of {name}"
-    if result.shape != (count,):
-        raise ShapeError(
-            f"{called}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "
-            "all goals at once, so compute along the last axis: np.linalg.norm(achieved - desired, axis=-1)"
-        )
-    if name in FLAGS:
-        if result.dtype != np.bool_:
-            raise DTypeError(f"{called}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
-        return result.view(np.uint8)
-    if result.dtype.kind not in "fiub":
-        raise DTypeError(f"{called}: expected numbers, got {result.dtype}")
-    return _finite(result.astype(np.float32), called)
-
-
-def _finite(rewards: Array, called: str) -> Array:
+def _finite(rewards: Array, called: object) -> Array:
     good = np.isfinite(rewards)
     if np.count_nonzero(good) < len(good):  # which takes a fifth of the time of all()
         at = int(np.argmin(good))

@@ -155,9 +155,7 @@ class ReplayRows:
         self.plan(places, rows, steps, gamma, state, out, last)
         if amend is not None:
             amend(out, last)
-        arrays = batch.arrays(out)
-        fields = {path: typed(arrays[path], field.dtype) for path, field in batch.fields.items()}
-        return Windows(fields, last, places, last)
+        return Windows(batch.tensors(out), last, places, last)
 
     def plan(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, out: Array, last: Ints) -> None:
         """The rows of a batch, ``out`` (uint8 ``[B, W]``), made in one pass; and ``last`` of :class:`Windows`."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from ..reference.hindsight import EPISODE, FINAL, FUTURE, GOALS, PAST, RANDOM
 from .jit import address_t, fetch, jit, memcpy, prefetch, remainder
 from .random import uniform
 
@@ -53,7 +53,7 @@ def _look_up(
     """The rows to be relabelled, with their numbers, their envs, and the entries of ``ends``, which come meanwhile."""
     found, inverse = 0, 1.0 / rows
     for i in range(places.size):
-        if uniform(key, 1 + 2 * i) >= ratio:
+        if uniform(key, GOALS + 2 * i) >= ratio:
             continue
         place = places[i]
         offset = remainder(place, rows, inverse)
@@ -91,7 +91,7 @@ def choose_goals(
         if strategy == RANDOM:
             aim = _after(others[i], others[i] - remainder(others[i], rows, inverse), rows)
         else:
-            chosen = low + np.int64(uniform(key, 2 + 2 * i) * np.float64(high - low + 1))
+            chosen = low + np.int64(uniform(key, GOALS + 2 * i + 1) * np.float64(high - low + 1))
             aim = base + remainder(chosen, rows, inverse)
         fetch(source, aim * width + goal[0], goal[1])
         which[found], spans[FIRST, found] = i, base + remainder(first, rows, inverse)
@@ -148,7 +148,7 @@ def _list_steps(
 @jit
 def relabel_windows(
     which: Ints, begin: Ints, after: Ints, envs: int, gamma: float, rewards: Any, terminated: Any, truncated: Any,
-    source: Any, out: Any, to: Ints, sizes: Ints, desired: Any, goals: Ints, last: Ints, used: Ints,
+    source: Any, out: Any, to: Ints, sizes: Ints, desired: Any, goals: Ints, last: Ints, used: Ints, mask: Any,
 ) -> None:  # fmt: skip
     """See :func:`relive.kernels.reference.hindsight.relabel_windows`."""
     width, wide = source.shape[1], out.shape[1]
@@ -164,7 +164,7 @@ def relabel_windows(
             k += 1
             if terminated[entry] | truncated[entry]:
                 break
-        used[m], last[which[m]] = entry, after[entry]
+        used[m], last[which[m]], mask[which[m]] = entry, after[entry], True
         if sizes[2] > 0 and k != ints[(row + to[3]) // 4]:
             memcpy(address_t(there + row + sizes[1]), address_t(here + after[entry] * width), np.intp(sizes[2]))
         words[(row + to[1]) // 8] = words[(row + to[0]) // 8] + k * envs

@@ -18,6 +18,8 @@ __all__ = ["EPISODE", "FINAL", "FUTURE", "PAST", "RANDOM", "choose_goals", "rela
 Ints = NDArray[np.int64]
 FUTURE, FINAL, EPISODE, PAST, RANDOM = range(5)
 """The strategies: a step from the anchor on, the last, any, one before the anchor; or any of the whole replay."""
+GOALS = 2**32
+"""The first number of a batch's stream that decides on goals; samplers stay below."""
 
 
 def choose_goals(
@@ -27,8 +29,9 @@ def choose_goals(
 ) -> int:  # fmt: skip
     """Which rows of a batch get another goal, which, and the steps of their windows.
 
-    Row i of the batch is relabelled if number 1 + 2i of the stream ``key`` is below ``ratio``, it has a step to choose
-    from, and, if only ``finished`` episodes count, its own is over. Of these steps number 2 + 2i chooses. ``others``
+    Row i of the batch is relabelled if number GOALS + 2i of the stream ``key`` is below ``ratio``, it has a step to
+    choose from, and, if only ``finished`` episodes count, its own is over. Of these steps the next number chooses.
+    ``others``
     are the places of transitions drawn for RANDOM. ``out`` holds the rows of the batch as :func:`windows` made them.
 
     For the m-th of those rows, ``which[m]`` is its i; ``spans[:, m]`` are the places of ``first``, ``end`` and the
@@ -58,9 +61,9 @@ def choose_goals(
             RANDOM: (0, 0),
         }[strategy]
         under_way = end == head - 1 and state[e, 2] > 0
-        if uniform(key, 1 + 2 * i) >= ratio or high < low or (finished and under_way):
+        if uniform(key, GOALS + 2 * i) >= ratio or high < low or (finished and under_way):
             continue
-        chosen = low + int(uniform(key, 2 + 2 * i) * (high - low + 1))
+        chosen = low + int(uniform(key, GOALS + 2 * i + 1) * (high - low + 1))
         aim = following(int(others[i])) if strategy == RANDOM else e * rows + chosen % rows
         which[found] = i
         spans[:, found] = e * rows + first % rows, e * rows + end % rows, aim
@@ -79,13 +82,14 @@ def choose_goals(
 
 def relabel_windows(
     which: Ints, begin: Ints, after: Ints, envs: int, gamma: float, rewards: Any, terminated: Any, truncated: Any,
-    source: Any, out: Any, to: Ints, sizes: Ints, desired: Any, goals: Ints, last: Ints, used: Ints,
+    source: Any, out: Any, to: Ints, sizes: Ints, desired: Any, goals: Ints, last: Ints, used: Ints, mask: Any,
 ) -> None:  # fmt: skip
     """Write the windows of relabelled rows anew: they end where a step terminates or is truncated, or with the last.
 
     ``which``, ``begin`` and ``after`` are as :func:`choose_goals` left them, ``rewards``, ``terminated`` and
     ``truncated`` what the steps come to with the new goal; ``out``, ``to``, ``sizes`` and ``last`` are those of
     :func:`windows`. The goals ``desired`` go to the bytes ``goals`` of the rows. ``used[m]`` is the window's last step.
+    ``mask`` becomes True for those rows.
     """
     for m, i in enumerate(which.tolist()):
         value, factor, k, entry = 0.0, 1.0, 0, int(begin[m])
@@ -95,7 +99,7 @@ def relabel_windows(
             k += 1
             if terminated[entry] or truncated[entry]:
                 break
-        used[m], last[i] = entry, after[entry]
+        used[m], last[i], mask[i] = entry, after[entry], True
         index = out[i, to[0] : to[0] + 8].view(np.int64)[0]
         for field, (result, dtype) in enumerate(
             [
