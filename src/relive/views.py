@@ -119,6 +119,8 @@ class NStep:
 def read_windows(ring: Ring, found: Windows) -> dict[Path, Tensor]:
     """All fields ``[B, ...]`` of windows."""
     store = ring.store
+    if not store.large:
+        return found.fields
     following = [path for path in store.large if path[0] == ("next_obs" if ring.alone else "obs")]
     now = store.gather([path for path in store.large if path[0] != "next_obs"], found.now)
     then = store.gather(following, found.then)
