@@ -343,6 +343,19 @@ def test_extend_takes_some_envs_tensors_and_many_more_steps_than_there_are_rows(
     assert same_batches(one.buffer.data(), other.buffer.data())
 
 
+@pytest.mark.parametrize("as_given", [torch.zeros, np.zeros])
+def test_extend_takes_fields_that_have_no_elements(as_given: Callable[[tuple[int, ...]], Any]) -> None:
+    replay = ReplayBuffer(PLAIN.extend(obs={"place": (2,), "nothing": (0, 3)}), 100, num_envs=2)
+    replay.extend({
+        "obs": {"place": as_given((5, 2, 2)), "nothing": as_given((5, 2, 0, 3))},
+        "action": np.zeros((5, 2), np.int64),
+        "reward": as_given((5, 2)),
+        "terminated": np.zeros((5, 2), np.bool_),
+        "truncated": np.zeros((5, 2), np.bool_),
+    })
+    assert replay.data()["obs", "nothing"].shape == (8, 0, 3)
+
+
 def test_extending_by_nothing_is_nothing() -> None:
     twin = Twin(2, 5).play("..", "..")
     step = twin.step("..", final=True)

@@ -662,13 +662,13 @@ def _leaves(tree: Any) -> Iterator[Any]:
 def _flattened(tree: Any) -> Any:
     """Arrays ``[T, N, ...]`` as ``[T * N, ...]``."""
     if isinstance(tree, np.ndarray | Tensor):
-        return cast("Any", tree).reshape((-1, *tree.shape[2:]))
+        steps, envs, *shape = cast("Any", tree).shape
+        return cast("Any", tree).reshape((steps * envs, *shape))  # -1 could be any number, where a shape has a 0
     if isinstance(tree, Mapping) or hasattr(tree, "items"):
         return {name: _flattened(member) for name, member in cast("Any", tree).items()}
     if isinstance(tree, tuple):
         return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
-    array = np.asarray(tree)
-    return array.reshape((-1, *array.shape[2:]))
+    return _flattened(np.asarray(tree))
 
 
 def _require_rows(batch_size: int) -> None:
