@@ -343,6 +343,20 @@ def test_extend_takes_some_envs_tensors_and_many_more_steps_than_there_are_rows(
     assert same_batches(one.buffer.data(), other.buffer.data())
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_few_steps_of_one_env_among_many_are_stored_one_after_another(masked: bool) -> None:
+    one, other = (Twin(4, 2, view=NStep(2, 0.5)) for _ in range(2))
+    for kinds in (["U", ".", "T"], [".", ".", "."], [".", "B", "."]):
+        steps = [one.step(kind, [2], final=True) for kind in kinds]
+        masks = [[True], [not masked], [True]]
+        for step, mask in zip(steps, masks, strict=True):
+            one.buffer.add(step, envs=[2], mask=np.array(mask))
+        other.buffer.extend(mapped(torch.as_tensor, stacked(steps)) | {"mask": np.array(masks)}, envs=[2])
+        other.buffer.check()
+        assert same_batches(one.buffer.slice(2), other.buffer.slice(2))
+        assert same_batches(one.buffer.data(), other.buffer.data())
+
+
 @pytest.mark.parametrize("as_given", [torch.zeros, np.zeros])
 def test_extend_takes_fields_that_have_no_elements(as_given: Callable[[tuple[int, ...]], Any]) -> None:
     replay = ReplayBuffer(PLAIN.extend(obs={"place": (2,), "nothing": (0, 3)}), 100, num_envs=2)

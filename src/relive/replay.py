@@ -168,7 +168,7 @@ class ReplayBuffer:
         ((count, _),) = shapes
         values = {name: _flattened(value) for name, value in steps.items()}
         if count:
-            self._add(values, np.tile(chosen, count))
+            self._add(values, np.tile(chosen, count), successive=count > 1)
 
     def interrupt(self, envs: Any = None) -> None:
         """The episodes under way, in all envs or in ``envs``, will not go on: what comes next starts new ones.
@@ -498,7 +498,8 @@ class ReplayBuffer:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _add(self, values: dict[str, Any], envs: Ints) -> None:
+    def _add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
+        """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
         count, final, mask = len(envs), None, values.pop("mask", None)
         check = self._checkers.get(count) or self._new_checkers(count)
         if not self.own_next_obs and "next_obs" in values:
@@ -508,7 +509,7 @@ class ReplayBuffer:
         else:
             leaves = check[0](values)
         kept = None if mask is None else self._mask(mask, count)
-        if count > self.num_envs and not (kept is None and count <= self._piece):
+        if successive and not (kept is None and count <= self._piece):
             self._add_many(envs, leaves, final, np.ones(count, np.bool_) if kept is None else kept)
         elif kept is None:
             if count:
