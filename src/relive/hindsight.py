@@ -141,7 +141,7 @@ class Hindsight:
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel = n, gamma, relabel
         self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes]] = WeakKeyDictionary()
-        self._infos: dict[str, tuple[Any, bool]] = {}
+        self._infos: dict[str, tuple[Any, bool, bool]] = {}
         self._require_functions()
 
     @property
@@ -297,11 +297,11 @@ class Hindsight:
             function = getattr(self, f"{name}_fn")
             if function is None:
                 continue
-            known = self._infos.get(name)
-            if known is None or known[0] is not function:
-                known = self._infos[name] = function, self.info is not None or takes_info(function)
+            stored, known = self.info is not None, self._infos.get(name)
+            if known is None or known[0] is not function or known[1] is not stored:
+                known = self._infos[name] = function, stored, takes_info(function, stored)
             goals = achieved.copy(), desired.copy()  # which the function may write to
-            found[name,] = told(name, function, *goals, info) if known[1] else told(name, function, *goals)
+            found[name,] = told(name, function, *goals, info) if known[2] else told(name, function, *goals)
         return found
 
     # -- without a replay in order ------------------------------------------------------------------------------

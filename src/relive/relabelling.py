@@ -65,15 +65,20 @@ class GoalBytes:
         return self._scratch[1]
 
 
-def takes_info(function: Callable[..., Any]) -> bool:
-    """Whether a function of goals has to be called with a third argument."""
+def takes_info(function: Callable[..., Any], stored: bool) -> bool:
+    """Whether a function of goals is to be called with a third argument.
+
+    If it can be where a field is ``stored`` for it, or has to be: there is nothing in an info otherwise.
+    """
     try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        return True
+        signature = inspect.signature(function)
     except ValueError:  # one that is not written in Python and does not say
-        return False
-    return False
+        return stored
+    try:
+        signature.bind(*([None] * (3 if stored else 2)))
+    except TypeError:
+        return not stored
+    return stored
 
 
 def told(name: str, function: Callable[..., Any], *args: Any) -> Array:
