@@ -452,6 +452,24 @@ def test_a_stored_field_comes_as_info_and_what_a_function_writes_to_is_its_own()
         assert torch.equal(batch["obs", "desired_goal"], batch["next_obs", "desired_goal"])
 
 
+def test_a_stored_field_goes_to_those_functions_that_take_it() -> None:
+    def reward(achieved: Any, desired: Any, info: Any = None) -> Any:
+        return worth(achieved, desired) + (0 if info is None else info)
+
+    def stopped(achieved: Any, desired: Any) -> Any:
+        return np.zeros(len(achieved), np.bool_)
+
+    extras = lambda step: {"contact": np.float32(step["obs"][2])}  # noqa: E731
+    view = Hindsight(reward, ratio=1.0, info="contact", terminated_fn=stopped)
+    twin = HerTwin(1, 20, dress="goals", extras=extras, view=view).play(*"." * 15)
+    for info in ("contact", None):
+        view.info = info
+        batch = twin.buffer.sample(30)
+        goals = batch["next_obs", "achieved_goal"].numpy(), batch["obs", "desired_goal"].numpy()
+        contact = batch["contact"].numpy() if info else 0.0
+        assert np.array_equal(batch["reward"], worth(*goals) + contact)
+
+
 @pytest.mark.parametrize(
     ("functions", "error", "message"),
     [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -341,6 +344,35 @@ def test_extend_takes_some_envs_tensors_and_many_more_steps_than_there_are_rows(
     one.check()
     other.check()
     assert same_batches(one.buffer.data(), other.buffer.data())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_few_steps_of_one_env_among_many_are_stored_one_after_another(masked: bool) -> None:
+    one, other = (Twin(4, 2, view=NStep(2, 0.5)) for _ in range(2))
+    for kinds in (["U", ".", "T"], [".", ".", "."], [".", "B", "."]):
+        steps = [one.step(kind, [2], final=True) for kind in kinds]
+        masks = [[True], [not masked], [True]]
+        for step, mask in zip(steps, masks, strict=True):
+            one.buffer.add(step, envs=[2], mask=np.array(mask))
+        other.buffer.extend(mapped(torch.as_tensor, stacked(steps)) | {"mask": np.array(masks)}, envs=[2])
+        other.buffer.check()
+        assert same_batches(one.buffer.slice(2), other.buffer.slice(2))
+        assert same_batches(one.buffer.data(), other.buffer.data())
+
+
+@pytest.mark.parametrize("as_given", [torch.zeros, np.zeros])
+def test_extend_takes_fields_that_have_no_elements(as_given: Callable[[tuple[int, ...]], Any]) -> None:
+    replay = ReplayBuffer(PLAIN.extend(obs={"place": (2,), "nothing": (0, 3)}), 100, num_envs=2)
+    replay.extend(
+        {
+            "obs": {"place": as_given((5, 2, 2)), "nothing": as_given((5, 2, 0, 3))},
+            "action": np.zeros((5, 2), np.int64),
+            "reward": as_given((5, 2)),
+            "terminated": np.zeros((5, 2), np.bool_),
+            "truncated": np.zeros((5, 2), np.bool_),
+        }
+    )
+    assert replay.data()["obs", "nothing"].shape == (8, 0, 3)
 
 
 def test_extending_by_nothing_is_nothing() -> None:
@@ -1123,3 +1155,57 @@ def test_steps_of_one_env_do_not_disturb_the_windows_of_another_that_is_far_behi
         twin.check()
     twin.add(".", [1])
     twin.check()
+
+
+# Several threads.
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized", "sequences"])
+def test_trap_t1_what_one_thread_draws_while_another_adds_is_whole(name: str) -> None:
+    sampler = Prioritized() if name == "prioritized" else Uniform()
+    view = Sequence(3) if name == "sequences" else NStep(2, 1.0)
+    schema = Schema({"obs": (200,), "reward": (), **FLAGS})
+    buffer = ReplayBuffer(schema, 64, 2, sampler=sampler, view=view, seed=0)
+    failures: list[BaseException] = []
+    filled, drawn = threading.Event(), threading.Event()
+
+    def play() -> None:
+        try:
+            for t in itertools.count():
+                done = np.array([t % 7 == 6, t % 5 == 4])
+                time_now = np.full((2, 200), 2 * t, np.float32)
+                buffer.add(obs=time_now, reward=time_now[:, 0], terminated=done, truncated=np.zeros(2, np.bool_),
+                           next_obs=time_now + 1)  # fmt: skip
+                if t > 100:
+                    filled.set()
+                if drawn.is_set():
+                    return
+        except BaseException as error:
+            failures.append(error)
+            filled.set()
+
+    interval, player = sys.getswitchinterval(), threading.Thread(target=play)
+    sys.setswitchinterval(1e-5)
+    player.start()
+    try:
+        filled.wait(60)
+        for _ in range(300):
+            batch: Any = buffer.sample(256)
+            obs = batch["obs"].flatten(0, -2)
+            assert (obs == obs[:, :1]).all()
+            if name == "sequences":
+                real = batch["mask"]
+                assert torch.equal(batch["reward"][real], batch["obs"][..., 0][real])
+                continue
+            later = batch["next_obs"][:, 0] - batch["obs"][:, 0]
+            assert torch.equal(later, 2.0 * batch["steps"] - batch["terminated"].float())
+            if name == "prioritized":
+                buffer.update_priorities(batch["index"], torch.rand(256))
+            assert len(buffer) <= 62
+            assert buffer.stats()["size"] > 0
+    finally:
+        drawn.set()
+        player.join()
+        sys.setswitchinterval(interval)
+    assert not failures
+    buffer.check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from relive import FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform, WithoutReplacement
+from relive import (
+    Field,
+    FrameStack,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    Schema,
+    Transition,
+    Uniform,
+    WithoutReplacement,
+)
 from relive.errors import EmptyError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from relive.kernels import cpu, reference
 from twins import SAMPLERS, VIEWS, Twin, batch_leaves, contents, same_batches
 
 EPS = 1e-6
+FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 
 # Every sampler with every view.
 
@@ -701,6 +714,24 @@ def test_trap_p7_an_update_for_a_transition_that_was_overwritten_is_left_alone_a
     twin.add("..")
     chances = twin.buffer.sample(8)["probability"]
     assert chances.tolist() == pytest.approx([1 / 8] * 8)
+
+
+def test_trap_p9_a_draw_and_an_update_of_a_thousand_times_as_many_transitions_take_no_thousand_times_as_long() -> None:
+    took = []
+    for rows in (2**10, 2**20):
+        buffer = ReplayBuffer(Schema({"obs": (1,), "reward": (), **FLAGS}), rows, sampler=Prioritized())
+        steps = {"obs": np.zeros((rows, 1, 1), np.float32), "reward": np.zeros((rows, 1), np.float32)}
+        flags = np.zeros((rows, 1), np.bool_)
+        buffer.extend({**steps, "terminated": flags, "truncated": flags})
+        assert len(buffer) == rows - 1
+        rounds = []
+        for _ in range(50):
+            began = time.thread_time()
+            for _ in range(10):
+                buffer.update_priorities(buffer.sample(32)["index"], np.ones(32))
+            rounds.append(time.thread_time() - began)
+        took.append(min(rounds))
+    assert took[1] < 20 * took[0]
 
 
 def test_trap_p10_neither_the_newest_row_nor_one_that_starts_nothing_is_ever_drawn() -> None:

@@ -84,12 +84,12 @@ class Teller:
     Args:
         name: "reward", "terminated" or "truncated".
         function: (achieved, desired[, info]) -> ``[M]``.
-        informed: whether it gets info even if it could do without.
+        stored: whether there is a stored field to be its info.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], informed: bool) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], stored: bool) -> None:
         self.path: Path = (name,)
-        self._function, self._informed = function, informed or _takes_info(function)
+        self._function, self._informed = function, _takes_info(function, stored)
 
     def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
         """What it tells of steps: ``[M]``, float32 if it is the reward, else uint8.
@@ -119,15 +119,20 @@ class Teller:
         return f"Hindsight's function of {self.path[0]}"
 
 
-def _takes_info(function: Callable[..., Any]) -> bool:
-    """Whether a function of goals has to be called with a third argument."""
+def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
+    """Whether a function of goals is to be called with a third argument.
+
+    If it can be where a field is ``stored`` for it, or has to be: there is nothing in an info otherwise.
+    """
     try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        return True
+        signature = inspect.signature(function)
     except ValueError:  # one that is not written in Python and does not say
-        return False
-    return False
+        return stored
+    try:
+        signature.bind(*([None] * (3 if stored else 2)))
+    except TypeError:
+        return not stored
+    return stored
 
 
 def _finite(rewards: Array, called: object) -> Array:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from functools import wraps
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -49,6 +51,20 @@ RESERVED = frozenset(
 """What a step is added with, and what batches hold, besides the fields of the schema."""
 NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callable[Concatenate[ReplayBuffer, P], R]:
+    """Let other threads wait: kernels run without Python's own lock, and a row could be written while it is read."""
+
+    @wraps(method)
+    def alone(self: ReplayBuffer, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return alone
+
 
 class ReplayBuffer:
     """A replay: for each env a ring of its newest steps.
@@ -56,6 +72,8 @@ class ReplayBuffer:
     ``add`` stores what an env did, in the order it happened; ``sample`` draws transitions with a ``sampler`` and reads
     them through a ``view``. A transition can be drawn once its next observation is known: when the next step of its env
     comes, or at once if it ended its episode.
+
+    Several threads may call it: each call is done before the next begins; ``with replay.lock`` makes one of several.
 
     Args:
         schema: the fields of a step, ``obs``, ``reward``, ``terminated`` and ``truncated`` among them.
@@ -107,6 +125,7 @@ class ReplayBuffer:
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._all = np.arange(num_envs, dtype=np.int64)
         self._draws = self._sampled = self._late = 0
+        self.lock = RLock()
         self._sampler.attach(self._ring)
         self.view = view or Transition()
 
@@ -149,8 +168,11 @@ class ReplayBuffer:
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema, or the final observation
                 of an episode that ended is missing. Nothing is written.
         """
-        self._add(fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs))
+        values, chosen = fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs)
+        with self.lock:  # as _one_at_a_time, which takes longer
+            self._add(values, chosen)
 
+    @_one_at_a_time
     def extend(self, steps: Mapping[str, Any], *, envs: Any = None) -> None:
         """Append many steps in the order of time: every field ``[T, N, ...]``, as :meth:`add` takes ``[N, ...]``.
 
@@ -168,8 +190,9 @@ class ReplayBuffer:
         ((count, _),) = shapes
         values = {name: _flattened(value) for name, value in steps.items()}
         if count:
-            self._add(values, np.tile(chosen, count))
+            self._add(values, np.tile(chosen, count), successive=count > 1)
 
+    @_one_at_a_time
     def interrupt(self, envs: Any = None) -> None:
         """The episodes under way, in all envs or in ``envs``, will not go on: what comes next starts new ones.
 
@@ -177,6 +200,7 @@ class ReplayBuffer:
         """
         self._interrupt(self._all if envs is None else self._envs(envs))
 
+    @_one_at_a_time
     def clear(self) -> None:
         """Forget everything stored. Indices go on, so that an old one is never mistaken for a new one."""
         if self._sampler.watches:
@@ -192,6 +216,7 @@ class ReplayBuffer:
         return self._view
 
     @view.setter
+    @_one_at_a_time
     def view(self, view: View) -> None:
         require = getattr(view, "require", None)
         if require is not None:
@@ -219,6 +244,7 @@ class ReplayBuffer:
         sampler = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
         return sampler if isinstance(sampler, Prioritized) else None
 
+    @_one_at_a_time
     def __len__(self) -> int:
         """The number of transitions that can be drawn; of sequences, through a view that reads such."""
         self._keep_rule(self._view)
@@ -247,6 +273,7 @@ class ReplayBuffer:
             raise nothing_to_draw(self._ring)
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
+    @_one_at_a_time
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
         """Tell a prioritizing sampler the TD errors of a batch; returns how many of them came too late.
 
@@ -294,6 +321,7 @@ class ReplayBuffer:
         self._late += late
         return late
 
+    @_one_at_a_time
     def stats(self) -> dict[str, float]:
         """Figures on what is stored and how it is used; changes nothing.
 
@@ -326,12 +354,14 @@ class ReplayBuffer:
             figures["effective_size"] = float(p.sum() ** 2 / (p**2).sum())
         return figures
 
+    @_one_at_a_time
     def data(self) -> TensorDict:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
         self._keep_rule(self._view)
         places = self._ring.anchors()
         return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
 
+    @_one_at_a_time
     def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
         """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
 
@@ -358,6 +388,7 @@ class ReplayBuffer:
         """
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
+    @_one_at_a_time
     def append(self, other: ReplayBuffer) -> None:
         """Add all transitions of another buffer, env by env in the order of time.
 
@@ -371,23 +402,27 @@ class ReplayBuffer:
                 raise SchemaError(
                     f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
                 )
-        ring, store = other._ring, other._ring.store
-        for env in range(other.num_envs):
-            self.interrupt([env])
-            places = ring.live_places(env)
-            complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
-            # a row without a known successor still is the next observation of the one before
-            wanted = complete.copy()
-            cuts = np.flatnonzero(~complete) + 1
-            if self.own_next_obs:
-                cuts = np.flatnonzero(ring.step[places] == 0) if ring.linked else cuts
-            else:
-                wanted[1:] |= complete[:-1] & (done[:-1] == 0)
-            for rows in np.split(np.arange(len(places)), cuts):
-                chosen = rows[wanted[rows]]
-                if len(chosen):
-                    self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                    self.interrupt([env])
+        with other.lock:
+            for env in range(other.num_envs):
+                self._append_env(other._ring, env)
+
+    def _append_env(self, ring: Ring, env: int) -> None:
+        """Add all transitions of one env of another ring."""
+        self.interrupt([env])
+        store, places = ring.store, ring.live_places(env)
+        complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
+        # a row without a known successor still is the next observation of the one before
+        wanted = complete.copy()
+        cuts = np.flatnonzero(~complete) + 1
+        if self.own_next_obs:
+            cuts = np.flatnonzero(ring.step[places] == 0) if ring.linked else cuts
+        else:
+            wanted[1:] |= complete[:-1] & (done[:-1] == 0)
+        for rows in np.split(np.arange(len(places)), cuts):
+            chosen = rows[wanted[rows]]
+            if len(chosen):
+                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
+                self.interrupt([env])
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env; the last of them need not be complete."""
@@ -415,6 +450,7 @@ class ReplayBuffer:
         """
         persist.write(path, *self._state())
 
+    @_one_at_a_time
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything stored: arrays by name, and what is JSON."""
         facts = {
@@ -488,6 +524,7 @@ class ReplayBuffer:
         restore_ring(buffer._ring, buffer._sampler, tensors, content)
         return buffer
 
+    @_one_at_a_time
     def check(self) -> None:
         """Test the invariants of the ring (:class:`relive.ring.Ring`).
 
@@ -498,7 +535,8 @@ class ReplayBuffer:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _add(self, values: dict[str, Any], envs: Ints) -> None:
+    def _add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
+        """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
         count, final, mask = len(envs), None, values.pop("mask", None)
         check = self._checkers.get(count) or self._new_checkers(count)
         if not self.own_next_obs and "next_obs" in values:
@@ -508,7 +546,7 @@ class ReplayBuffer:
         else:
             leaves = check[0](values)
         kept = None if mask is None else self._mask(mask, count)
-        if count > self.num_envs and not (kept is None and count <= self._piece):
+        if successive and not (kept is None and count <= self._piece):
             self._add_many(envs, leaves, final, np.ones(count, np.bool_) if kept is None else kept)
         elif kept is None:
             if count:
@@ -565,12 +603,13 @@ class ReplayBuffer:
 
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
         _require_rows(batch_size)
-        self._keep_rule(self._view)
-        key = stream(self.seed, self._draws)
-        places, extras = self._sampler.draw(batch_size, key, update, of)
-        self._draws += 1
-        self._sampled += batch_size
-        return self._read(places, extras, key)
+        with self.lock:
+            self._keep_rule(self._view)
+            key = stream(self.seed, self._draws)
+            places, extras = self._sampler.draw(batch_size, key, update, of)
+            self._draws += 1
+            self._sampled += batch_size
+            return self._read(places, extras, key)
 
     def _read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
         batch = self._view.read(self._ring, places, key)
@@ -662,13 +701,13 @@ def _leaves(tree: Any) -> Iterator[Any]:
 def _flattened(tree: Any) -> Any:
     """Arrays ``[T, N, ...]`` as ``[T * N, ...]``."""
     if isinstance(tree, np.ndarray | Tensor):
-        return cast("Any", tree).reshape((-1, *tree.shape[2:]))
+        steps, envs, *shape = cast("Any", tree).shape
+        return cast("Any", tree).reshape((steps * envs, *shape))  # -1 could be any number, where a shape has a 0
     if isinstance(tree, Mapping) or hasattr(tree, "items"):
         return {name: _flattened(member) for name, member in cast("Any", tree).items()}
     if isinstance(tree, tuple):
         return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
-    array = np.asarray(tree)
-    return array.reshape((-1, *array.shape[2:]))
+    return _flattened(np.asarray(tree))
 
 
 def _require_rows(batch_size: int) -> None:
