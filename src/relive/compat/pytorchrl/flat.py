@@ -15,7 +15,7 @@ from ...views import NStep
 from ..continuity import Continuity
 from ..trees import mapped
 from .keys import DONE2, NAMES, STATES
-from .steps import plain, schema_of, step_of, stored_keys
+from .steps import Steps, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Flat"]
 
@@ -55,6 +55,7 @@ class Flat:
             if key in known and sample.get(key) is not None
         }
         self._continuity = Continuity()
+        self._steps = Steps(sample, self.keys, {"copied": np.zeros(self.num_envs, np.bool_)} if copies else None)
         schema = schema_of(sample, self.keys)
         self.replay = ReplayBuffer(
             schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
@@ -78,25 +79,24 @@ class Flat:
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
-        step = self._marked(step_of(sample, self.keys))
+        step = self._steps(sample)
         if self._view.n == 1:  # nothing is read but what a step itself holds
             self.replay.add(step)
         else:
             self._continuity.follow(self.replay, step["obs"])
             self.replay.add(step)
-            self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
+            self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"].copy())
         self.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Steps ``[T, N, ...]``, which may go on from what is stored or not."""
-        steps = self._marked(step_of(data, self.keys, axes=2))
+        steps = step_of(data, self.keys, axes=2)
+        if self.copies:
+            steps["copied"] = np.zeros_like(steps["terminated"])
         self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
         self.replay.extend(steps)
         self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
         self.added += len(steps["terminated"])
-
-    def _marked(self, step: Data) -> Data:
-        return {**step, "copied": np.zeros_like(step["terminated"])} if self.copies else step
 
     def clear(self) -> None:
         """Forget the steps."""

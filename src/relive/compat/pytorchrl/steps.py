@@ -12,10 +12,11 @@ from torch import Tensor
 from ...checks import numpy_view
 from ...errors import FieldError, ShapeError
 from ...schema import Field, Schema
+from ..inbox import Inbox
 from ..trees import mapped
 from .keys import DONE, DONE2, NAMES, OBS2, REW, STATES
 
-__all__ = ["FLAGS", "plain", "schema_of", "step_of", "stored_keys"]
+__all__ = ["FLAGS", "Steps", "plain", "schema_of", "step_of", "stored_keys"]
 
 FLAGS = (DONE, DONE2)
 
@@ -47,6 +48,53 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
         step[NAMES[key]] = value
     step["truncated"] = np.zeros_like(step["terminated"])
     return step
+
+
+class Steps:
+    """Turns transitions into steps. Those of the form of the first one share arrays that they are copied into.
+
+    Args:
+        sample: the first transition.
+        keys: what of it is stored.
+        constant: fields that every step has besides.
+    """
+
+    def __init__(self, sample: Mapping[str, Any], keys: tuple[str, ...], constant: Mapping[str, Any] | None = None) -> None:
+        self._keys, self._constant = keys, constant or {}
+        self._members = [(key, list(sample[key]) if isinstance(sample[key], Mapping) else None) for key in keys]
+        arrays = {key: mapped(lambda value: np.zeros_like(plain(value)), sample[key]) for key in keys}
+        self._step = step_of(arrays, keys) | self._constant  # of flags alone a copy, if rewards are float32
+        self._flags = [(self._step[NAMES[key]], arrays[key].reshape(-1)) for key in FLAGS if key in keys]
+        leaves, values = self._leaves(arrays), self._leaves(sample)
+        shared = arrays[REW].dtype == np.float32 and all(type(value) is Tensor for value in values or ())
+        self._inbox = Inbox(leaves) if leaves and shared else None
+
+    def _leaves(self, sample: Mapping[str, Any]) -> list[Any] | None:
+        """All tensors of a transition in one order; None if they are not those of the first."""
+        found: list[Any] = []
+        try:
+            for key, members in self._members:
+                value = sample[key]
+                if members is None:
+                    found.append(value)
+                elif len(value) == len(members):
+                    found += [value[member] for member in members]
+        except (KeyError, TypeError, IndexError):
+            return None
+        return found
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """The step of a transition, good until the next call.
+
+        Raises:
+            FieldError, ShapeError: as :func:`step_of`.
+        """
+        leaves = self._leaves(sample)
+        if self._inbox is None or leaves is None or not self._inbox.take(leaves):
+            return step_of(sample, self._keys) | self._constant
+        for flag, given in self._flags:
+            flag[...] = given
+        return self._step
 
 
 def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
