@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...samplers import Prioritized, Sampler
+from ...samplers import Prioritized, Recent, Sampler
 from .keys import ALGORITHM
 from .replay import Data, Factory, NStepReplayBuffer
 
@@ -53,11 +53,14 @@ class PERBuffer(NStepReplayBuffer):
         return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
     def _new_sampler(self) -> Sampler:
-        self._priorities = Prioritized(
+        return Prioritized(
             self.alpha, self.beta, eps=self.epsilon or LEAST, stratified=False, normalize="buffer",
             default_error=self.error,
         )  # fmt: skip
-        return self._priorities
+
+    def _adopt(self, sampler: Any) -> None:
+        super()._adopt(sampler)
+        self._priorities = sampler.inner if isinstance(sampler, Recent) else sampler
 
     @property
     def alpha(self) -> float:
