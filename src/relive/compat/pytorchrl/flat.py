@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ...replay import ReplayBuffer
 from ...samplers import Sampler
-from ...schema import Field
+from ...schema import Field, Schema
 from ...views import NStep
 from ..continuity import Continuity
 from ..trees import mapped
-from .keys import DONE2, NAMES, STATES
+from .keys import DONE2, NAMES, OBS2, STATES
 from .steps import NUMBERS, Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Flat"]
@@ -55,13 +55,14 @@ class Flat:
             for key in STATES
             if key in known and sample.get(key) is not None
         }
-        self._columns = [
-            (key, NAMES[key], self.members[key], key in NUMBERS and self.shapes[key] == (1,)) for key in self.keys
-        ]
         self._continuity = Continuity()
         self._steps = Steps(sample, self.keys, {"copied": np.zeros(self.num_envs, np.bool_)} if copies else {})
         schema = schema_of(sample, self.keys)
         self._integers = integers_of(schema)
+        self._columns = [
+            (key, NAMES[key], self.members[key], key in NUMBERS and self.shapes[key] == (1,), not _floats(schema, key))
+            for key in self.keys
+        ]
         self.replay = ReplayBuffer(
             schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
             own_next_obs=True, sampler=sampler, view=view, seed=seed,
@@ -146,16 +147,24 @@ class Flat:
         return function(key) if members is None else {member: function(key, member) for member in members}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches ``[B, ...]`` by key, and as the replay has them."""
+        """Batches ``[B, ...]`` by key, float32, and as the replay has them."""
         for drawn in self.replay.batches(count, batch_size):
             batch: Data = dict(drawn.items())
             found: Data = {}
-            for key, name, members, single in self._columns:
+            for key, name, members, single, others in self._columns:
                 value = batch[name]
                 if members is not None:
                     value = {member: value[member] for member in members}
+                if others:
+                    value = mapped(Tensor.float, value)
                 found[key] = value.unsqueeze(1) if single else value
             yield found | {key: mapped(_first, states) for key, states in self.states.items()}, batch
+
+
+def _floats(schema: Schema, key: str) -> bool:
+    """Whether a key is stored as float32."""
+    fields = schema["obs" if key == OBS2 else NAMES[key]]
+    return all(field.dtype is torch.float32 for field in (fields.values() if isinstance(fields, Mapping) else [fields]))
 
 
 def _first(states: Any) -> Tensor:

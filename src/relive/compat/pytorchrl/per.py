@@ -91,7 +91,7 @@ class PERBuffer(NStepReplayBuffer):
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         weights: Any = 1.0
         if self.alpha != 0.0:
-            weights = extras["weight"].to(self.device).unsqueeze(1)
+            weights = extras["weight"].unsqueeze(1)
             if self.recurrent_actor:
                 weights = weights.repeat_interleave(self.sequence_length, 0)
         common = super()._extras(extras, number, of)

@@ -163,7 +163,7 @@ class Sequences:
         return found | {key: _each([env[key] for env in envs], self._hidden[key], first) for key in self._states}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches ``[S L, ...]`` of whole sequences by key, states ``[S, ...]``, and as the replay has them."""
+        """Batches ``[S L, ...]`` of sequences by key, states ``[S, ...]``, float32, and as the replay has them."""
         for batch in self.replay.batches(count, -(-batch_size // self._length)):
             found = {key: _each([batch[self._name(key)]], self.shapes[key], _joined) for key in self.keys}
             yield found | {key: _members(batch[key], self._hidden[key]) for key in self._states}, batch
@@ -171,7 +171,7 @@ class Sequences:
 
 def _joined(values: list[Any], shape: tuple[int, ...]) -> Any:
     """Sequences ``[S, L, ...]`` one after the other."""
-    return values[0].reshape(-1, *shape)
+    return values[0].reshape(-1, *shape).float()
 
 
 def _contiguous(value: Any) -> Any:

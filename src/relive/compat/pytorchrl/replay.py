@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -263,10 +262,13 @@ class ReplayBuffer:
         Raises:
             EmptyError: nothing is stored.
         """
-        send = partial(_sent, device=torch.device(self.device))
+        elsewhere = torch.device(self.device).type != "cpu"
         for number, (batch, extras) in enumerate(self._stored.batches(num_mini_batch, mini_batch_size), 1):
-            sent = {key: mapped(send, value) for key, value in batch.items()}
-            yield sent | self._extras(extras, number, num_mini_batch)
+            found = batch | self._extras(extras, number, num_mini_batch)
+            yield {key: mapped(self._sent, value) for key, value in found.items()} if elsewhere else found
+
+    def _sent(self, value: Any) -> Any:
+        return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         return {}
@@ -284,13 +286,6 @@ class ReplayBuffer:
                 self._rows.resize(self.max_size, self._sampler)
             return
         setattr(self, parameter_name, new_parameter_value)
-
-
-def _sent(value: Any, device: torch.device) -> torch.Tensor:
-    """Values as PyTorchRL's algorithms take them."""
-    if type(value) is torch.Tensor and value.dtype is torch.float32 and value.device == device:
-        return value
-    return torch.as_tensor(value).to(device, torch.float32)
 
 
 class NStepReplayBuffer(ReplayBuffer):
@@ -338,4 +333,4 @@ class NStepReplayBuffer(ReplayBuffer):
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         if self.n_step == 1 or self.recurrent_actor:
             return {"n_step": self.n_step}
-        return {"n_step": torch.as_tensor(extras["steps"]).to(self.device, torch.float32).unsqueeze(1)}
+        return {"n_step": extras["steps"].float().unsqueeze(1)}
