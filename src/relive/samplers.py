@@ -244,6 +244,8 @@ class Prioritized:
         eta: float = 0.9,
     ) -> None:
         self._ring: Ring | None = None
+        self._fresh: tuple[float, float] | None = None
+        """The error of new transitions, and what that weighs: it is the same again and again."""
         self._alpha, self._eps = 0.0, 0.0
         self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
         self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
@@ -284,9 +286,11 @@ class Prioritized:
 
     def changed(self, places: Ints, opens: Any) -> None:
         """New transitions get the default error; what can no longer be drawn gets no weight."""
-        error = self._new_error()
+        error = self._largest if self.default_error is None else self.default_error
+        if self._fresh is None or self._fresh[0] != error:
+            self._fresh = error, float(self._weights(self._new_error()))
         self._errors[places] = error
-        self._tree.set(places, opens * self._weights(error))
+        self._tree.set(places, opens * self._fresh[1])
 
     def update(self, places: Ints, errors: Any) -> None:
         """The transitions at ``places`` have these |TD errors| (float32)."""
@@ -370,12 +374,12 @@ class Prioritized:
     def _reweigh(self, alpha: float, eps: float) -> None:
         """Weigh all rows anew, or leave them as they are if a weight would be too large."""
         before = self._alpha, self._eps
-        self._alpha, self._eps = alpha, eps
+        self._alpha, self._eps, self._fresh = alpha, eps, None
         if self._ring is not None:
             try:
                 self._rebuild(self._ring.anchors())
             except NotFiniteError:
-                self._alpha, self._eps = before
+                self._alpha, self._eps, self._fresh = *before, None
                 raise
 
     def _new_error(self) -> np.float32:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from peers.pytorchrl_host import host
 from relive.compat import pytorchrl as ours
 from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
+from relive.errors import DTypeError
 
 NAMES = {"replay": "ReplayBuffer", "nstep": "NStepReplayBuffer", "per": "PERBuffer", "ere": "EREBuffer"}
 GAMMA = 0.9
@@ -126,6 +129,113 @@ def test_collected_steps_go_into_a_learners_buffer_alike() -> None:
     for learner in learners:
         with pytest.raises(AssertionError):
             learner.insert_data_slice({**data, REW: data[REW][1:]})
+
+
+@pytest.mark.parametrize("name", ["replay", "per"])
+def test_a_learner_that_collects_by_itself_puts_its_steps_back_where_they_were(name: str) -> None:
+    """One process: what is taken out of the buffer goes into the same buffer again, round after round."""
+    steps, buffers = play(80, 2), pair(name, 20, **({"alpha": 0.6, "default_error": 1.0} if name == "per" else {}))
+    for first in range(0, 80, 8):
+        for buffer in buffers:
+            fed(buffer, steps[first : first + 8])
+            data = buffer.get_all_buffer_data()
+            buffer.reset()
+            buffer.insert_data_slice(data)
+            buffer.before_gradients()
+        mine, its = buffers
+        assert (mine.size, mine.step) == (its.size, its.step)
+        its_slice = {key: value for key, value in its.get_data_slice(0, 20).items() if key != "priority"}
+        same(mine.get_data_slice(0, 20), its_slice)
+
+
+def test_priorities_outlive_the_round_that_a_learner_takes_its_steps_through() -> None:
+    steps, shares = play(30, 2), []
+    for buffer in pair("per", 30, 1, 0.1, 1.0, 1.0, 1.0):
+        fed(buffer, steps[:20]).before_gradients()
+        for batch in buffer.generate_batches(20, 100):
+            buffer.after_gradients(batch, {"Algorithm": {"errors": errors_of(batch, steps[7][OBS][1])}})
+        fed(buffer, steps[20:22])
+        data = buffer.get_all_buffer_data()
+        buffer.reset()
+        buffer.insert_data_slice(data)
+        (batch,) = buffer.generate_batches(1, 1000)
+        shares.append((batch[OBS] == steps[7][OBS][1]).all(1).float().mean().item())
+    assert shares[0] == pytest.approx(shares[1], abs=0.1)
+    assert shares[0] > 0.5
+
+
+def test_collected_steps_are_those_of_the_call_and_may_be_changed() -> None:
+    steps = play(30, 2)
+    mine, _ = pair("replay", 20)
+    fed(mine, steps[:25])
+    expected = torch.stack([step[OBS] for step in steps[5:25]]).numpy()
+    data = mine.get_all_buffer_data()
+    fed(mine, steps[25:])
+    np.testing.assert_array_equal(data[OBS], expected)  # not those that came since
+    data = mine.get_all_buffer_data()
+    mine.reset()
+    assert (mine.size, mine.step) == (0, 0)
+    assert not mine.get_data_slice(0, 20)[OBS].any()
+    fed(mine, steps[:3])
+    assert (mine.size, mine.step) == (3, 3)
+    assert len(data[OBS]) == 20
+    mine.insert_data_slice(data)  # it looked at them, so that these are others
+    assert mine.size == 20
+    data = mine.get_all_buffer_data()
+    data[REW][:] = 7.0
+    mine.reset()
+    mine.insert_data_slice(data)
+    (batch,) = mine.generate_batches(1, 50)
+    assert (batch[REW] == 7).all()
+    mine.get_all_buffer_data()  # nobody has it any more
+    mine.reset()
+    assert mine.size == 0
+
+
+@pytest.mark.parametrize("way", ["copied", "pickled"])
+@pytest.mark.parametrize(("name", "recurrent"), [("nstep", False), ("per", False), ("ere", False), ("per", True)])
+def test_a_copy_of_a_buffer_goes_on_by_itself(name: str, recurrent: bool, way: str) -> None:
+    """Asynchronous training begins with one."""
+    options = {"nstep": {}, "per": {"alpha": 0.6}, "ere": {"alpha": 0.6, "eta": 0.99}}[name]
+    buffer = getattr(ours, NAMES[name]).create_factory(40, 2, seed=3, **options)(*parts(recurrent, 0.5))
+    fed(buffer, play(30, 2))
+    copied = copy.deepcopy(buffer) if way == "copied" else pickle.loads(pickle.dumps(buffer))
+    more = play(20, 2, seed=1)
+    (one,), (other,) = (list(fed(b, more).generate_batches(1, 12)) for b in (buffer, copied))
+    for key in (OBS, ACT, REW, DONE2):
+        same(one[key], other[key])
+    copied.n_step = 1
+    assert buffer.n_step == 2
+    if not recurrent:
+        assert next(copied.generate_batches(1, 12))["n_step"] == 1
+    if name == "ere":
+        copied.eta = 0.5
+        copied.cmin = 1
+        assert next(copied.generate_batches(1, 4))["ck"] < next(buffer.generate_batches(1, 4))["ck"]
+    if name == "per":
+        batch = next(copied.generate_batches(1, 12))
+        index = batch["idxs"]
+        shape = len(index), (copied.non_overlap_length if recurrent else 1)
+        copied.after_gradients(batch, {"Algorithm": {"errors": torch.full(shape, 1e9)}})
+        assert np.isin(next(copied.generate_batches(1, 400))["idxs"], index).mean() > 0.7
+        assert np.isin(next(buffer.generate_batches(1, 400))["idxs"], index).mean() < 0.6
+    copied.update_storage_parameter("max_size", 8)
+    assert (copied.size, buffer.size > 16) == (16 if recurrent else 8, True)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_discrete_actions_come_back_from_slices_as_they_were(recurrent: bool) -> None:
+    """Slices are float32, whatever is stored."""
+    buffers = [ours.ReplayBuffer.create_factory(32)(*parts(recurrent)) for _ in range(2)]
+    steps = [{**step, ACT: torch.randint(5, (2, 1))} for step in play(16, 2)]
+    for buffer in buffers:
+        fed(buffer, steps)
+    data = buffers[0].get_all_buffer_data()
+    buffers[1].insert_data_slice(data)
+    np.testing.assert_array_equal(buffers[1].get_all_buffer_data()[ACT], np.concatenate([data[ACT], data[ACT]]))
+    with pytest.raises(DTypeError, match="'action'"):
+        buffers[1].insert_data_slice({**data, ACT: data[ACT] + 0.5})
+    assert buffers[1].size == 32
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
@@ -316,6 +426,11 @@ def test_trap_h2_hindsight_takes_episodes_of_any_length_in_any_number_of_envs(n:
                 want[obs.numpy().tobytes()] = (GAMMA**k if k < n else 0.0), 0.0
             begin = t + 1
     assert buffer.size == 60
+    stored = len(buffer.__dict__["_rows"].replay)
+    data = buffer.get_all_buffer_data()
+    buffer.reset()
+    buffer.insert_data_slice(data)  # as a learner that collects by itself does; no copy is made twice
+    assert (buffer.size, len(buffer.__dict__["_rows"].replay)) == (60, stored)
     (batch,) = buffer.generate_batches(1, 8000)
     found = {row.numpy().tobytes() for row in batch[OBS]}
     assert found == set(want)

@@ -47,8 +47,11 @@ class EREBuffer(PERBuffer):
 
     def _new_sampler(self) -> Sampler:
         inner: Any = super()._new_sampler()
-        self._recent = Recent(self.initial_eta, self._least(), inner=inner, adapt=True)
-        return self._recent
+        return Recent(self.initial_eta, self._least(), inner=inner, adapt=True)
+
+    def _adopt(self, sampler: Any) -> None:
+        super()._adopt(sampler)
+        self._recent = sampler
 
     def _least(self) -> int:
         """``cmin`` in what is drawn: transitions, or sequences."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...replay import ReplayBuffer
 from ...samplers import Sampler
-from ...schema import Field
+from ...schema import Field, Schema
 from ...views import NStep
 from ..continuity import Continuity
 from ..trees import mapped
-from .keys import DONE2, NAMES, STATES
-from .steps import plain, schema_of, step_of, stored_keys
+from .keys import DONE2, NAMES, OBS2, STATES
+from .steps import NUMBERS, Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Flat"]
 
@@ -55,12 +56,23 @@ class Flat:
             if key in known and sample.get(key) is not None
         }
         self._continuity = Continuity()
+        self._steps = Steps(sample, self.keys, {"copied": np.zeros(self.num_envs, np.bool_)} if copies else {})
         schema = schema_of(sample, self.keys)
+        self._integers = integers_of(schema)
+        self._columns = [
+            (key, NAMES[key], self.members[key], key in NUMBERS and self.shapes[key] == (1,), not _floats(schema, key))
+            for key in self.keys
+        ]
         self.replay = ReplayBuffer(
             schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
             own_next_obs=True, sampler=sampler, view=view, seed=seed,
         )  # fmt: skip
-        self.copies, self._view = copies, view
+        self.copies = copies
+
+    @property
+    def view(self) -> NStep:
+        """Of the replay."""
+        return cast("NStep", self.replay.view)
 
     @property
     def size(self) -> int:
@@ -78,25 +90,24 @@ class Flat:
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
-        step = self._marked(step_of(sample, self.keys))
-        if self._view.n == 1:  # nothing is read but what a step itself holds
+        step = self._steps(sample)
+        if self.view.n == 1:  # nothing is read but what a step itself holds
             self.replay.add(step)
         else:
             self._continuity.follow(self.replay, step["obs"])
             self.replay.add(step)
-            self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
+            self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"].copy())
         self.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Steps ``[T, N, ...]``, which may go on from what is stored or not."""
-        steps = self._marked(step_of(data, self.keys, axes=2))
+        steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
+        if self.copies:
+            steps["copied"] = np.zeros_like(steps["terminated"])
         self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
         self.replay.extend(steps)
         self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
         self.added += len(steps["terminated"])
-
-    def _marked(self, step: Data) -> Data:
-        return {**step, "copied": np.zeros_like(step["terminated"])} if self.copies else step
 
     def clear(self) -> None:
         """Forget the steps."""
@@ -136,14 +147,25 @@ class Flat:
         return function(key) if members is None else {member: function(key, member) for member in members}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches ``[B, ...]`` by key, and as the replay has them."""
+        """Batches ``[B, ...]`` by key, float32, and as the replay has them."""
         for drawn in self.replay.batches(count, batch_size):
-            batch = dict(drawn.items())
+            batch: Data = dict(drawn.items())
+            found: Data = {}
+            for key, name, members, single, others in self._columns:
+                value = batch[name]
+                if members is not None:
+                    value = {member: value[member] for member in members}
+                if others:
+                    value = mapped(Tensor.float, value)
+                found[key] = value.unsqueeze(1) if single else value
+            yield found | {key: mapped(_first, states) for key, states in self.states.items()}, batch
 
-            def field(key: str, member: str | None = None, batch: Any = batch) -> Any:
-                value = batch[NAMES[key]] if member is None else batch[NAMES[key]][member]
-                shape = self.shapes[key] if member is None else self.shapes[key][member]
-                return value.reshape(batch_size, *shape) if value.shape[1:] != shape else value
 
-            found = {key: self._each(key, field) for key in self.keys}
-            yield found | {key: mapped(lambda value: value[0, :1], s) for key, s in self.states.items()}, batch
+def _floats(schema: Schema, key: str) -> bool:
+    """Whether a key is stored as float32."""
+    fields = schema["obs" if key == OBS2 else NAMES[key]]
+    return all(field.dtype is torch.float32 for field in (fields.values() if isinstance(fields, Mapping) else [fields]))
+
+
+def _first(states: Any) -> Tensor:
+    return torch.from_numpy(states[0, :1].copy())

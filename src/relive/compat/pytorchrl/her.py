@@ -12,7 +12,7 @@ from ...errors import LifecycleError
 from ...hindsight import Hindsight
 from ..trees import mapped, mapped_with
 from .ere import EREBuffer
-from .keys import DONE2, REW, RHS, RHS2, STATES
+from .keys import DONE2, REW, RHS, RHS2
 from .replay import Data, Factory
 from .steps import plain
 
@@ -74,20 +74,15 @@ class HERBuffer(EREBuffer):
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """As :class:`ReplayBuffer`; then copies of the episodes that ended."""
         super().insert_transition(sample)
-        self._count(np.asarray(sample[DONE2]).reshape(1, -1) != 0)
+        self._count(plain(sample[DONE2]).reshape(1, -1) != 0)
 
-    def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
-        """As :class:`ReplayBuffer`; an episode's copy comes right after its end.
-
-        Raises:
-            AssertionError, FieldError, ShapeError, DTypeError: as there.
-        """
-        done = np.asarray(new_data[DONE2])
+    def _extend(self, steps: Data) -> None:
+        """As :class:`ReplayBuffer`; an episode's copy comes right after its end."""
+        done = plain(steps[DONE2])
         done = done.reshape(*done.shape[:2]) != 0
         cuts = [0, *(np.flatnonzero(done.any(1)) + 1).tolist(), len(done)]
         for low, high in itertools.pairwise(dict.fromkeys(cuts)):
-            part = {k: v if v is None or k in STATES else mapped(lambda x: x[low:high], v) for k, v in new_data.items()}  # noqa: B023
-            super().insert_data_slice(part)
+            super()._extend({key: mapped(lambda x: x[low:high], value) for key, value in steps.items()})  # noqa: B023
             self._count(done[low:high])
 
     def _count(self, done: Any) -> None:
@@ -100,9 +95,9 @@ class HERBuffer(EREBuffer):
             self.handle_end_of_episode(ended)
             self._lengths[ended] = 0
 
-    def reset(self) -> None:
+    def _forget(self) -> None:
         """As :class:`ReplayBuffer`; of the episodes under way what comes next counts."""
-        super().reset()
+        super()._forget()
         self._lengths[:] = 0
 
     def handle_end_of_episode(self, envs: Any = None) -> None:

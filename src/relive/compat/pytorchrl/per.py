@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...samplers import Prioritized, Sampler
+from ...samplers import Prioritized, Recent, Sampler
 from .keys import ALGORITHM
 from .replay import Data, Factory, NStepReplayBuffer
 
@@ -53,11 +53,14 @@ class PERBuffer(NStepReplayBuffer):
         return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
     def _new_sampler(self) -> Sampler:
-        self._priorities = Prioritized(
+        return Prioritized(
             self.alpha, self.beta, eps=self.epsilon or LEAST, stratified=False, normalize="buffer",
             default_error=self.error,
         )  # fmt: skip
-        return self._priorities
+
+    def _adopt(self, sampler: Any) -> None:
+        super()._adopt(sampler)
+        self._priorities = sampler.inner if isinstance(sampler, Recent) else sampler
 
     @property
     def alpha(self) -> float:
@@ -88,7 +91,7 @@ class PERBuffer(NStepReplayBuffer):
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         weights: Any = 1.0
         if self.alpha != 0.0:
-            weights = extras["weight"].to(self.device).unsqueeze(1)
+            weights = extras["weight"].unsqueeze(1)
             if self.recurrent_actor:
                 weights = weights.repeat_interleave(self.sequence_length, 0)
         common = super()._extras(extras, number, of)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ...views import NStep
 from ..continuity import Continuity
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, REW, STATES
-from .steps import plain, schema_of, step_of, stored_keys
+from .steps import Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Sequences"]
 
@@ -57,6 +57,7 @@ class Sequences:
         self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
         self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
         flat = schema_of(sample, self.keys)
+        self._steps, self._integers = Steps(sample, (*self.keys, *self._states), {}), integers_of(flat)
         states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
         self._newest = ReplayBuffer(
             flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True, view=view,
@@ -72,6 +73,11 @@ class Sequences:
         rows = max_size // self._length * self.num_envs
         return ReplayBuffer(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
 
+    @property
+    def view(self) -> NStep:
+        """n and γ of the rewards."""
+        return cast("NStep", self._newest.view)
+
     @staticmethod
     def _name(key: str) -> str:
         return OF_STEPS.get(key, NAMES[key])
@@ -86,11 +92,10 @@ class Sequences:
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
-        step = step_of(sample, self.keys)
-        step |= {key: mapped(lambda value: plain(value).astype(np.float32), sample[key]) for key in self._states}
+        step = self._steps(sample)
         self._continuity.follow(self._newest, step["obs"])
         self._newest.add(step)
-        self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"])
+        self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"].copy())
         self._seen += 1
         if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
             self._store_oldest()
@@ -117,7 +122,7 @@ class Sequences:
         Raises:
             AssertionError: not a whole number of sequences.
         """
-        steps, length = step_of(data, self.keys, axes=2), self._length
+        steps, length = as_stored(step_of(data, self.keys, axes=2), self._integers), self._length
         count = len(steps["terminated"])
         assert count % length == 0, f"expected whole sequences of {length} steps, got {count} steps"
 
@@ -158,7 +163,7 @@ class Sequences:
         return found | {key: _each([env[key] for env in envs], self._hidden[key], first) for key in self._states}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches ``[S L, ...]`` of whole sequences by key, states ``[S, ...]``, and as the replay has them."""
+        """Batches ``[S L, ...]`` of sequences by key, states ``[S, ...]``, float32, and as the replay has them."""
         for batch in self.replay.batches(count, -(-batch_size // self._length)):
             found = {key: _each([batch[self._name(key)]], self.shapes[key], _joined) for key in self.keys}
             yield found | {key: _members(batch[key], self._hidden[key]) for key in self._states}, batch
@@ -166,7 +171,7 @@ class Sequences:
 
 def _joined(values: list[Any], shape: tuple[int, ...]) -> Any:
     """Sequences ``[S, L, ...]`` one after the other."""
-    return values[0].reshape(-1, *shape)
+    return values[0].reshape(-1, *shape).float()
 
 
 def _contiguous(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ...samplers import Sampler, Uniform
 from ...views import NStep
 from ..trees import mapped
+from .collected import Collected
 from .flat import Flat
 from .keys import STATES, OffPolicyDataKeys
 from .recurrent import Sequences
@@ -49,8 +51,10 @@ class ReplayBuffer:
         self.recurrent_actor = bool(actor.is_recurrent)
         self._seed = seed
         self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
-        self._sampler = self._new_sampler()
+        self._adopt(self._new_sampler())
         self._rows: Flat | Sequences | None = None
+        self._handed: weakref.ref[Collected] | None = None
+        self._away = False
         self.max_size = size
         if self.recurrent_actor:
             self.sequence_length = int(algorithm.update_every)
@@ -70,6 +74,19 @@ class ReplayBuffer:
     def _new_sampler(self) -> Sampler:
         return Uniform()
 
+    def _adopt(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def __getstate__(self) -> Data:
+        self._settle()
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: Data) -> None:
+        self.__dict__.update(state)
+        if self._rows is not None:  # which has parts of its own again
+            self._view = self._rows.view
+            self._adopt(self._rows.replay.sampler)
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     def init_tensors(self, sample: Mapping[str, Any]) -> None:
@@ -86,6 +103,8 @@ class ReplayBuffer:
         Raises:
             FieldError, ShapeError, DTypeError: it is not like the first one. Nothing is stored.
         """
+        if self._handed is not None:
+            self._settle()
         if self._rows is None:
             self.init_tensors(sample)
         self._stored.insert(sample)
@@ -93,10 +112,20 @@ class ReplayBuffer:
     def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
         """Append steps ``[T, N, ...]`` by key, such as another buffer's :meth:`get_all_buffer_data`.
 
+        What :meth:`get_all_buffer_data` gave before the last :meth:`reset` is put back where it was, with its
+        priorities, as long as nobody looked at it.
+
         Raises:
             AssertionError: the keys do not have one number of steps.
             FieldError, ShapeError, DTypeError: they are not like the first transition. Nothing is stored.
         """
+        if self._away and new_data is self._collected() and self._collected().unread:
+            self._away = False
+            return
+        self._settle()
+        self._append(new_data)
+
+    def _append(self, new_data: Mapping[str, Any]) -> None:
         staged: Data = {}
         lengths = {
             self.insert_single_tensor_slice(staged, key, value)
@@ -109,7 +138,11 @@ class ReplayBuffer:
         if self._rows is None:
             states = {key: new_data[key] for key in STATES if new_data.get(key) is not None}
             self.init_tensors({key: mapped(lambda x: x[0], value) for key, value in {**staged, **states}.items()})
-        self._stored.extend(staged)
+        self._extend(staged)
+
+    def _extend(self, steps: Data) -> None:
+        """Store checked steps ``[T, N, ...]``."""
+        self._stored.extend(steps)
 
     def insert_single_tensor_slice(self, tensor_storage: Data, tensor_key: str, tensor_values: Any) -> int:
         """Put one key's steps, ``[T, N, ...]`` or a dictionary, into a slice that is put together; returns T.
@@ -117,20 +150,42 @@ class ReplayBuffer:
         Rows hold all keys of a step together, so a slice goes in whole, by :meth:`insert_data_slice`.
         """
         tensor_storage[tensor_key] = tensor_values
-        values: Any = mapped(len, tensor_values)
-        lengths: set[int] = set(values.values()) if isinstance(tensor_values, Mapping) else {values}
+        lengths: set[int] = {len(tensor_values)}
+        if isinstance(tensor_values, dict):
+            lengths = {len(member) for member in tensor_values.values()}
         assert len(lengths) == 1, f"{tensor_key!r}: expected one number of steps, got {sorted(lengths)}"
         return lengths.pop()
 
     def reset(self) -> None:
         """Forget what is stored; recurrent collection goes on with the sequence that had begun."""
-        if self._rows is not None:
-            self._rows.clear()
+        collected = self._collected()
+        if collected is not None and collected.unread:
+            self._away = True  # whoever has it may put it back
+        elif self._rows is not None:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._stored.clear()
+
+    def _collected(self) -> Collected | None:
+        """What was handed over last, if somebody still has it and nothing has changed here since."""
+        return None if self._handed is None else self._handed()
+
+    def _settle(self) -> None:
+        """Something is going to change: what was handed over is read, and what :meth:`reset` took away is forgotten."""
+        collected, away = self._collected(), self._away
+        self._handed, self._away = None, False
+        if collected is not None:
+            collected.content()
+        if away:
+            self._forget()
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def _stored(self) -> Any:
+        if self._away:
+            self._settle()
         if self._rows is None:
             raise AssertionError("the buffer is empty; call insert_transition() or insert_data_slice() first")
         return self._rows
@@ -138,12 +193,12 @@ class ReplayBuffer:
     @property
     def size(self) -> int:
         """Steps per env that are stored, at most ``max_size``."""
-        return 0 if self._rows is None else self._rows.size
+        return 0 if self._rows is None or self._away else self._rows.size
 
     @property
     def step(self) -> int:
         """Where the next step goes: how many were stored since :meth:`reset`, modulo ``max_size``."""
-        return 0 if self._rows is None else self._rows.added % self.max_size
+        return 0 if self._rows is None or self._away else self._rows.added % self.max_size
 
     @property
     def data(self) -> Data:
@@ -169,11 +224,19 @@ class ReplayBuffer:
         if self._rows is None:
             return found
         count = max(min(end_pos, self.max_size) - start_pos, 0)
-        return {**found, **self._padded(self._rows.read(start_pos, end_pos, self.step), count)}
+        return {**found, **self._padded(self._stored.read(start_pos, end_pos, self.step), count)}
 
-    def get_all_buffer_data(self, data_to_cpu: bool = False) -> Data:
-        """Everything stored in the order of time, float32 ``[size, N, ...]`` by key; copies, in RAM anyway."""
-        return {} if self._rows is None else self._rows.read(0, self.size, None)
+    def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
+        """Everything stored in the order of time, float32 ``[size, N, ...]`` by key; copies, in RAM anyway.
+
+        They are made when they are first looked at, or before this buffer changes; see :meth:`insert_data_slice`.
+        """
+        if self._rows is None:
+            return {}
+        rows = self._stored
+        collected = Collected(lambda: rows.read(0, rows.size, None))
+        self._handed = weakref.ref(collected)
+        return collected
 
     def copy_single_tensor(self, key: str, position: int) -> Any:
         """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
@@ -199,8 +262,13 @@ class ReplayBuffer:
         Raises:
             EmptyError: nothing is stored.
         """
+        elsewhere = torch.device(self.device).type != "cpu"
         for number, (batch, extras) in enumerate(self._stored.batches(num_mini_batch, mini_batch_size), 1):
-            yield {**mapped_to(self.device, batch), **self._extras(extras, number, num_mini_batch)}
+            found = batch | self._extras(extras, number, num_mini_batch)
+            yield {key: mapped(self._sent, value) for key, value in found.items()} if elsewhere else found
+
+    def _sent(self, value: Any) -> Any:
+        return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         return {}
@@ -211,24 +279,13 @@ class ReplayBuffer:
             return
         if parameter_name == "max_size":
             whole = self._whole(new_parameter_value) if self.recurrent_actor else new_parameter_value
+            self._settle()
             self.max_size = whole
             if self._rows is not None:
-                self._sampler = self._new_sampler()
+                self._adopt(self._new_sampler())
                 self._rows.resize(self.max_size, self._sampler)
             return
         setattr(self, parameter_name, new_parameter_value)
-
-
-def mapped_to(device: Any, batch: Data) -> Data:
-    """Batches as PyTorchRL's algorithms take them."""
-    place = torch.device(device)
-    return {key: mapped(lambda value: _sent(value, place), value) for key, value in batch.items()}
-
-
-def _sent(value: Any, device: torch.device) -> torch.Tensor:
-    if type(value) is torch.Tensor and value.dtype is torch.float32 and value.device == device:
-        return value
-    return torch.as_tensor(value).to(device, torch.float32)
 
 
 class NStepReplayBuffer(ReplayBuffer):
@@ -276,4 +333,4 @@ class NStepReplayBuffer(ReplayBuffer):
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         if self.n_step == 1 or self.recurrent_actor:
             return {"n_step": self.n_step}
-        return {"n_step": torch.as_tensor(extras["steps"]).to(self.device, torch.float32).unsqueeze(1)}
+        return {"n_step": extras["steps"].float().unsqueeze(1)}

@@ -9,19 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...checks import numpy_view
+from ...checks import numpy_dtype, numpy_view
 from ...errors import FieldError, ShapeError
 from ...schema import Field, Schema
-from ..trees import mapped
-from .keys import DONE, DONE2, NAMES, OBS2, REW, STATES
+from ..inbox import Inbox
+from ..trees import mapped, mapped_with
+from .keys import DONE2, NAMES, OBS2, REW, STATES
 
-__all__ = ["FLAGS", "plain", "schema_of", "step_of", "stored_keys"]
+__all__ = ["NUMBERS", "Steps", "as_stored", "integers_of", "plain", "schema_of", "step_of", "stored_keys"]
 
-FLAGS = (DONE, DONE2)
+NUMBERS = (REW, DONE2)
+"""What has one number per env, and no axis for it in relive."""
 
 
 def plain(value: Any) -> Any:
     """A tensor or array of any device as an array."""
+    if type(value) is np.ndarray:  # to ask whether something is a tensor takes longer
+        return value
     if not isinstance(value, Tensor):
         return np.asarray(value)
     return value.numpy() if value.is_cpu and not value.requires_grad else numpy_view(value.detach().cpu())
@@ -32,21 +36,99 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
 
     Raises:
         FieldError: a key is missing.
-        ShapeError: rewards or flags have more than one number per env.
+        ShapeError: rewards or NextDone have more than one number per env.
     """
     step: dict[str, Any] = {}
     for key in keys:
         if sample.get(key) is None:
             raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
         value: Any = mapped(plain, sample[key])
-        if key in (REW, *FLAGS):
+        if key in NUMBERS:
             if value.shape[axes:] not in ((1,), ()):
                 raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {value.shape}")
             value = value.reshape(value.shape[:axes])
             value = value.astype(np.float32, copy=False) if key == REW else value != 0
-        step[NAMES[key]] = value
+        step[NAMES.get(key, key)] = value
     step["truncated"] = np.zeros_like(step["terminated"])
     return step
+
+
+class Steps:
+    """Turns transitions into steps. Those of the form of the first one share arrays that they are copied into.
+
+    Args:
+        sample: the first transition, or one like it.
+        keys: what of it is stored.
+        constant: fields that every step has besides.
+    """
+
+    def __init__(self, sample: Mapping[str, Any], keys: tuple[str, ...], constant: Mapping[str, Any]) -> None:
+        self._keys, self._constant = keys, constant
+        self._members = [(key, list(sample[key]) if isinstance(sample[key], Mapping) else None) for key in keys]
+        self._form = {key: mapped(_zeros_like, sample[key]) for key in keys}
+        self._step = step_of(self._form, keys) | constant  # of the same arrays, but for the flag
+        shared = self._form[REW].dtype == np.float32
+        self._inbox = Inbox(self._leaves(self._form) or ()) if shared else None
+
+    def _leaves(self, sample: Mapping[str, Any]) -> list[Any] | None:
+        """All tensors of a transition in one order; None if they are not those of the first."""
+        found: list[Any] = []
+        try:
+            for key, members in self._members:
+                value = sample[key]
+                if members is None:
+                    found.append(value)
+                elif len(value) == len(members):
+                    found += [value[member] for member in members]
+        except (KeyError, TypeError, IndexError):
+            return None
+        return found
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """The step of a transition, good until the next call.
+
+        Raises:
+            FieldError, ShapeError: as :func:`step_of`.
+        """
+        leaves = self._leaves(sample)
+        if self._inbox is None or leaves is None or not self._inbox.take(leaves):
+            return step_of(sample, self._keys) | self._constant
+        self._step["terminated"][...] = self._form[DONE2].reshape(-1)
+        return self._step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Steps, (self._form, self._keys, self._constant)
+
+
+def _zeros_like(value: Any) -> Any:
+    array = plain(value)
+    return np.zeros(array.shape, array.dtype)
+
+
+def integers_of(schema: Schema) -> dict[str, Any]:
+    """What steps of this schema hold that are no floats, by name: the field, or those of a dictionary's members."""
+    found: dict[str, Any] = {}
+    for name in schema.names:
+        fields = schema[name]
+        leaves = fields.values() if isinstance(fields, Mapping) else [fields]
+        if name not in ("terminated", "truncated") and not all(leaf.dtype.is_floating_point for leaf in leaves):
+            found[name] = fields
+    return found | ({NAMES[OBS2]: found["obs"]} if "obs" in found else {})
+
+
+def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers that come as floats, as they do in slices, in the dtypes that are stored."""
+    for name, fields in integers.items():
+        steps[name] = mapped_with(_whole, fields, [steps[name]])
+    return steps
+
+
+def _whole(field: Field, given: list[Any]) -> Any:
+    (value,), dtype = given, numpy_dtype(field.dtype)
+    if value.dtype.kind != "f" or dtype.kind == "f":
+        return value
+    cast = value.astype(dtype)
+    return cast if (cast == value).all() else value  # the replay refuses what would be cut off
 
 
 def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:

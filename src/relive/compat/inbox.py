@@ -1,0 +1,56 @@
+"""Small tensors to arrays, by address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import kernels
+
+__all__ = ["Inbox"]
+
+Array = NDArray[Any]
+
+
+class Inbox:
+    """Arrays that the tensors of step after step are copied into.
+
+    By way of ``Tensor.numpy()`` and an assignment each tensor takes longer than all of them do so.
+
+    Args:
+        arrays: contiguous, one for each tensor of a step; they are overwritten.
+        shapes: of each, the shapes that its tensor may have, of as many elements; by default its own.
+    """
+
+    def __init__(self, arrays: Sequence[Array], shapes: Sequence[tuple[tuple[int, ...], ...]] | None = None) -> None:
+        self.arrays = tuple(arrays)
+        taken = shapes or [(array.shape,) for array in arrays]
+        dtypes = [torch.from_numpy(array).dtype for array in arrays]
+        self._plan = list(zip(range(len(arrays)), taken, dtypes, strict=True))
+        self._sources = np.zeros(len(arrays), np.uint64)
+        self._addresses: Any = memoryview(self._sources)  # one entry at a time goes in sooner this way
+        self._targets = np.array([array.ctypes.data for array in arrays], np.uint64)
+        self._nbytes = np.array([array.nbytes for array in arrays], np.int64)
+
+    def take(self, values: Sequence[Any]) -> bool:
+        """Copy ``values``, if they all are contiguous tensors in RAM of the right shapes and dtypes; or nothing."""
+        addresses = self._addresses
+        if len(values) != len(self._plan):
+            return False
+        for value, (i, shapes, dtype) in zip(values, self._plan, strict=True):
+            if not (
+                value.__class__ is Tensor
+                and value.dtype is dtype
+                and value.shape in shapes
+                and value.is_cpu
+                and value.is_contiguous()
+            ):
+                return False
+            addresses[i] = value.data_ptr()
+        kernels.copy_row(self._sources, self._targets, self._nbytes, 0)
+        return True
