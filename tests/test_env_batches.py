@@ -54,6 +54,33 @@ def test_whole_envs_keep_their_order_without_shuffling_and_sizes_are_checked() -
         buffer.env_batches(num_batches=6)
 
 
+def test_each_epoch_puts_other_envs_together_and_each_call_finds_a_new_order() -> None:
+    buffer = RolloutBuffer(SCHEMA, 1, 40, seed=0)
+    zeros = np.zeros(40, np.float32)
+    flags = np.zeros(40, bool)
+    buffer.add(obs=zeros[:, None].repeat(2, 1), reward=zeros, terminated=flags, truncated=flags,
+               hidden=np.zeros((40, 1, 3), np.float32))  # fmt: skip
+    calls = []
+    for _ in range(2):
+        batches = [frozenset(batch.envs.tolist()) for batch in buffer.env_batches(num_batches=4, epochs=5)]
+        assert len(set(batches)) == 20
+        assert all(frozenset().union(*batches[i : i + 4]) == set(range(40)) for i in range(0, 20, 4))
+        calls.append(batches)
+    assert not set(calls[0]) & set(calls[1])
+
+
+def test_batches_of_whole_envs_are_views_and_of_the_storage_only_without_shuffling() -> None:
+    buffer = filled()
+    for shuffle in (True, False):
+        first, _, again, _ = buffer.env_batches(num_batches=2, epochs=2, shuffle=shuffle)
+        places = [
+            {x.untyped_storage().data_ptr() for x in (b.steps["reward"], b.sequences["obs"])} for b in (first, again)
+        ]
+        assert places[0] == places[1]
+        stored = buffer["reward"].untyped_storage().data_ptr()
+        assert (first.steps["reward"].untyped_storage().data_ptr() == stored) is not shuffle
+
+
 def test_epochs_are_alike_only_if_that_is_asked_for() -> None:
     for reshuffle in (True, False):
         first, second = (b["reward"] for b in filled().minibatches(num_batches=1, epochs=2, reshuffle=reshuffle))
@@ -93,3 +120,19 @@ def test_what_autograd_saved_keeps_its_memory() -> None:
     loss.backward()
     assert weight.grad is not None
     assert weight.grad.item() == 2_000_000
+
+
+@pytest.mark.parametrize("time_first", [True, False])
+def test_a_part_of_a_batch_of_sequences_has_all_that_is_known_of_them(time_first: bool) -> None:
+    (whole,) = filled().sequences(3, shuffle=False, time_first=time_first)
+    part = whole.part(2, 5)
+    assert part.num_sequences == 3
+    assert set(part) == set(whole)
+    for name in whole:
+        value, sliced = whole[name], part[name]
+        axis = 1 if name == "hidden" or (value.dim() > 1 and time_first) else 0
+        assert torch.equal(sliced, value.narrow(axis, 2, 3)), name
+    assert part["hidden"].is_contiguous()
+    assert torch.equal(
+        part.flat(part["reward"]), whole.flat(whole["reward"])[whole["lengths"][:2].sum() :][: part.num_steps]
+    )

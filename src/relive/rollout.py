@@ -564,7 +564,9 @@ class RolloutBuffer:
         """Batches of whole envs: their steps ``[T, B, ...]``, and some columns cut into trajectories at dones as well.
 
         For recurrent networks that are given padded trajectories and put their outputs back into the order of time.
-        Every env comes exactly once an epoch, in a new random order each; columns must not be changed meanwhile.
+        Every env comes exactly once an epoch. They are put into a new random order with each call, which each epoch
+        divides from another place on, so that its batches are others. Batches are views: of what was laid out in that
+        order once, or, without shuffling, ``steps`` are of the storage. Columns must not be changed meanwhile.
 
         Args:
             batch_size: envs of a batch; the last one takes what remains.
@@ -586,9 +588,9 @@ class RolloutBuffer:
         own = self._steps_wanted(fields)
         if fields is None:
             own = [path for path in own if path not in padded]
-        pack = LARGE_FIELD if epochs > 1 else 0
-        readers = self._window_reader(padded, pack), self._window_reader(own, pack, with_states=False)
-        return env_batches(*readers, windows, (self._order(self.num_envs, shuffle) for _ in range(epochs)), bounds)
+        readers = self._window_reader(padded, 0), self._window_reader(own, 0, with_states=False)
+        order = self._order(self.num_envs, shuffle) if shuffle else None
+        return env_batches(*readers, windows, order, bounds, epochs)
 
     def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.

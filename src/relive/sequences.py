@@ -196,6 +196,14 @@ class SequenceBatch(Mapping[str, Any]):
         leaves = {path: leaf.to(device) for path, leaf in self._leaves.items()}
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
+    def part(self, low: int, high: int) -> SequenceBatch:
+        """The sequences ``low`` up to, not including, ``high``: views, but for states of several layers."""
+        rows = (slice(None), slice(low, high)) if self.time_first else (slice(low, high),)
+        leaves = {path: leaf[rows] for path, leaf in self._leaves.items()}
+        facts = {name: fact[low:high] for name, fact in self._facts.items()}
+        hidden = mapped(self._hidden, lambda x: x[:, low:high].contiguous() if x.dim() > 2 else x[low:high])
+        return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
+
     @staticmethod
     def joined(batches: Sequence[SequenceBatch], facts: Mapping[str, Tensor]) -> SequenceBatch:
         """The sequences of several batches, one after another, with further ``facts`` ``[B]``.

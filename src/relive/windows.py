@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from .schema import Field, Path, Schema
 from .sequences import WHOLE, EnvBatch, SequenceBatch, padding
 from .storage import as_tensordict
 from .vectors import swap_layers
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 __all__ = ["Flags", "States", "WindowReader", "cut", "env_batches", "splitter"]
 
@@ -230,11 +227,18 @@ class WindowReader:
             hidden = self._hidden(index, torch.ones_like(index))
         return SequenceBatch(leaves, moved, hidden, time_first=True)
 
-    def whole(self, envs: Ints) -> TensorDict:
-        """All steps of some envs, ``[T, B, ...]``."""
+    def whole(self, envs: Ints | None) -> dict[Path, Tensor]:
+        """All steps of some envs, ``[T, B, ...]``, copied; None gives those of all, as they lie."""
+        if envs is None:
+            return dict(self._columns)
         env = torch.from_numpy(envs).to(self._device)
-        leaves = self._gather(env * self.num_steps, env, torch.full_like(env, self.num_steps), self.num_steps, True)
-        return as_tensordict(leaves, (self.num_steps, len(envs)))
+        lengths = torch.full_like(env, self.num_steps)
+        return {  # numbers are picked time by time: the row they are picked from is in the nearest cache by then
+            path: self._read_column(path, env, lengths, self.num_steps, True)
+            if column.dim() > 2
+            else column.index_select(1, env)
+            for path, column in self._columns.items()
+        }
 
     def _hidden(self, index: Tensor, kept: Tensor) -> Any:
         assert self._states is not None
@@ -243,52 +247,70 @@ class WindowReader:
     def _gather(
         self, packed_row: Tensor, row: Tensor, lengths: Tensor, rows: int, time_first: bool
     ) -> dict[Path, Tensor]:
-        # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
-        # packed are strided in either order.
-        def read(source: Tensor, index: Tensor, step: int, pad: Tensor) -> Tensor:
-            out = self._empty((len(lengths), rows, source.shape[1]), torch.uint8)
-            kernels.gather_windows(source, index, step, lengths, pad, rows, out)
-            return out.transpose(0, 1) if time_first else out
-
         packed: dict[Path, Tensor] = {}
         if self._layout.fields:
-            packed = self._layout.views(read(self._rows, packed_row, 1, self._pad))
-        found: dict[Path, Tensor] = {}
-        for path, column in self._columns.items():
-            if path in packed:
-                found[path] = packed[path]
-                continue
-            source = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
-            pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
-            windows = read(source, row, self._envs, pad.reshape(1, -1).view(torch.uint8)[0]).view(column.dtype)
-            found[path] = windows.unflatten(-1, column.shape[2:]) if column.dim() > 2 else windows.squeeze(-1)
-        return found
+            packed = self._layout.views(self._read(self._rows, packed_row, 1, self._pad, lengths, rows, time_first))
+        return {
+            path: packed[path] if path in packed else self._read_column(path, row, lengths, rows, time_first)
+            for path in self._columns
+        }
+
+    def _read_column(self, path: Path, row: Tensor, lengths: Tensor, rows: int, time_first: bool) -> Tensor:
+        column = self._columns[path]
+        source = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
+        pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
+        bits = pad.reshape(1, -1).view(torch.uint8)[0]
+        windows = self._read(source, row, self._envs, bits, lengths, rows, time_first).view(column.dtype)
+        return windows.unflatten(-1, column.shape[2:]) if column.dim() > 2 else windows.squeeze(-1)
+
+    def _read(
+        self, source: Tensor, index: Tensor, step: int, pad: Tensor, lengths: Tensor, rows: int, time_first: bool
+    ) -> Tensor:
+        # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
+        # packed are strided in either order.
+        out = self._empty((len(lengths), rows, source.shape[1]), torch.uint8)
+        kernels.gather_windows(source, index, step, lengths, pad, rows, out)
+        return out.transpose(0, 1) if time_first else out
 
 
 def env_batches(
     trajectories: WindowReader,
     columns: WindowReader,
     windows: Ints,
-    orders: Iterator[Ints],
+    order: Ints | None,
     bounds: list[tuple[int, int]],
+    epochs: int,
 ) -> Iterator[EnvBatch]:
-    """Whole envs, in the order that ``orders`` gives for each epoch, (begin, end) of them a batch.
+    """Whole envs, (begin, end) of them a batch: views of what is laid out once, in one order, for all epochs.
+
+    The order is taken for a circle, which every epoch divides from another place on, a batch and a fraction of one
+    further round: batches are composed anew as long as they have as many envs as there are epochs, and nothing is moved
+    again for it.
 
     Args:
         trajectories: reads what is wanted as sequences.
         columns: reads what is wanted as it is.
         windows: whole trajectories, env by env, as :func:`cut` gives them.
-        orders: permutations of the envs.
+        order: a permutation of the envs; None for their own, in which all epochs are alike.
         bounds: of the batches.
+        epochs: passes over the rollout.
     """
-    counts = np.bincount(windows[:, ENV], minlength=bounds[-1][1])
-    begins = np.cumsum(counts) - counts
-    for order in orders:
+    total, widest = bounds[-1][1], max(high - low for low, high in bounds)
+    rotates = order is not None and epochs > 1 and len(bounds) > 1
+    circle: Ints = np.arange(total) if order is None else np.append(order, order[: (widest - 1) * rotates])
+    counts = np.bincount(windows[:, ENV], minlength=total)
+    mine = windows[_runs((np.cumsum(counts) - counts)[circle], counts[circle])]
+    (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
+    steps, envs = columns.whole(None if order is None else circle), torch.from_numpy(circle)
+    until: list[int] = np.append(0, np.cumsum(counts[circle])).tolist()
+    for epoch in range(epochs):
+        begin = epoch * widest * (epochs + 1) // epochs * rotates
         for low, high in bounds:
-            envs = order[low:high]
-            mine = windows[_runs(begins[envs], counts[envs])]
-            (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
-            yield EnvBatch(torch.from_numpy(envs), columns.whole(envs), sequences)
+            first = (begin + low) % total
+            last = first + high - low
+            leaves = {path: leaf[:, first:last] for path, leaf in steps.items()}
+            batch = as_tensordict(leaves, (trajectories.num_steps, high - low))
+            yield EnvBatch(envs[first:last], batch, sequences.part(until[first], until[last]))
 
 
 def _runs(begins: Ints, counts: Ints) -> Ints:

@@ -123,7 +123,7 @@ def test_a_refused_transition_changes_nothing() -> None:
     before = made.values.clone()
     wrong = transition(1)
     wrong.values = torch.zeros(N + 1, 1)
-    with pytest.raises(ShapeError, match=r"expected \[5\] or \[5, 1\]"):
+    with pytest.raises(ShapeError, match=r"values: expected \[5\] or \[5, 1\]"):
         made.add_transition(wrong)
     missing = transition(1)
     missing.rewards = None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from ...errors import FieldError, SchemaError, ShapeError
-from ...returns import GAE
 from ...rollout import RolloutBuffer
 from ...schema import Field, Schema
 from ...vectors import swap_layers
+from .columns import Column, Returns, assign
 from .containers import Batch, Transition
 
 if TYPE_CHECKING:
@@ -27,55 +26,6 @@ READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "di
 """What a minibatch of PPO has, besides what is known once the first transition came."""
 STATES = ("a", "c")
 """The actor's and the critic's hidden states."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Returns:
-    """GAE where ``terminated`` holds every done, time-outs too, as rsl_rl stores it."""
-
-    gamma: float
-    lam: float
-    normalize: bool
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return GAE().reads
-
-    def __call__(self, *, terminated: Tensor, truncated: Tensor, **columns: Any) -> dict[str, Tensor]:
-        ends = {"terminated": terminated & ~truncated, "truncated": truncated}
-        return GAE(self.gamma, self.lam, self.normalize)(**ends, **columns)
-
-
-class Column:
-    """An attribute that shows one column of the rollout as rsl_rl shapes it; assigning to it writes into the column.
-
-    Args:
-        name: the column's name in the rollout.
-        scalar: whether rsl_rl has a last axis of 1 that the column has not.
-        kinds: the training types that have it.
-    """
-
-    def __init__(self, name: str, *, scalar: bool = True, kinds: tuple[str, ...] = ("rl", "distillation")) -> None:
-        self._name, self._scalar, self._kinds = name, scalar, kinds
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._attribute = name
-
-    def __get__(self, storage: Any, owner: type | None = None) -> Any:
-        if storage is None:
-            return self
-        if storage.training_type not in self._kinds:
-            raise AttributeError(f"a storage for {storage.training_type!r} has no {self._attribute!r}")
-        return storage.column(self._name, self._scalar)
-
-    def __set__(self, storage: Any, value: Any) -> None:
-        _assign(self._attribute, self.__get__(storage), torch.as_tensor(value))
-
-
-def _assign(name: str, target: Tensor, value: Tensor) -> None:
-    if value.shape != target.shape:
-        raise ShapeError(f"{name}: expected {tuple(target.shape)}, got {tuple(value.shape)}; write to it in place")
-    target.copy_(value.detach())
 
 
 class RolloutStorage:
@@ -137,6 +87,7 @@ class RolloutStorage:
         further = {"advantage": NUMBER, "return": NUMBER} if rl else {}
         size = num_transitions_per_env, num_envs
         self._buffer = RolloutBuffer(Schema(fields), *size, device=device, columns=further, seed=seed)
+        self._none = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._shown: dict[str, Any] = {}
         self._params: int | None = None
         self._states: dict[str, int] = {}
@@ -193,7 +144,9 @@ class RolloutStorage:
             UnfinishedError: fewer than T transitions were added.
             FieldError: a time-out has no final value.
         """
-        self._buffer.finish(_Returns(gamma, lam, normalize_advantage), last_value=self._scalars(last_values))
+        self._buffer.finish(
+            Returns(gamma, lam, normalize_advantage), last_value=self._numbers("last_values", last_values)
+        )
 
     def generator(self) -> Iterator[Batch]:
         """The steps in the order of time, each a batch ``[N, ...]`` of views, for distillation.
@@ -282,7 +235,7 @@ class RolloutStorage:
             return
         self._declare_params([value[0] for value in values])
         for i, value in enumerate(values):
-            _assign(f"distribution_params[{i}]", cast("Any", self.distribution_params)[i], value)
+            assign(f"distribution_params[{i}]", cast("Any", self.distribution_params)[i], value)
 
     @property
     def saved_hidden_state_a(self) -> list[Tensor] | None:
@@ -317,35 +270,45 @@ class RolloutStorage:
 
     def _step_of(self, transition: Any) -> dict[str, Any]:
         """One step as the rollout takes it."""
-
-        def given(name: str) -> Any:
-            value = getattr(transition, name)
-            if value is None:
-                raise FieldError(f"transition.{name} is None; set it before add_transition()")
-            return value if value.device == self._buffer.device else value.to(self.device)
-
-        time_outs = getattr(transition, "time_outs", None)
-        dones = self._scalars(given("dones")).bool()
-        step = {"obs": given("observations"), "action": given("actions").float()}
-        step["reward"], step["terminated"] = self._scalars(given("rewards")).float(), dones
-        step["truncated"] = torch.zeros_like(dones) if time_outs is None else self._scalars(time_outs).bool() & dones
+        time_outs, final_values = getattr(transition, "time_outs", None), getattr(transition, "final_values", None)
+        dones = self._numbers("dones", given(transition, "dones"), torch.bool)
+        step = {"obs": self._moved(given(transition, "observations")), "terminated": dones, "truncated": self._none}
+        if time_outs is not None:
+            step["truncated"] = self._numbers("time_outs", time_outs, torch.bool) & dones
+        step["action"] = self._fit(given(transition, "actions"))
+        step["reward"] = self._numbers("rewards", given(transition, "rewards"))
         if self.training_type == "distillation":
-            return step | {"privileged_action": given("privileged_actions").float()}
-        step["value"], step["log_prob"] = (self._scalars(given(n)).float() for n in ("values", "actions_log_prob"))
-        final_values = getattr(transition, "final_values", None)
+            step["privileged_action"] = self._fit(given(transition, "privileged_actions"))
+            return step
+        step["value"] = self._numbers("values", given(transition, "values"))
+        step["log_prob"] = self._numbers("actions_log_prob", given(transition, "actions_log_prob"))
         if final_values is not None:
-            step["final_value"] = self._scalars(final_values).float()
+            step["final_value"] = self._numbers("final_values", final_values)
         if self._params:
-            step["distribution"] = tuple(p.to(self.device).float() for p in given_params(transition))
+            step["distribution"] = tuple([self._fit(p) for p in given(transition, "distribution_params")])
         if self._states:
             step["hidden"] = {name: self._states_of(name, transition) for name in self._states}
         return step
 
-    def _scalars(self, value: Tensor) -> Tensor:
+    def _fit(self, value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """On our device, of this dtype; to ask first is quicker than to let ``to`` find that there is nothing to do."""
+        if value.dtype is dtype and value.device == self._buffer.device:
+            return value
+        return value.detach().to(self._buffer.device, dtype)
+
+    def _numbers(self, name: str, value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[N]`` or ``[N, 1]`` as ``[N]``."""
-        if value.shape not in ((self.num_envs,), (self.num_envs, 1)):
-            raise ShapeError(f"expected [{self.num_envs}] or [{self.num_envs}, 1] numbers, got {tuple(value.shape)}")
-        return value.detach().to(self.device).reshape(self.num_envs)
+        n = self.num_envs
+        if value.shape not in ((n,), (n, 1)):
+            raise ShapeError(f"{name}: expected [{n}] or [{n}, 1] numbers, one for each env, got {tuple(value.shape)}")
+        fitting = self._fit(value, dtype)
+        return fitting if fitting.dim() == 1 else fitting.squeeze(1)
+
+    def _moved(self, groups: Any) -> Any:
+        """Observation groups, on our device."""
+        if hasattr(groups, "items"):  # a dictionary is read sooner than a TensorDict
+            return {name: self._moved(group) for name, group in groups.items()}
+        return self._fit(groups, groups.dtype)
 
     def _learn_shapes(self, transition: Any) -> None:
         """Make room for the parameters and states that the first transition with some has."""
@@ -371,7 +334,7 @@ class RolloutStorage:
         state = transition.hidden_states[STATES.index(name)]
         if state is None:  # the network begins anew
             return self._blank[name]
-        return tuple(swap_layers(s.detach().to(self.device)).float() for s in _wrapped(state))
+        return tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
 
     def _saved(self, name: str) -> list[Tensor] | None:
         if name not in self._states:
@@ -387,14 +350,15 @@ class RolloutStorage:
         if name not in self._states:
             self._declare_states(name, [swap_layers(value[0]) for value in values])
         for shown, value in zip(cast("Any", self._saved(name)), values, strict=True):
-            _assign(f"saved_hidden_state_{name}", shown, value)
+            assign(f"saved_hidden_state_{name}", shown, value)
 
 
-def given_params(transition: Any) -> tuple[Tensor, ...]:
-    """The distribution parameters of a transition, which earlier ones had."""
-    if transition.distribution_params is None:
-        raise FieldError("transition.distribution_params is None, and was not before; set it in every transition")
-    return tuple(p.detach() for p in transition.distribution_params)
+def given(transition: Any, name: str) -> Any:
+    """What a transition has to have."""
+    value = getattr(transition, name)
+    if value is None:
+        raise FieldError(f"transition.{name} is None; set it before add_transition()")
+    return value
 
 
 def _groups(obs: Any) -> dict[str, Any]:
