@@ -23,17 +23,21 @@ HOST = "stable_baselines3"
 WORKLOADS = {
     "ReplayBuffer.add, 4 envs": ("ReplayBuffer", OBS, "add"),
     "ReplayBuffer.sample(256)": ("ReplayBuffer", OBS, "sample"),
-    "the same of pixels": ("ReplayBuffer", PIXELS, "sample"),
+    "add and sample(256)": ("ReplayBuffer", OBS, "both"),
+    "sample(256) of pixels": ("ReplayBuffer", PIXELS, "sample"),
     "DictReplayBuffer.add": ("DictReplayBuffer", GOALS, "add"),
     "DictReplayBuffer.sample(256)": ("DictReplayBuffer", GOALS, "sample"),
     "NStepReplayBuffer.add": ("NStepReplayBuffer", OBS, "add"),
     "NStepReplayBuffer.sample(256), n = 3": ("NStepReplayBuffer", OBS, "sample"),
+    "NStepReplayBuffer.add and sample(256)": ("NStepReplayBuffer", OBS, "both"),
     "HerReplayBuffer.add": ("HerReplayBuffer", GOALS, "add"),
     "HerReplayBuffer.sample(256)": ("HerReplayBuffer", GOALS, "sample"),
+    "HerReplayBuffer.add and sample(256)": ("HerReplayBuffer", GOALS, "both"),
     "RolloutBuffer.add, 512 times": ("RolloutBuffer", OBS, "fill"),
     "compute_returns_and_advantage": ("RolloutBuffer", OBS, "compute"),
     "RolloutBuffer.get(256)": ("RolloutBuffer", OBS, "get"),
     "DictRolloutBuffer.get(256)": ("DictRolloutBuffer", GOALS, "get"),
+    "all of a PPO update, 10 x get(64)": ("RolloutBuffer", OBS, "update"),
 }
 
 
@@ -81,9 +85,11 @@ class Buffer:
         self.run: Callable[[], Any] = {
             "add": self.add,
             "sample": lambda: self.buffer.sample(BATCH),
+            "both": self.add_and_sample,
             "fill": self.fill,
             "compute": lambda: self.buffer.compute_returns_and_advantage(*self.last),
             "get": lambda: list(self.buffer.get(BATCH)),
+            "update": self.update,
         }[method]
 
     def step(self, space: Any, action: Any, rng: Any, t: int) -> tuple[Any, ...]:
@@ -105,10 +111,23 @@ class Buffer:
         self.buffer.add(*self.steps[self.count % STEPS])
         self.count += 1
 
+    def add_and_sample(self) -> None:
+        """One training step of an off-policy algorithm."""
+        self.add()
+        self.buffer.sample(BATCH)
+
     def fill(self) -> None:
         self.buffer.reset()
         for step in self.steps:
             self.buffer.add(*step)
+
+    def update(self) -> None:
+        """A rollout from the first step to the last batch, with the host's own numbers for PPO."""
+        self.fill()
+        self.buffer.compute_returns_and_advantage(*self.last)
+        for _ in range(10):
+            for _ in self.buffer.get(64):
+                pass
 
     def check(self) -> str:
         self.run()

@@ -147,14 +147,15 @@ class Columns:
             for tensor, value in zip(self.tensors.values(), values, strict=False):
                 tensor[row].copy_(value, non_blocking=True)
             return
-        sources, tensors = self._sources, False
+        sources, hosts, tensors = self._sources, self._host_list, False
         for i, value in enumerate(values):
-            if type(value) is Tensor:
-                sources[i] = value.data_ptr()
+            if type(value) is not Tensor:
+                hosts[i][row] = value
+                continue
+            if not tensors:
+                sources.fill(0)
                 tensors = True
-            else:
-                sources[i] = 0
-                self._host_list[i][row] = value
+            sources[i] = value.data_ptr()
         if tensors:
             kernels.copy_row(sources[: len(values)], self._targets, self._row_bytes, row)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from relive.errors import EmptyError, FullError, NotFiniteError
+from relive.errors import DTypeError, EmptyError, FullError, NotFiniteError
 
 ours: Any = import_module("relive.compat.stable_baselines3")
 theirs: Any = import_module("stable_baselines3.common.buffers")
@@ -133,6 +133,20 @@ def test_a_replay_stores_and_serves_the_same(obs: str, action: str, num_envs: in
     assert (a.size(), a.pos, a.full) == (0, 0, False)
     with pytest.raises(EmptyError):
         a.sample(1)
+
+
+def test_flags_of_any_form_are_taken_and_the_callers_array_may_be_used_again() -> None:
+    obs, action = np.zeros((1, 3), np.float32), np.zeros((1, 2), np.float32)
+    for form in (bool, np.bool_, lambda x: np.array([x]), lambda x: np.array([x], np.float32)):
+        a, b = pair("ReplayBuffer", 5, BOX, ACTIONS["box"], device="cpu")
+        for end in (False, True):
+            done = form(end)
+            for buffer in (a, b):
+                buffer.add(obs, obs + 1, action, np.ones(1), done, [{"TimeLimit.truncated": end}])
+            if isinstance(done, np.ndarray):
+                done[:] = not end
+        for name in ("dones", "timeouts", "next_observations"):
+            same(getattr(a, name), getattr(b, name))
 
 
 @pytest.mark.parametrize("timeouts", [True, False])
@@ -271,6 +285,52 @@ def test_a_rollout_stores_computes_and_serves_the_same(obs: str, action: str, ba
         a.add(copied(step)[0], step[2], step[3], start, value, log_prob)
     a.returns = a.returns + 1.0
     assert a.returns.flatten()[0] == pytest.approx(float(b.returns.flatten()[0]) + 1.0)
+
+
+@pytest.mark.parametrize("together", [1, 2, 100])
+def test_a_rollouts_batches_are_the_same_however_many_are_gathered_at_once(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, found = OBSERVATIONS["dict"], []
+    for bytes_ in (0, together * 7 * 52):
+        monkeypatch.setattr("relive.compat.stable_baselines3.rollout.GATHERED", bytes_)
+        buffer = ours.DictRolloutBuffer(11, space, ACTIONS["box"], "cpu", n_envs=3, seed=0)
+        assert buffer._row_bytes == 52
+        for step in play(space, ACTIONS["box"], 11, 3):
+            buffer.add(copied(step)[0], step[2], step[3], step[4], torch.zeros(3, 1), torch.zeros(3))
+        buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
+        found.append([rows(batch) for batch in buffer.get(7)])
+    assert found[0] == found[1]
+    assert [len(batch) for batch in found[0]] == [7, 7, 7, 7, 5]
+
+
+def test_values_may_carry_gradients_or_be_of_one_env_without_an_axis() -> None:
+    stored = []
+    for buffer in pair("RolloutBuffer", 2, BOX, ACTIONS["discrete"], device="cpu"):
+        for step in play(BOX, ACTIONS["discrete"], 2, 1):
+            value, log_prob = torch.full((1, 1), 2.0), torch.tensor(-1.0)
+            if type(buffer) is ours.RolloutBuffer:
+                value.requires_grad_()
+            buffer.add(step[0], step[2], step[3], step[4], value, log_prob)
+        stored.append((buffer.values, buffer.log_probs))
+    for one, other in zip(*stored, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("wrong", ["shape", "dtype", "missing"])
+def test_a_rollout_refuses_what_does_not_fit_and_stays_as_it_is(wrong: str) -> None:
+    space = OBSERVATIONS["dict"]
+    buffer = ours.DictRolloutBuffer(3, space, ACTIONS["box"], "cpu", n_envs=2)
+    step = copied(play(space, ACTIONS["box"], 1, 2)[0])
+    if wrong == "missing":
+        del step[0]["b"]
+    else:
+        step[0]["c"] = np.zeros((2, 3), np.uint8) if wrong == "shape" else step[0]["c"].astype(np.float32)
+    error = {"shape": ValueError, "dtype": DTypeError, "missing": KeyError}[wrong]
+    with pytest.raises(error):
+        buffer.add(step[0], step[2], step[3], step[4], torch.zeros(2, 1), torch.zeros(2))
+    assert buffer.pos == 0
+    assert not buffer.actions.any()
 
 
 def test_a_rollout_that_is_not_full_is_not_served() -> None:

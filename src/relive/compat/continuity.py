@@ -46,10 +46,12 @@ class Continuity:
 
 def _identical(one: Any, other: Any) -> bool:
     """Whether small arrays have the same bytes: most often they do, and this is told in a fraction of the time."""
+    if type(one) is np.ndarray:  # telling a mapping takes longer than all the rest
+        return one.nbytes < SMALL and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one)
         return all(_identical(members[key], other[key]) for key in members)
-    return one.nbytes < SMALL and one.tobytes() == other.tobytes()
+    return False
 
 
 def _alike(one: Any, other: Any) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from ...schema import Field
 
-__all__ = ["Array", "action_field", "buffers", "joined", "obs_fields", "observed", "samples"]
+__all__ = ["Array", "action_field", "as_flags", "buffers", "fitted", "joined", "obs_fields", "obs_shapes", "samples"]
 
 Array = NDArray[Any]
+FLAG = np.dtype(np.bool_)
 
 buffers: Any = import_module("stable_baselines3.common.buffers")
 samples: Any = import_module("stable_baselines3.common.type_aliases")
@@ -36,11 +37,27 @@ def action_field(space: spaces.Space[Any], dim: int, *, narrow: bool = True) -> 
     return _field((dim,), np.float32 if narrow and space.dtype == np.float64 else space.dtype)
 
 
-def observed(space: spaces.Space[Any], shape: Any, obs: Any, num_envs: int) -> Any:
-    """Observations ``[N, ...]`` of all envs, in the host's shapes."""
+def obs_shapes(space: spaces.Space[Any], shape: Any, num_envs: int) -> Any:
+    """The shapes ``(N, ...)`` of the observations of all envs, for :func:`fitted`."""
     if isinstance(space, spaces.Dict):
-        return {key: observed(space[key], shape[key], obs[key], num_envs) for key in space.spaces}
-    return np.asarray(obs).reshape((num_envs, *shape))
+        return {key: (num_envs, *shape[key]) for key in space.spaces}
+    return (num_envs, *shape)
+
+
+def fitted(values: Any, shape: Any) -> Any:
+    """Arrays in the host's shapes: those that have them, most often all, as they are."""
+    if type(shape) is not dict:
+        return values if getattr(values, "shape", None) == shape else np.asarray(values).reshape(shape)
+    found: dict[str, Any] = {}
+    for key, inner in cast("dict[str, Any]", shape).items():  # a comprehension would take twice as long
+        value = values[key]
+        found[key] = value if getattr(value, "shape", None) == inner else np.asarray(value).reshape(inner)
+    return found
+
+
+def as_flags(values: Any) -> Any:
+    """Anything that is true or not, as bools."""
+    return values if getattr(values, "dtype", None) is FLAG else np.asarray(values).astype(FLAG)
 
 
 def joined(space: spaces.Space[Any], obs: Any) -> Any:

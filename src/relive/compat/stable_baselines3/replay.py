@@ -16,7 +16,7 @@ from ...schema import Field, Schema
 from ...views import NStep, View
 from ..continuity import Continuity
 from ..trees import mapped
-from .common import Array, action_field, buffers, joined, obs_fields, observed, samples
+from .common import Array, action_field, as_flags, buffers, fitted, joined, obs_fields, obs_shapes, samples
 
 __all__ = [
     "DictReplayBuffer",
@@ -67,7 +67,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._replay = self._core(seed, **parts)
         self._follows = self._stores_once or self._view.n > 1
         self._continuity = Continuity()
-        self._done: Array = np.ones(n_envs, np.bool_)
+        self._shapes = obs_shapes(observation_space, self.obs_shape, n_envs), (n_envs, self.action_dim)
+        self._never: Array = np.zeros(n_envs, np.bool_)
+        self._done = ~self._never
 
     def _core(
         self, seed: int | None, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
@@ -105,25 +107,26 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
     ) -> None:
         """Append one step of every env; ``next_obs`` is the observation that an episode ended on, where one did."""
-        obs = observed(self.observation_space, self.obs_shape, obs, self.n_envs)
-        next_obs = observed(self.observation_space, self.obs_shape, next_obs, self.n_envs)
-        done = np.asarray(done).astype(np.bool_)
-        timeout = np.zeros(self.n_envs, np.bool_)
-        if self.handle_timeout_termination:
-            timeout[:] = [info.get("TimeLimit.truncated", False) for info in infos]
+        obs_shape, action_shape = self._shapes
+        obs, next_obs = fitted(obs, obs_shape), fitted(next_obs, obs_shape)
+        done = terminated = as_flags(done)
+        truncated = self._never
+        if self.handle_timeout_termination and any(done.tobytes()):  # which is quicker than done.any()
+            timeout = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
+            terminated, truncated = done & ~timeout, done & timeout
         if self._follows:  # every call of `learn` resets the envs behind the buffer's back
             self._continuity.follow(self._replay, obs)
         self._replay.add(
             obs=obs,
             next_obs=next_obs,
-            action=np.asarray(action).reshape(self.n_envs, self.action_dim),
+            action=fitted(action, action_shape),
             reward=np.asarray(reward, np.float32),
-            terminated=done & ~timeout,
-            truncated=done & timeout,
+            terminated=terminated,
+            truncated=truncated,
         )
-        self._done = done
+        self._done[:] = done
         if self._follows:
-            self._continuity.note(next_obs, done)
+            self._continuity.note(next_obs, self._done)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full, self.pos = True, 0

@@ -8,17 +8,20 @@ from typing import Any, cast
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from ...checks import numpy_view
 from ...returns import GAE
 from ...rollout import RolloutBuffer as Core
 from ...schema import Field, Schema
 from ..trees import mapped
-from .common import Array, action_field, buffers, joined, obs_fields, observed, samples
+from .common import Array, action_field, as_flags, buffers, fitted, joined, obs_fields, obs_shapes, samples
 
 __all__ = ["DictRolloutBuffer", "RolloutBuffer"]
 
 SERVED = ("obs", "action", "value", "log_prob", "advantage", "return")
+GATHERED = 2**20
+"""Bytes of batches that are gathered at once: what a cache holds until they are read."""
 
 
 class RolloutBuffer(buffers.RolloutBuffer):
@@ -60,14 +63,14 @@ class RolloutBuffer(buffers.RolloutBuffer):
                 "action": action_field(action_space, self.action_dim, narrow=False),
                 "reward": number,
                 "episode_start": flag,
-                "terminated": flag,
-                "truncated": flag,
                 "value": number,
                 "log_prob": number,
             }
         )
-        self._rollout = Core(schema, buffer_size, n_envs, seed=seed)
-        self._never = np.zeros(n_envs, np.bool_)
+        flags = {"terminated": flag, "truncated": flag}  # found in `episode_start`, once all steps are there
+        self._rollout = Core(schema, buffer_size, n_envs, columns=flags, seed=seed)
+        self._shapes = obs_shapes(observation_space, self.obs_shape, n_envs), (n_envs, self.action_dim)
+        self._row_bytes = 2 * number.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
 
     def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
         """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
@@ -75,15 +78,14 @@ class RolloutBuffer(buffers.RolloutBuffer):
         Raises:
             FullError: ``buffer_size`` steps are there; call :meth:`reset`.
         """
+        obs_shape, action_shape = self._shapes
         self._rollout.add(
-            obs=observed(self.observation_space, self.obs_shape, obs, self.n_envs),
-            action=np.asarray(action).reshape(self.n_envs, self.action_dim),
+            obs=fitted(obs, obs_shape),
+            action=fitted(action, action_shape),
             reward=np.asarray(reward, np.float32),
-            episode_start=np.asarray(episode_start).astype(np.bool_),
-            terminated=self._never,
-            truncated=self._never,
-            value=value.detach().reshape(self.n_envs).float().cpu(),
-            log_prob=log_prob.detach().reshape(self.n_envs).float().cpu(),
+            episode_start=as_flags(episode_start),
+            value=value.numpy(force=True).ravel(),
+            log_prob=log_prob.numpy(force=True).ravel(),
         )
         self.pos += 1
         self.full = self.pos == self.buffer_size
@@ -105,7 +107,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
         """
         rollout, ended = self._rollout, torch.as_tensor(np.asarray(dones).astype(np.bool_))
         rollout["terminated"] = torch.cat([rollout["episode_start"][1:], ended.reshape(1, self.n_envs)])
-        last = last_values.detach().reshape(self.n_envs).float().cpu()
+        last = last_values.numpy(force=True).ravel()
         rollout.finish(GAE(self.gamma, self.gae_lambda), last_value=last, partial=True)
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
@@ -120,15 +122,22 @@ class RolloutBuffer(buffers.RolloutBuffer):
         """
         assert self.full, "the rollout is not full; add the remaining steps first"
         self.generator_ready = True
-        batches = self._rollout.minibatches(batch_size or self.buffer_size * self.n_envs, fields=SERVED)
-        return map(self._samples, batches)
+        size = batch_size or self.buffer_size * self.n_envs
+        together = max(GATHERED // (size * self._row_bytes), 1)  # small batches: several at a time
+        blocks = self._rollout.minibatches(size * together, fields=SERVED)
+        return (batch for block in blocks for batch in self._split(block, size))
 
-    def _samples(self, batch: Any) -> Any:
-        nested = isinstance(self.observation_space, spaces.Dict)
-        kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
-        obs = mapped(lambda value: value.to(self.device), joined(self.observation_space, batch["obs"]))
-        rest = [batch[name].to(self.device) for name in SERVED[2:]]
-        return kind(obs, batch["action"].to(self.device, torch.float32), *rest)
+    def _split(self, block: Any, size: int) -> Iterator[Any]:
+        """What was gathered together, as batches ``[size]`` of the host's."""
+        obs = joined(self.observation_space, block["obs"])
+        action = block["action"].to(self.device, torch.float32)
+        rest = [block[name].to(self.device).split(size) for name in SERVED[2:]]
+        parts = action.split(size), *rest
+        if type(obs) is Tensor:
+            return map(samples.RolloutBufferSamples, obs.to(self.device).split(size), *parts)
+        members = zip(*(value.to(self.device).split(size) for value in obs.values()), strict=True)
+        nested = (dict(zip(obs, member, strict=True)) for member in members)
+        return map(samples.DictRolloutBufferSamples, nested, *parts)
 
     # The columns, views [T, N, ...].
 
