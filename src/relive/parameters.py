@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 from .errors import SchemaError
 
-__all__ = ["GAMMA_RULE", "Rule", "checked", "is_count", "is_flag", "is_names", "is_number"]
+__all__ = [
+    "GAMMA_RULE",
+    "Rule",
+    "checked",
+    "is_count",
+    "is_flag",
+    "is_names",
+    "is_number",
+    "refuse_class",
+    "seed_or_drawn",
+]
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]
@@ -58,6 +69,29 @@ def is_flag(value: Any) -> bool:
 def is_names(value: Any) -> bool:
     """Whether this is a tuple or list of strings."""
     return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
+
+
+def refuse_class(name: str, part: Any) -> None:
+    """Refuse a class where one of it is wanted.
+
+    Raises:
+        SchemaError: likewise.
+    """
+    if isinstance(part, type):
+        raise SchemaError(f"{name}={part.__name__}: expected an object, got its class; pass {part.__name__}(...)")
+
+
+def seed_or_drawn(seed: Any) -> int:
+    """The seed as an int; one of the system's if it is None.
+
+    Raises:
+        SchemaError: it is something else than a whole number of 64 bits.
+    """
+    if seed is None:
+        return secrets.randbits(63)
+    if not (is_count(seed) and int(seed) < 2**64):
+        raise SchemaError(f"seed is an int of 0 to 2**64 - 1, or None to draw one, got {seed!r}")
+    return int(seed)
 
 
 GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")

@@ -9,7 +9,7 @@ its own value, so a trace that reaches it stops at V(obs) of that step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import kernels
 from .errors import DTypeError, SchemaError, ShapeError
+from .parameters import GAMMA_RULE, Rule, is_flag, is_number
 
 __all__ = [
     "GAE",
@@ -240,6 +241,28 @@ class Estimator(Protocol):
 _CRITIC = ("reward", "value", "terminated", "truncated", "final_value", "mask")
 
 
+_CLIP: Rule = (lambda clip: clip == float("inf") or (is_number(clip, 0) and clip > 0), "a clip is a number above 0")
+_RULES: dict[str, Rule] = {
+    "gamma": GAMMA_RULE,
+    "lam": (lambda lam: is_number(lam, 0, 1), "lam is a number from 0 to 1"),
+    "rho_clip": _CLIP,
+    "c_clip": _CLIP,
+    "normalize": (is_flag, "normalize is True or False"),
+}
+
+
+def _require_parameters(estimator: Any) -> None:
+    """Refuse an estimator whose parameters make no sense; it cannot be changed afterwards.
+
+    Raises:
+        SchemaError: names the parameter, the value and the rule.
+    """
+    for name in (field.name for field in fields(estimator)):
+        value, rule = getattr(estimator, name), _RULES.get(name)
+        if rule is not None and not rule[0](value):
+            raise SchemaError(f"{type(estimator).__name__}({name}={value!r}): {rule[1]}")
+
+
 def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: bool) -> dict[str, Tensor]:
     return {"advantage": normalize(advantage, mask) if normalized else advantage, "return": ret}
 
@@ -251,6 +274,8 @@ class GAE:
     gamma: float = 0.99
     lam: float = 0.95
     normalize: bool = False
+
+    __post_init__ = _require_parameters
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -269,6 +294,8 @@ class TDLambda:
     gamma: float = 0.99
     lam: float = 0.95
     normalize: bool = False
+
+    __post_init__ = _require_parameters
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -291,6 +318,8 @@ class MonteCarlo:
     gamma: float = 0.99
     normalize: bool = False
     critic: bool = True
+
+    __post_init__ = _require_parameters
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -317,6 +346,8 @@ class VTrace:
     c_clip: float = 1.0
     normalize: bool = False
 
+    __post_init__ = _require_parameters
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns needed."""
@@ -339,6 +370,8 @@ class GroupAdvantage:
     gamma: float = 1.0
     until_first_done: bool = True
     eps: float = 1e-8
+
+    __post_init__ = _require_parameters
 
     @property
     def reads(self) -> tuple[str, ...]:
