@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ __all__ = [
     "is_names",
     "is_number",
     "refuse_class",
+    "require_discounts",
     "seed_or_drawn",
 ]
 
@@ -95,4 +97,24 @@ def seed_or_drawn(seed: Any) -> int:
 
 
 GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")
-"""Of every view that discounts."""
+"""Of everything that discounts."""
+
+_CLIP: Rule = (lambda clip: clip == math.inf or (is_number(clip, 0) and clip > 0), "a clip is a number above 0")
+_DISCOUNTS: dict[str, Rule] = {
+    "gamma": GAMMA_RULE,
+    "lam": (lambda lam: is_number(lam, 0, 1), "lam is a number from 0 to 1"),
+    "rho_clip": _CLIP,
+    "c_clip": _CLIP,
+}
+
+
+def require_discounts(estimator: Any) -> None:
+    """Refuse a frozen dataclass whose discounts, λ or clips make no sense.
+
+    Raises:
+        SchemaError: names the parameter, the value and the rule.
+    """
+    for name in (field.name for field in fields(estimator)):
+        value, rule = getattr(estimator, name), _DISCOUNTS.get(name)
+        if rule is not None and not rule[0](value):
+            raise SchemaError(f"{type(estimator).__name__}({name}={value!r}): {rule[1]}")

@@ -9,7 +9,7 @@ its own value, so a trace that reaches it stops at V(obs) of that step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import kernels
 from .errors import DTypeError, SchemaError, ShapeError
-from .parameters import GAMMA_RULE, Rule, is_flag, is_number
+from .parameters import require_discounts
 
 __all__ = [
     "GAE",
@@ -241,28 +241,6 @@ class Estimator(Protocol):
 _CRITIC = ("reward", "value", "terminated", "truncated", "final_value", "mask")
 
 
-_CLIP: Rule = (lambda clip: clip == float("inf") or (is_number(clip, 0) and clip > 0), "a clip is a number above 0")
-_RULES: dict[str, Rule] = {
-    "gamma": GAMMA_RULE,
-    "lam": (lambda lam: is_number(lam, 0, 1), "lam is a number from 0 to 1"),
-    "rho_clip": _CLIP,
-    "c_clip": _CLIP,
-    "normalize": (is_flag, "normalize is True or False"),
-}
-
-
-def _require_parameters(estimator: Any) -> None:
-    """Refuse an estimator whose parameters make no sense; it cannot be changed afterwards.
-
-    Raises:
-        SchemaError: names the parameter, the value and the rule.
-    """
-    for name in (field.name for field in fields(estimator)):
-        value, rule = getattr(estimator, name), _RULES.get(name)
-        if rule is not None and not rule[0](value):
-            raise SchemaError(f"{type(estimator).__name__}({name}={value!r}): {rule[1]}")
-
-
 def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: bool) -> dict[str, Tensor]:
     return {"advantage": normalize(advantage, mask) if normalized else advantage, "return": ret}
 
@@ -275,7 +253,7 @@ class GAE:
     lam: float = 0.95
     normalize: bool = False
 
-    __post_init__ = _require_parameters
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -295,7 +273,7 @@ class TDLambda:
     lam: float = 0.95
     normalize: bool = False
 
-    __post_init__ = _require_parameters
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -319,7 +297,7 @@ class MonteCarlo:
     normalize: bool = False
     critic: bool = True
 
-    __post_init__ = _require_parameters
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -346,7 +324,7 @@ class VTrace:
     c_clip: float = 1.0
     normalize: bool = False
 
-    __post_init__ = _require_parameters
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -371,7 +349,7 @@ class GroupAdvantage:
     until_first_done: bool = True
     eps: float = 1e-8
 
-    __post_init__ = _require_parameters
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
