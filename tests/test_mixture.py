@@ -249,3 +249,18 @@ def test_a_mixture_is_a_function_of_the_seeds_of_its_buffers() -> None:
     one, other = (mixed({"a": 1, "b": 2}, {"a": Prioritized(), "b": Uniform()})[0] for _ in range(2))
     for _ in range(4):
         assert same_batches(one.sample(9), other.sample(9))
+
+
+def test_a_mixture_goes_on_with_the_shares_of_its_state() -> None:
+    mixture, _ = mixed({"a": 1.0, "b": 3.0})
+    state = mixture.state_dict()
+    other, _ = mixed({"b": 1.0, "a": 1.0})
+    other.load_state_dict(state)
+    assert other.shares == {"b": 0.75, "a": 0.25}
+    assert (other.sample(8)["source"] == 0).sum() == 6
+    other.shares["a"] = 9.0
+    assert state == mixture.state_dict() == {"shares": {"a": 0.25, "b": 0.75}}
+    for wrong in ({"a": 1.0}, {"a": 0.0, "b": 0.0}, {"a": -1.0, "b": 2.0}):
+        with pytest.raises(SchemaError, match="a share of at least 0 for each"):
+            mixture.load_state_dict({"shares": wrong})
+        assert mixture.shares == state["shares"]

@@ -854,10 +854,49 @@ def test_a_schema_that_makes_no_replay_is_refused(fields: dict[str, Any], messag
         ReplayBuffer(schema, 10)
 
 
-@pytest.mark.parametrize(("capacity", "num_envs"), [(0, 1), (1, 1), (5, 3), (-4, 1), (10, 0), (10, -1)])
+@pytest.mark.parametrize(
+    ("capacity", "num_envs"), [(0, 1), (1, 1), (5, 3), (-4, 1), (10, 0), (10, -1), (1e6, 1), (10, 2.0)]
+)
 def test_a_capacity_of_less_than_two_rows_per_env_is_refused(capacity: int, num_envs: int) -> None:
     with pytest.raises(SchemaError, match=r"capacity|2 rows|env"):
         ReplayBuffer(PLAIN, capacity, num_envs)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "7"], ids=repr)
+def test_a_seed_that_is_none_is_refused_at_once(seed: Any) -> None:
+    with pytest.raises(SchemaError, match="seed is an int"):
+        ReplayBuffer(PLAIN, 10, seed=seed)
+
+
+def test_a_class_in_place_of_a_part_is_refused() -> None:
+    for part in ({"sampler": Prioritized}, {"view": NStep}):
+        with pytest.raises(SchemaError, match=r"expected an object, got its class; pass \w+\(\.\.\.\)"):
+            ReplayBuffer(PLAIN, 10, **cast("Any", part))
+
+
+PARTS_OF_NUMPY: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+    (
+        lambda: Prioritized(np.float32(0.5), (np.float64(0.4), 1.0, np.int64(9))),
+        lambda: NStep(np.int64(3), np.float32(1)),
+    ),
+    (lambda: Recent(np.float32(0.9), np.int64(3)), lambda: FrameStack(np.int32(2))),
+    (Uniform, lambda: Sequence(np.int64(3), np.int32(1), np.int64(1), n=np.int8(2))),
+]
+
+
+@pytest.mark.parametrize(("sampler", "view"), PARTS_OF_NUMPY)
+def test_parameters_that_are_numbers_of_numpy_are_saved(sampler: Any, view: Any, tmp_path: Path) -> None:
+    numbers: Any = {"capacity": np.int64(40), "num_envs": np.int32(2), "seed": np.int64(3)}
+    buffer = ReplayBuffer(PLAIN, sampler=sampler(), view=view(), **numbers)
+    for _ in range(9):
+        flags = np.zeros(2, np.bool_)
+        buffer.add(
+            obs=np.ones((2, 2)), action=np.ones(2, np.int64), reward=np.ones(2), terminated=flags, truncated=flags
+        )
+    buffer.save(tmp_path / "replay")
+    again = ReplayBuffer.load(tmp_path / "replay")
+    assert again.view == buffer.view
+    assert torch.equal(again.sample(5)["index"], buffer.sample(5)["index"])
 
 
 # What it takes.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -788,6 +789,22 @@ def test_rewards_that_are_no_grid_of_steps_are_refused(name: str, shape: tuple[i
 def test_flags_that_are_not_bool_are_refused(name: str, field: str, dtype: torch.dtype) -> None:
     with pytest.raises(errors.DTypeError, match=f"'{field}'.*bool"):
         asked(name, **{field: torch.zeros(4, 6, dtype=dtype)})
+
+
+def test_parameters_that_make_no_sense_are_refused() -> None:
+    for estimator in (returns.GAE, returns.TDLambda, returns.VTrace):
+        for wrong in ({"gamma": 1.1}, {"gamma": float("nan")}, {"lam": -0.1}, {"lam": float("nan")}):
+            ((name, value),) = wrong.items()
+            with pytest.raises(
+                errors.SchemaError, match=rf"{estimator.__name__}\({name}={value}\): {name} is a number from 0 to 1"
+            ):
+                estimator(**wrong)
+    for estimator in (returns.MonteCarlo, partial(returns.GroupAdvantage, 2)):
+        with pytest.raises(errors.SchemaError, match=r"gamma=99"):
+            estimator(gamma=99)
+    with pytest.raises(errors.SchemaError, match=r"VTrace\(rho_clip=0\)"):
+        returns.VTrace(rho_clip=0)
+    assert returns.VTrace(rho_clip=float("inf"), c_clip=2.0).rho_clip == float("inf")
 
 
 @pytest.mark.parametrize("group_size", [0, -2, 4, 5, 12])

@@ -6,7 +6,8 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def test_a_full_rollout_refuses_a_step_and_says_what_to_do() -> None:
         assert holds(rollout, [step(0), step(1)])
 
 
-@pytest.mark.parametrize(("steps", "envs"), [(0, 2), (2, 0), (-1, 2)])
+@pytest.mark.parametrize(("steps", "envs"), [(0, 2), (2, 0), (-1, 2), (4.0, 2), (4, True)])
 def test_a_rollout_without_room_is_refused(steps: int, envs: int) -> None:
     with pytest.raises(errors.SchemaError, match=rf"got {steps} and {envs}"):
         RolloutBuffer(SCHEMA, steps, envs)
@@ -634,6 +635,10 @@ def test_dropping_the_last_batch_drops_other_rows_each_epoch() -> None:
         ({"batch_size": 7, "drop_last": True}, "batch_size=7.*ask for 1 to 6"),
         ({"num_batches": 0}, "num_batches=0"),
         ({"num_batches": 7}, "num_batches=7.*1 to 6"),
+        ({"batch_size": 2.0}, r"batch_size=2\.0"),
+        ({"num_batches": "2"}, "num_batches='2'"),
+        ({"batch_size": 2, "epochs": 0}, "epochs=0"),
+        ({"batch_size": 2, "epochs": 1.5}, r"epochs=1\.5"),
     ],
     ids=str,
 )
@@ -1225,6 +1230,20 @@ def test_permutation_number_k_depends_on_the_seed_and_k_alone() -> None:
 def test_a_seed_that_cannot_be_used_is_refused_at_once(seed: Any) -> None:
     with pytest.raises(errors.ReliveError, match="seed"):
         RolloutBuffer(SCHEMA, 2, 2, seed=seed)
+
+
+def test_a_class_in_place_of_an_estimator_is_refused() -> None:
+    with pytest.raises(
+        errors.SchemaError, match=r"estimator=GAE: expected an object, got its class; pass GAE\(\.\.\.\)"
+    ):
+        filled([step(0), step(1)]).finish(cast("Any", GAE))
+
+
+def test_sizes_and_seeds_of_numpy_are_saved(tmp_path: Path) -> None:
+    rollout = RolloutBuffer(SCHEMA, cast("Any", np.int64(2)), cast("Any", np.int32(2)), seed=cast("Any", np.uint8(3)))
+    rollout.save(tmp_path / "rollout")
+    assert (rollout.num_steps, rollout.num_envs, rollout.seed) == (2, 2, 3)
+    assert repr(RolloutBuffer.load(tmp_path / "rollout")) == repr(rollout)
 
 
 # Everything at once, beside a naive twin

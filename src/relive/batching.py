@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShapeError
+from .parameters import is_count
 
-__all__ = ["parts", "parts_by_steps"]
+__all__ = ["parts", "parts_by_steps", "require_epochs"]
 
 
 def parts(
@@ -24,15 +25,15 @@ def parts(
     if (batch_size is None) == (num_batches is None):
         raise ShapeError("pass either batch_size or num_batches")
     if num_batches is not None:
-        if not 1 <= num_batches <= total:
-            raise ShapeError(f"num_batches={num_batches}: {total} {items} make 1 to {total} minibatches")
+        if not (is_count(num_batches, 1) and num_batches <= total):
+            raise ShapeError(f"num_batches={num_batches!r}: {total} {items} make 1 to {total} minibatches")
         size, more = divmod(total, num_batches)
         if drop_last:
             more = 0
         return list(pairwise(i * size + min(i, more) for i in range(num_batches + 1)))
     assert batch_size is not None
-    if batch_size < 1 or (drop_last and batch_size > total):
-        raise ShapeError(f"batch_size={batch_size}: the rollout holds {total} {items}; ask for 1 to {total}")
+    if not is_count(batch_size, 1) or (drop_last and batch_size > total):
+        raise ShapeError(f"batch_size={batch_size!r}: the rollout holds {total} {items}; ask for 1 to {total}")
     bounds = list(range(0, total + 1, batch_size))
     return list(pairwise(bounds if drop_last or bounds[-1] == total else [*bounds, total]))
 
@@ -43,8 +44,8 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
     Raises:
         ShapeError: ``batch_steps`` is not positive.
     """
-    if batch_steps < 1:
-        raise ShapeError(f"batch_steps={batch_steps}: ask for at least 1")
+    if not is_count(batch_steps, 1):
+        raise ShapeError(f"batch_steps={batch_steps!r}: ask for at least 1")
     until: list[int] = np.cumsum(lengths).tolist()
     begin, found = 0, list[tuple[int, int]]()
     while begin < len(lengths):
@@ -53,3 +54,13 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
         found.append((begin, end))
         begin = end
     return found
+
+
+def require_epochs(epochs: int) -> None:
+    """Refuse what is no number of passes.
+
+    Raises:
+        ShapeError: likewise.
+    """
+    if not is_count(epochs, 1):
+        raise ShapeError(f"epochs={epochs!r}: ask for at least 1 pass over the rollout")

@@ -39,19 +39,15 @@ class Mixture:
     """
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
-        if not buffers or set(buffers) != set(shares) or not all(0 <= share < np.inf for share in shares.values()):
-            raise SchemaError(
-                f"Mixture: expected a share of at least 0 for each of {list(buffers)}, got {dict(shares)}"
-            )
-        schemas = {buffer.schema for buffer in buffers.values()}
-        if len(schemas) > 1 or not sum(shares.values()) > 0:
-            raise SchemaError(f"Mixture: expected buffers of one schema and a positive share, got {dict(shares)}")
+        wanted = _normalised(shares, list(buffers))
+        if len({buffer.schema for buffer in buffers.values()}) > 1:
+            raise SchemaError(f"Mixture: expected buffers of one schema, got different ones of {list(buffers)}")
         devices = {buffer.device for buffer in buffers.values()}
         if len(devices) > 1:
             raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
         (self.device,) = devices
         self.buffers = dict(buffers)
-        self.shares = {name: shares[name] / sum(shares.values()) for name in self.buffers}
+        self.shares = wanted
 
     def __len__(self) -> int:
         """The number of transitions that can be drawn, of all buffers."""
@@ -107,10 +103,36 @@ class Mixture:
                 late += buffer.update_priorities(as_host(batch["index"])[rows], errors.take(rows, axis), inner)
         return late
 
+    def state_dict(self) -> dict[str, Any]:
+        """The shares; how far the draws have come, and whatever else there is, each buffer keeps and saves."""
+        return {"shares": dict(self.shares)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with those shares.
+
+        Raises:
+            SchemaError: they do not fit the buffers; nothing is changed.
+        """
+        self.shares = _normalised(state["shares"], list(self.buffers))
+
     def _rows(self, batch_size: int) -> dict[str, int]:
         """How many rows each buffer gives: running shares, rounded, so that they add up."""
         ends = np.round(np.cumsum(list(self.shares.values())) * batch_size).astype(int).tolist()
         return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
+
+
+def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, float]:
+    """The shares in the order of the names, such that they sum to 1.
+
+    Raises:
+        SchemaError: a share is missing, too much, negative or infinite, or none is positive.
+    """
+    total = sum(shares.values())
+    if not names or set(names) != set(shares) or not all(0 <= s < np.inf for s in shares.values()) or not total > 0:
+        raise SchemaError(
+            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, got {dict(shares)}"
+        )
+    return {name: float(shares[name] / total) for name in names}
 
 
 def _together(parts: list[Any], sources: list[int], device: torch.device) -> Any:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 from .errors import SchemaError
 
-__all__ = ["GAMMA_RULE", "Rule", "checked", "is_count", "is_flag", "is_names", "is_number"]
+__all__ = [
+    "GAMMA_RULE",
+    "Rule",
+    "checked",
+    "is_count",
+    "is_flag",
+    "is_names",
+    "is_number",
+    "refuse_class",
+    "require_discounts",
+    "seed_or_drawn",
+]
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]
@@ -60,5 +73,48 @@ def is_names(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
 
 
+def refuse_class(name: str, part: Any) -> None:
+    """Refuse a class where one of it is wanted.
+
+    Raises:
+        SchemaError: likewise.
+    """
+    if isinstance(part, type):
+        raise SchemaError(f"{name}={part.__name__}: expected an object, got its class; pass {part.__name__}(...)")
+
+
+def seed_or_drawn(seed: Any) -> int:
+    """The seed as an int; one of the system's if it is None.
+
+    Raises:
+        SchemaError: it is something else than a whole number of 64 bits.
+    """
+    if seed is None:
+        return secrets.randbits(63)
+    if not (is_count(seed) and int(seed) < 2**64):
+        raise SchemaError(f"seed is an int of 0 to 2**64 - 1, or None to draw one, got {seed!r}")
+    return int(seed)
+
+
 GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")
-"""Of every view that discounts."""
+"""Of everything that discounts."""
+
+_CLIP: Rule = (lambda clip: clip == math.inf or (is_number(clip, 0) and clip > 0), "a clip is a number above 0")
+_DISCOUNTS: dict[str, Rule] = {
+    "gamma": GAMMA_RULE,
+    "lam": (lambda lam: is_number(lam, 0, 1), "lam is a number from 0 to 1"),
+    "rho_clip": _CLIP,
+    "c_clip": _CLIP,
+}
+
+
+def require_discounts(estimator: Any) -> None:
+    """Refuse a frozen dataclass whose discounts, λ or clips make no sense.
+
+    Raises:
+        SchemaError: names the parameter, the value and the rule.
+    """
+    for name in (field.name for field in fields(estimator)):
+        value, rule = getattr(estimator, name), _DISCOUNTS.get(name)
+        if rule is not None and not rule[0](value):
+            raise SchemaError(f"{type(estimator).__name__}({name}={value!r}): {rule[1]}")

@@ -12,6 +12,7 @@ import torch
 from .device_rows import device_row_bytes
 from .errors import SchemaError
 from .layout import BOOKKEEPING, row_layout
+from .parameters import is_count
 from .schema import Field, Path, dotted
 
 __all__ = ["StoragePlan", "free_memory", "storage_plan"]
@@ -106,8 +107,13 @@ def storage_plan(
     ``sampler_bytes(rows)`` is what the sampler keeps in RAM.
 
     Raises:
-        SchemaError: neither or both are given, or less than 2 rows per env come out.
+        SchemaError: neither or both are given, a size is no whole number, or less than 2 rows per env come out.
     """
+    if (capacity is None) == (capacity_bytes is None):
+        raise SchemaError("pass either capacity, in rows, or capacity_bytes")
+    for name, size in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("num_envs", num_envs)):
+        if size is not None and not is_count(size, 1):
+            raise SchemaError(f"{name} is a whole number of at least 1, got {size!r}; pass int(...) if that is meant")
     known = {dotted(path): field.nbytes for path, field in leaves.items()}
     known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())
     if device.type == "cpu":
@@ -119,15 +125,13 @@ def storage_plan(
         host, apart = device_row_bytes(leaves)
         row, fit = host + apart, (capacity_bytes or 0) // max(apart, 1) - 1
     fields = known | {"padding": row - sum(known.values())}
-    if (capacity is None) == (capacity_bytes is None):
-        raise SchemaError("pass either capacity, in rows, or capacity_bytes")
     wanted = capacity if capacity is not None else fit
-    if num_envs < 1 or wanted < 2 * num_envs:
+    if wanted < 2 * num_envs:
         raise SchemaError(
             f"a capacity of {wanted} rows ({row} bytes each): every one of the {num_envs} envs needs at least 2"
         )
-    rows = wanted // num_envs * num_envs
-    return StoragePlan(rows, num_envs, fields, host, device, sampler_bytes(rows))
+    rows = int(wanted // num_envs * num_envs)
+    return StoragePlan(rows, int(num_envs), fields, host, device, sampler_bytes(rows))
 
 
 def free_memory() -> int | None:

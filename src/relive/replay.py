@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -20,7 +19,7 @@ from .checks import StepChecker
 from .device_rows import DeviceRows
 from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, ReliveError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
-from .parameters import is_count
+from .parameters import is_count, refuse_class, seed_or_drawn
 from .plan import StoragePlan, storage_plan
 from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
@@ -109,21 +108,22 @@ class ReplayBuffer:
         device: str | torch.device = "cpu",
         seed: int | None = None,
     ) -> None:
-        self.schema, self.num_envs, self.ordered = schema, num_envs, ordered
+        self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
-        self.seed = secrets.randbits(63) if seed is None else seed
+        self.seed = seed_or_drawn(seed)
         self._stored = _stored(schema, self.own_next_obs)
+        refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
         plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
-        self._plan = plan
+        self._plan, self.num_envs = plan, plan.num_envs
         on_host = self.device.type == "cpu"
         leaves = self._stored.leaves
         store: Store = ReplayRows(leaves, plan.rows) if on_host else DeviceRows(leaves, plan.rows, self.device)
-        self._ring = Ring(num_envs, plan.rows // num_envs, store, ordered)
+        self._ring = Ring(self.num_envs, plan.rows // self.num_envs, store, ordered)
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
-        self._all = np.arange(num_envs, dtype=np.int64)
+        self._all = np.arange(self.num_envs, dtype=np.int64)
         self._draws = self._sampled = self._late = 0
         self.lock = RLock()
         self._sampler.attach(self._ring)
@@ -218,6 +218,7 @@ class ReplayBuffer:
     @view.setter
     @_one_at_a_time
     def view(self, view: View) -> None:
+        refuse_class("view", view)
         require = getattr(view, "require", None)
         if require is not None:
             require(self._ring)
@@ -371,8 +372,8 @@ class ReplayBuffer:
         Raises:
             ShapeError: there is no such env.
         """
-        if not 0 <= env < self.num_envs:
-            raise ShapeError(f"slice: env is a number from 0 up to, not including, {self.num_envs}, got {env}")
+        if not (is_count(env) and env < self.num_envs):
+            raise ShapeError(f"slice: env is a whole number from 0 up to, not including, {self.num_envs}, got {env}")
         places = self._ring.live_places(env)[slice(start, stop)]
         fields = self._ring.store.read(places)
         facts = self._ring.store.tensors(self._ring.stamp[places] >= 0, self._ring.index_of(places))

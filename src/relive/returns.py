@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import kernels
 from .errors import DTypeError, SchemaError, ShapeError
+from .parameters import require_discounts
 
 __all__ = [
     "GAE",
@@ -252,6 +253,8 @@ class GAE:
     lam: float = 0.95
     normalize: bool = False
 
+    __post_init__ = require_discounts
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns needed."""
@@ -269,6 +272,8 @@ class TDLambda:
     gamma: float = 0.99
     lam: float = 0.95
     normalize: bool = False
+
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -291,6 +296,8 @@ class MonteCarlo:
     gamma: float = 0.99
     normalize: bool = False
     critic: bool = True
+
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -317,6 +324,8 @@ class VTrace:
     c_clip: float = 1.0
     normalize: bool = False
 
+    __post_init__ = require_discounts
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns needed."""
@@ -339,6 +348,8 @@ class GroupAdvantage:
     gamma: float = 1.0
     until_first_done: bool = True
     eps: float = 1e-8
+
+    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, persist
-from .batching import parts
+from .batching import parts, require_epochs
 from .checks import StepChecker, check_castable, numpy_view
 from .errors import (
     DeviceError,
@@ -30,6 +29,7 @@ from .errors import (
 )
 from .layout import LARGE_FIELD
 from .memory import Recycled
+from .parameters import is_count, refuse_class, seed_or_drawn
 from .returns import Estimator, normalize
 from .rows import PackedRows
 from .saving import contradictions, entry, restore_columns, save_columns
@@ -90,8 +90,11 @@ class RolloutBuffer:
         columns: Mapping[str, Field] | None = None,
         seed: int | None = None,
     ) -> None:
-        if num_steps < 1 or num_envs < 1:
-            raise SchemaError(f"num_steps and num_envs are at least 1, got {num_steps} and {num_envs}")
+        if not (is_count(num_steps, 1) and is_count(num_envs, 1)):
+            raise SchemaError(
+                f"num_steps and num_envs are whole numbers of at least 1, got {num_steps!r} and {num_envs!r}"
+            )
+        num_steps, num_envs = int(num_steps), int(num_envs)
         self._standing = {(name,): field for name, field in (columns or {}).items()}
         for name in (*KEPT_APART, *(columns or {})):
             if name in schema:
@@ -99,9 +102,7 @@ class RolloutBuffer:
         self.schema, self.num_steps, self.num_envs = schema, num_steps, num_envs
         self.device = torch.empty(0, device=device).device
         self.wrap, self.debug = wrap, debug
-        if seed is not None and not (isinstance(cast("object", seed), int) and 0 <= seed < 2**64):
-            raise SchemaError(f"seed is an int of 0 to 2**64 - 1, or None to draw one, got {seed!r}")
-        self.seed = secrets.randbits(63) if seed is None else seed
+        self.seed = seed_or_drawn(seed)
         self._keep_states(hidden_every)
         apart = {("mask",): Field((), torch.bool)}
         value = schema.leaves.get(("value",))
@@ -310,6 +311,7 @@ class RolloutBuffer:
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
         """
+        refuse_class("estimator", estimator)
         self._require_steps()
         if not (self.is_full or partial or self.wrap):
             raise UnfinishedError(
@@ -446,9 +448,9 @@ class RolloutBuffer:
             ShapeError: there are fewer real transitions, or ``batch_size`` is not positive.
         """
         self._require_steps()
-        if not 1 <= batch_size <= len(self):
+        if not (is_count(batch_size, 1) and batch_size <= len(self)):
             raise ShapeError(
-                f"sample({batch_size}): the rollout holds {len(self)} transitions; ask for 1 to {len(self)}"
+                f"sample({batch_size!r}): the rollout holds {len(self)} transitions; ask for 1 to {len(self)}"
             )
         rows = self._permutation()[:batch_size]
         batch = {path: x.index_select(0, rows) for path, x in self._flat_columns(fields).items()}
@@ -485,6 +487,7 @@ class RolloutBuffer:
             FieldError: an unknown column.
         """
         self._require_steps()
+        require_epochs(epochs)
         bounds = parts(len(self), batch_size, num_batches, drop_last)
         wanted = self._wanted(fields)
         if normalize_advantage and ("advantage",) not in wanted:
@@ -540,6 +543,7 @@ class RolloutBuffer:
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         self._require_steps()
+        require_epochs(epochs)
         windows = cut(self._flags(), length, stride_of(length, overlap), drop_tail, complete)
         split = splitter(len(windows), batch_size, num_batches, batch_steps)
         wanted = self._steps_wanted(fields)
@@ -582,6 +586,7 @@ class RolloutBuffer:
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         self._require_steps()
+        require_epochs(epochs)
         bounds = parts(self.num_envs, batch_size, num_batches, items="envs")
         windows = cut(self._flags(), None, WHOLE, drop_tail=False, complete=False)
         padded = self._steps_wanted(sequences)
@@ -706,11 +711,11 @@ class RolloutBuffer:
 
     def _keep_states(self, every: int) -> None:
         """With ``hidden_every`` above 1, recurrent states have rows of their own, one for every k steps."""
-        if every < 1 or (every > 1 and (self.wrap or "hidden" not in self.schema)):
+        if not is_count(every, 1) or (every > 1 and (self.wrap or "hidden" not in self.schema)):
             raise SchemaError(
-                f"hidden_every={every}: expected at least 1; more than that needs a field 'hidden', and no wrap"
+                f"hidden_every={every!r}: expected at least 1; more than that needs a field 'hidden', and no wrap"
             )
-        self.hidden_every, self._states = every, None
+        self.hidden_every, self._states = int(every), None
         if every > 1:
             leaves = {path: field for path, field in self.schema.leaves.items() if path[0] == "hidden"}
             rows = -(-self.num_steps // every)

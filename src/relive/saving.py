@@ -61,7 +61,9 @@ def describe(part: Any) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return list(cast("tuple[Any, ...]", value))
+        return [_plain(member) for member in cast("tuple[Any, ...]", value)]
+    if isinstance(value, np.generic):  # a number as Python has it, which JSON takes
+        return cast("Any", value).item()
     return describe(value) if type(value) in PARAMETERS else value
 
 
@@ -127,7 +129,7 @@ def ring_state(
         "counters": ring.counters[:RULE].tolist(),
         "rule": list(ring.rule),
         "sampler": describe(sampler),
-        "sampler_state": {name: value for name, value in state.items() if name not in arrays},
+        "sampler_state": {name: _plain(value) for name, value in state.items() if name not in arrays},
         "sampler_rows": by_row,
     }
     return tensors, content

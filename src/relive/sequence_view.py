@@ -66,7 +66,7 @@ class _Batch:
 
 @cache
 def _rule(history: int, length: int, overlap: Overlap, drop_tail: bool, weigh: Weigh) -> Rule:
-    return Rule(history, length, stride_of(length, overlap), not drop_tail, weigh)
+    return Rule(int(history), int(length), int(stride_of(length, overlap)), not drop_tail, weigh)
 
 
 @checked(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .errors import FieldError, ShapeError
+from .parameters import is_count
 from .schema import Path, unknown_field
 from .storage import as_tensordict
 
@@ -35,12 +36,12 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
         if overlap != "none":
             raise ShapeError(f"overlap={overlap!r} needs a length; whole trajectories do not overlap")
         return WHOLE
-    if not isinstance(cast("object", length), int) or length < 1:
+    if not is_count(length, 1):
         raise ShapeError(f"length={length!r}: a sequence has at least 1 step")
     strides = {"none": length, "half": max(length // 2, 1), "max": 1}
     if isinstance(overlap, str) and overlap in strides:
         return strides[overlap]
-    if not isinstance(cast("object", overlap), int):
+    if not is_count(overlap, -WHOLE):
         raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
     if not 0 <= cast("int", overlap) < length:
         raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")

@@ -45,7 +45,7 @@ class View(Protocol):
 def rule_of(view: View) -> Rule:
     """What can be drawn through a view: single transitions, unless it says more."""
     rule: Rule | None = getattr(view, "rule", None)
-    return Rule(view.history) if rule is None else rule
+    return Rule(int(view.history)) if rule is None else rule
 
 
 def time_first_of(view: View) -> bool | None:
