@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +107,7 @@ class ReplayBuffer:
         self._ring = Ring(num_envs, plan.rows // num_envs, store, ordered)
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._all = np.arange(num_envs, dtype=np.int64)
+        self._rounds_of: dict[int, Ints] = {}
         self._draws = self._sampled = self._late = 0
         self._sampler.attach(self._ring)
         self.view = view or Transition()
@@ -159,16 +161,25 @@ class ReplayBuffer:
             FieldError, ShapeError, DTypeError, DeviceError: as :meth:`add`. Nothing is written.
         """
         chosen = self._all if envs is None else self._envs(envs)
+        fronts: set[tuple[int, ...]] = set()
         try:
-            shapes = {tuple(np.shape(leaf)[:2]) for leaf in _leaves(steps)}
+            values = {name: _flattened(value, fronts) for name, value in steps.items()}
         except ValueError as error:
             raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
-        if len(shapes) != 1 or any(shape[1:] != chosen.shape for shape in shapes):
-            raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(shapes)}")
-        ((count, _),) = shapes
-        values = {name: _flattened(value) for name, value in steps.items()}
+        if len(fronts) != 1 or any(front[1:] != chosen.shape for front in fronts):
+            raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(fronts)}")
+        ((count, _),) = fronts
         if count:
-            self._add(values, np.tile(chosen, count))
+            self._add(values, self._rounds(count) if envs is None else np.tile(chosen, count))
+
+    def _rounds(self, count: int) -> Ints:
+        """All envs, ``count`` times over: whoever adds several steps most often adds as many each time."""
+        known = self._rounds_of.get(count)
+        if known is None:
+            if len(self._rounds_of) >= CHECKERS:
+                self._rounds_of.clear()
+            known = self._rounds_of[count] = np.tile(self._all, count)
+        return known
 
     def interrupt(self, envs: Any = None) -> None:
         """The episodes under way, in all envs or in ``envs``, will not go on: what comes next starts new ones.
@@ -645,30 +656,17 @@ def _stored(schema: Schema, own_next_obs: bool) -> Schema:
     return schema.extend(next_obs=schema["obs"]) if own_next_obs else schema
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    """The arrays of nested mappings and tuples."""
-    if isinstance(tree, np.ndarray | Tensor):  # the common case: telling a mapping takes long
-        yield tree
-        return
-    if isinstance(tree, Mapping) or hasattr(tree, "items"):
-        tree = tuple(cast("Any", tree).values())
-    if isinstance(tree, tuple):
-        for member in cast("tuple[Any, ...]", tree):
-            yield from _leaves(member)
-    else:
-        yield tree
-
-
-def _flattened(tree: Any) -> Any:
-    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``."""
-    if isinstance(tree, np.ndarray | Tensor):
-        return cast("Any", tree).reshape((-1, *tree.shape[2:]))
-    if isinstance(tree, Mapping) or hasattr(tree, "items"):
-        return {name: _flattened(member) for name, member in cast("Any", tree).items()}
-    if isinstance(tree, tuple):
-        return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
-    array = np.asarray(tree)
-    return array.reshape((-1, *array.shape[2:]))
+def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
+    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
+    if not isinstance(tree, np.ndarray | Tensor):  # the others are rare, and telling a mapping takes long
+        if isinstance(tree, Mapping) or hasattr(tree, "items"):
+            return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
+        if isinstance(tree, tuple):
+            return tuple(_flattened(member, fronts) for member in cast("tuple[Any, ...]", tree))
+        tree = np.asarray(tree)
+    shape = tuple(cast("Any", tree).shape)
+    fronts.add(shape[:2])
+    return cast("Any", tree).reshape((math.prod(shape[:2]), *shape[2:]))
 
 
 def _require_rows(batch_size: int) -> None:
