@@ -658,15 +658,17 @@ def _stored(schema: Schema, own_next_obs: bool) -> Schema:
 
 def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
     """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
-    if not isinstance(tree, np.ndarray | Tensor):  # the others are rare, and telling a mapping takes long
+    # the most common first, since to tell whether something is a tensor, or a mapping, takes long
+    if type(tree) is not np.ndarray and not isinstance(tree, np.ndarray | Tensor):
         if isinstance(tree, Mapping) or hasattr(tree, "items"):
             return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
         if isinstance(tree, tuple):
             return tuple(_flattened(member, fronts) for member in cast("tuple[Any, ...]", tree))
         tree = np.asarray(tree)
-    shape = tuple(cast("Any", tree).shape)
-    fronts.add(shape[:2])
-    return cast("Any", tree).reshape((math.prod(shape[:2]), *shape[2:]))
+    shape: tuple[int, ...] = cast("Any", tree).shape
+    front = tuple(shape[:2])
+    fronts.add(front)
+    return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
 
 
 def _require_rows(batch_size: int) -> None:
