@@ -319,11 +319,10 @@ def test_a_save_that_fails_leaves_the_one_before_as_it_is(tmp_path: Path, monkey
     buffer.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def fails(tensors: Any, file: Path) -> None:
-        file.write_bytes(b"half")
+    def fails(descriptor: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("safetensors.torch.save_file", fails)
+    monkeypatch.setattr("os.fsync", fails)
     with pytest.raises(OSError, match="disk full"):
         filled(3).save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -285,7 +285,7 @@ class ReplayBuffer:
 
         Each file is replaced as a whole or not at all.
         """
-        files.save(dirpath, prefix, self.metadata(), self.state_dict())
+        files.save(dirpath, prefix, self.metadata(), {name: self._view(name) for name in FIELDS})
 
     @classmethod
     def load(
