@@ -24,13 +24,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 METHODS = {
     "insert": "insert_transition",
     "slice": "insert_data_slice of 64 steps",
+    "learn": "insert_data_slice of 64 steps, and 16 batches of 256",
+    "round": "a step, get_all_buffer_data, reset, insert_data_slice",
     "all": "get_all_buffer_data",
     "batch": "a batch of 256",
     "update": "a batch of 256, and its errors",
     "sequences": "a batch of 16 sequences of 16 steps",
 }
 WORKLOADS = [
-    ("ReplayBuffer", "insert"), ("ReplayBuffer", "slice"), ("ReplayBuffer", "batch"), ("ReplayBuffer", "sequences"),
+    ("ReplayBuffer", "insert"), ("ReplayBuffer", "slice"), ("ReplayBuffer", "learn"), ("ReplayBuffer", "round"),
+    ("ReplayBuffer", "batch"), ("ReplayBuffer", "sequences"),
     ("NStepReplayBuffer", "insert"), ("NStepReplayBuffer", "batch"), ("PERBuffer", "insert"), ("PERBuffer", "batch"),
     ("PERBuffer", "update"), ("EREBuffer", "batch"),
 ]  # fmt: skip
@@ -73,6 +76,8 @@ class Buffer:
         self.run: Callable[[], Any] = {
             "insert": lambda: self.buffer.insert_transition(dict(self.step)),
             "slice": lambda: self.buffer.insert_data_slice(self.slice),
+            "learn": self.learn,
+            "round": self.round,
             "all": self.buffer.get_all_buffer_data,
             "batch": self.batch,
             "update": self.update,
@@ -94,6 +99,18 @@ class Buffer:
 
     def batch(self) -> Any:
         return next(self.buffer.generate_batches(1, BATCH))
+
+    def learn(self) -> None:
+        self.buffer.insert_data_slice(self.slice)
+        for batch in self.buffer.generate_batches(16, BATCH):
+            assert len(batch["Reward"]) == BATCH
+
+    def round(self) -> None:
+        """What a learner that collects by itself does between two updates."""
+        self.buffer.insert_transition(dict(self.step))
+        data = self.buffer.get_all_buffer_data(data_to_cpu=False)
+        self.buffer.reset()
+        self.buffer.insert_data_slice(data)
 
     def update(self) -> None:
         batch = self.batch()

@@ -22,7 +22,8 @@ METHODS = {
     "add_multi": "add_multi of 8",
     "sample": "sample(256) of 1 M transitions",
     "save": "save of 20 k transitions",
-    "load": "load of 20 k transitions",
+    "load": "load of 20 k transitions",  # theirs maps the file, and reads what is asked for when it is
+    "learn": "load of 20 k transitions, and 200 batches of 256",
 }
 
 
@@ -38,7 +39,8 @@ class Buffer:
         if self.package == "velora":
             importlib.import_module("velora.models")  # without which its buffer cannot be imported
         self.kind = importlib.import_module(self._module).ReplayBuffer
-        capacity = SAVED if method in ("save", "load") else CAPACITY
+        of_files = method in ("save", "load", "learn")
+        capacity = SAVED if of_files else CAPACITY
         self.buffer = self.kind(capacity, STATE, ACTION, HIDDEN)
         self.rows = [torch.rand(ENVS, size) for size in (STATE, ACTION, 1, STATE, 1, HIDDEN)]
         block = [rows.repeat(1000, 1) for rows in self.rows]
@@ -47,22 +49,27 @@ class Buffer:
         state, action, reward, following, _, hidden = (rows[:1] for rows in self.rows)
         self.row = state[0], action, reward.item(), following[0], False, hidden
         self.folder = Path(tempfile.mkdtemp())
-        self.buffer.save(self.folder) if method in ("save", "load") else None
+        self.buffer.save(self.folder) if of_files else None
         self._call = self.call(method)
 
     def run(self) -> None:
         self._call()
 
     def call(self, method: str) -> Callable[[], Any]:
-        if method == "load":
+        if method in ("load", "learn"):
             metadata = json.loads((self.folder / "buffer_metadata.json").read_text())
-            return lambda: self.kind.load(self.folder / "buffer_state", metadata)
+            return lambda: self.load(metadata, 200 if method == "learn" else 0)
         return {
             "add": lambda: self.buffer.add(*self.row),
             "add_multi": lambda: self.buffer.add_multi(*self.rows),
             "sample": lambda: self.buffer.sample(BATCH),
             "save": lambda: self.buffer.save(self.folder),
         }[method]
+
+    def load(self, metadata: dict[str, Any], batches: int) -> None:
+        buffer = self.kind.load(self.folder / "buffer_state", metadata)
+        for _ in range(batches):
+            buffer.sample(BATCH)
 
     def check(self) -> str:
         self.run()

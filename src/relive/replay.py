@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -124,6 +125,7 @@ class ReplayBuffer:
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, store, ordered)
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._all = np.arange(self.num_envs, dtype=np.int64)
+        self._rounds_of: dict[int, Ints] = {}
         self._draws = self._sampled = self._late = 0
         self.lock = RLock()
         self._sampler.attach(self._ring)
@@ -181,16 +183,26 @@ class ReplayBuffer:
             FieldError, ShapeError, DTypeError, DeviceError: as :meth:`add`. Nothing is written.
         """
         chosen = self._all if envs is None else self._envs(envs)
+        fronts: set[tuple[int, ...]] = set()
         try:
-            shapes = {tuple(np.shape(leaf)[:2]) for leaf in _leaves(steps)}
+            values = {name: _flattened(value, fronts) for name, value in steps.items()}
         except ValueError as error:
             raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
-        if len(shapes) != 1 or any(shape[1:] != chosen.shape for shape in shapes):
-            raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(shapes)}")
-        ((count, _),) = shapes
-        values = {name: _flattened(value) for name, value in steps.items()}
+        if len(fronts) != 1 or any(front[1:] != chosen.shape for front in fronts):
+            raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(fronts)}")
+        ((count, _),) = fronts
         if count:
-            self._add(values, np.tile(chosen, count), successive=count > 1)
+            rounds = self._rounds(count) if envs is None else np.tile(chosen, count)
+            self._add(values, rounds, successive=count > 1)
+
+    def _rounds(self, count: int) -> Ints:
+        """All envs, ``count`` times over: whoever adds several steps most often adds as many each time."""
+        known = self._rounds_of.get(count)
+        if known is None:
+            if len(self._rounds_of) >= CHECKERS:
+                self._rounds_of.clear()
+            known = self._rounds_of[count] = np.tile(self._all, count)
+        return known
 
     @_one_at_a_time
     def interrupt(self, envs: Any = None) -> None:
@@ -685,30 +697,19 @@ def _stored(schema: Schema, own_next_obs: bool) -> Schema:
     return schema.extend(next_obs=schema["obs"]) if own_next_obs else schema
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    """The arrays of nested mappings and tuples."""
-    if isinstance(tree, np.ndarray | Tensor):  # the common case: telling a mapping takes long
-        yield tree
-        return
-    if isinstance(tree, Mapping) or hasattr(tree, "items"):
-        tree = tuple(cast("Any", tree).values())
-    if isinstance(tree, tuple):
-        for member in cast("tuple[Any, ...]", tree):
-            yield from _leaves(member)
-    else:
-        yield tree
-
-
-def _flattened(tree: Any) -> Any:
-    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``."""
-    if isinstance(tree, np.ndarray | Tensor):
-        steps, envs, *shape = cast("Any", tree).shape
-        return cast("Any", tree).reshape((steps * envs, *shape))  # -1 could be any number, where a shape has a 0
-    if isinstance(tree, Mapping) or hasattr(tree, "items"):
-        return {name: _flattened(member) for name, member in cast("Any", tree).items()}
-    if isinstance(tree, tuple):
-        return tuple(_flattened(member) for member in cast("tuple[Any, ...]", tree))
-    return _flattened(np.asarray(tree))
+def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
+    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
+    # the most common first, since to tell whether something is a tensor, or a mapping, takes long
+    if type(tree) is not np.ndarray and not isinstance(tree, np.ndarray | Tensor):
+        if isinstance(tree, Mapping) or hasattr(tree, "items"):
+            return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
+        if isinstance(tree, tuple):
+            return tuple(_flattened(member, fronts) for member in cast("tuple[Any, ...]", tree))
+        tree = np.asarray(tree)
+    shape: tuple[int, ...] = cast("Any", tree).shape
+    front = tuple(shape[:2])
+    fronts.add(front)
+    return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
 
 
 def _require_rows(batch_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,33 @@ def test_add_takes_what_veloras_agent_hands_over() -> None:
         assert torch.equal(getattr(buffer, name)[0], getattr(buffer, name)[1]), name
     assert buffer.actions[0].tolist() == [1, 2]
     assert buffer.dones[0].tolist() == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_one_step_after_another_is_stored_whatever_its_form(dtype: torch.dtype) -> None:
+    """Tensors of known forms are copied by address, the others are not."""
+    buffer, naive = ReplayBuffer(8, 3, 2, 4), Naive(8)
+    for seed in range(20):
+        rows = block(1 + seed % 4, seed)
+        rows[0], rows[3] = rows[0].to(dtype), rows[3].to(dtype)
+        rows[4] = (rows[4] > 0).float()
+        if seed % 4:
+            hiddens = rows[5].T.contiguous().T if seed % 3 else rows[5]  # not contiguous
+            buffer.add_multi(rows[0], rows[1], rows[2][:, 0] if seed % 2 else rows[2], *rows[3:5], hiddens)
+        else:
+            state, action, reward, following, done, hidden = rows
+            first = state[0] if seed % 8 else state
+            buffer.add(first, action.requires_grad_(), np.float64(reward.item()), following[0], done.item() > 0, hidden)
+            rows[1].requires_grad_(False)
+        naive.add(rows)
+        for name, column in zip(NAMES, naive.columns, strict=True):
+            assert torch.equal(getattr(buffer, name), column), name
+        with pytest.raises(ShapeError, match="'hidden'"):
+            buffer.add(torch.zeros(3, dtype=dtype), torch.zeros(2), 1.0, torch.zeros(3), True, torch.zeros(3))
+        again = copy.deepcopy(buffer)
+        again.add(torch.ones(3, dtype=dtype), torch.ones(2), 1.0, torch.ones(3, dtype=dtype), True, torch.ones(4))
+        assert all(getattr(again, name)[buffer.position].eq(1).all() for name in NAMES)
+        assert torch.equal(buffer.states, naive.columns[0])
 
 
 def test_add_multi_takes_rewards_dones_and_single_actions_without_their_last_axis() -> None:
@@ -291,11 +319,10 @@ def test_a_save_that_fails_leaves_the_one_before_as_it_is(tmp_path: Path, monkey
     buffer.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def fails(tensors: Any, file: Path) -> None:
-        file.write_bytes(b"half")
+    def fails(descriptor: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("safetensors.torch.save_file", fails)
+    monkeypatch.setattr("os.fsync", fails)
     with pytest.raises(OSError, match="disk full"):
         filled(3).save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -28,10 +28,10 @@ class Inbox:
     """
 
     def __init__(self, arrays: Sequence[Array], shapes: Sequence[tuple[tuple[int, ...], ...]] | None = None) -> None:
-        self.arrays = tuple(arrays)
-        taken = shapes or [(array.shape,) for array in arrays]
+        self._arrays = tuple(arrays)
+        self._shapes = shapes or [(array.shape,) for array in arrays]
         dtypes = [torch.from_numpy(array).dtype for array in arrays]
-        self._plan = list(zip(range(len(arrays)), taken, dtypes, strict=True))
+        self._plan = list(zip(range(len(arrays)), self._shapes, dtypes, strict=True))
         self._sources = np.zeros(len(arrays), np.uint64)
         self._addresses: Any = memoryview(self._sources)  # one entry at a time goes in sooner this way
         self._targets = np.array([array.ctypes.data for array in arrays], np.uint64)
@@ -54,3 +54,6 @@ class Inbox:
             addresses[i] = value.data_ptr()
         kernels.copy_row(self._sources, self._targets, self._nbytes, 0)
         return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Inbox, (self._arrays, self._shapes)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from ...errors import FileFormatError, NoSaveError
+from ...persist import disk, format
+from ...persist.tensors import pieces
 
 __all__ = ["checked", "load", "save"]
 
@@ -22,22 +24,23 @@ SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size"
 
 
 def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """Write both files beside their places, and then put them there."""
+    """Write both files beside their places, and then put them there; tensors of any strides, on any device."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    writer: Any = safetensors.torch
-    here = {name: tensor.cpu() for name, tensor in state.items()}
-    _replaced(folder / f"{prefix}state{ENDING}", lambda file: writer.save_file(here, file))
-    text = json.dumps(dict(metadata), indent=2)
-    _replaced(folder / f"{prefix}metadata.json", lambda file: file.write_text(text, encoding="utf-8"))
+    tensors = dict(sorted(state.items()))  # as safetensors orders those of one dtype
+    specs = format.plan(tensors, "")
+    header, size = format.header(specs), sum(spec.nbytes for spec in specs.values())
+    parts = itertools.chain.from_iterable(map(pieces, tensors.values()))
+    _replace(folder / f"{prefix}state{ENDING}", itertools.chain([memoryview(header)], parts), len(header) + size)
+    text = json.dumps(dict(metadata), indent=2).encode()
+    _replace(folder / f"{prefix}metadata.json", [memoryview(text)], len(text))
 
 
-def _replaced(path: Path, write: Callable[[Path], object]) -> None:
+def _replace(path: Path, parts: Iterable[memoryview], size: int) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)  # of a process that was killed
     try:
-        write(beside)
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
+        disk.write_file(beside, parts, size)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...replay import ReplayBuffer as Replay
 from ...schema import Field, Schema
+from ..inbox import Inbox
 from . import files
 from .experience import BatchExperience, row, rows
 from .warm import generated
@@ -28,6 +29,9 @@ FIELDS = {
     "hiddens": "memory",
 }
 """Velora's names, in its order, and relive's."""
+
+FORMS, SHARED = 16, 256
+"""For how many numbers of transitions arrays are kept that their tensors come in, and the largest such number."""
 
 UNKNOWN = np.zeros(1, np.bool_)
 """Velora does not tell terminals from truncations: relive's own flags stay unset, and its ``dones`` are kept apart."""
@@ -77,6 +81,33 @@ class ReplayBuffer:
         )
         self._replay = Replay(schema, capacity, ordered=False, device=device or "cpu", seed=seed)
         self._on, self._added = self._replay.device, 0
+        self._sizes = {"obs": state_dim, "action": action_dim, "next_obs": state_dim, "memory": hidden_dim}
+        self._forms: dict[tuple[int, Any], tuple[Inbox, dict[str, Any]] | None] = {}
+
+    def _form(self, count: int, seen: Any) -> tuple[Inbox, dict[str, Any]] | None:
+        """The arrays that tensors of ``count`` transitions come in, or of a single one with 0.
+
+        ``seen`` is the dtype of observations; None if it is none of float32 and float64, or rows are not in RAM.
+        """
+        if (count, seen) in self._forms:
+            return self._forms[count, seen]
+        if len(self._forms) >= FORMS:
+            self._forms.clear()
+        fits = seen in (torch.float32, torch.float64) and self._on.type == "cpu" and count <= SHARED
+        self._forms[count, seen] = self._new_form(count, str(seen).removeprefix("torch.")) if fits else None
+        return self._forms[count, seen]
+
+    def _new_form(self, count: int, seen: str) -> tuple[Inbox, dict[str, Any]]:
+        front = (count, 1) if count else (1,)
+        step: dict[str, Any] = {name: np.zeros(front, np.float32) for name in ("reward", "done")}
+        step |= {name: np.zeros(front, np.bool_) for name in ("terminated", "truncated")}
+        for name, size in self._sizes.items():
+            step[name] = np.zeros((*front, size), seen if name in ("obs", "next_obs") else np.float32)
+        names = tuple(FIELDS.values()) if count else tuple(self._sizes)
+        sizes = [self._sizes.get(name, 1) for name in names]
+        shapes = [((count, size), (count,) if size == 1 else (count, size)) for size in sizes]
+        alone = [((size,), (1, size)) for size in sizes]
+        return Inbox([step[name] for name in names], shapes if count else alone), step
 
     @property
     def position(self) -> int:
@@ -134,7 +165,14 @@ class ReplayBuffer:
         Raises:
             StepError: a value has the wrong size. Nothing is stored.
         """
-        on = self._on
+        on, form = self._on, self._form(0, getattr(state, "dtype", None))
+        if form is not None and isinstance(reward, float) and isinstance(done, bool | np.bool_):
+            inbox, step = form
+            if inbox.take((state, action, next_state, hidden)):
+                step["reward"][0], step["done"][0] = reward, done
+                self._replay.add(step)
+                self._added += 1
+                return
         step = {
             "obs": row("state", state, self.state_dim, on),
             "action": row("action", action, self.action_dim, on),
@@ -155,6 +193,11 @@ class ReplayBuffer:
             StepError: a shape does not fit. Nothing is stored.
         """
         count, on = len(states), self._on
+        form = self._form(count, getattr(states, "dtype", None))
+        if count and form is not None and form[0].take((states, actions, rewards, next_states, dones, hiddens)):
+            self._replay.extend(form[1])
+            self._added += count
+            return
         flags = np.zeros((count, 1), np.bool_)
         columns = {
             "obs": rows("states", states, count, self.state_dim, on)[:, None],
@@ -242,7 +285,7 @@ class ReplayBuffer:
 
         Each file is replaced as a whole or not at all.
         """
-        files.save(dirpath, prefix, self.metadata(), self.state_dict())
+        files.save(dirpath, prefix, self.metadata(), {name: self._view(name) for name in FIELDS})
 
     @classmethod
     def load(
