@@ -438,6 +438,20 @@ def test_a_batch_of_everything_is_a_copy() -> None:
     assert bool((buffer.buffer == before).all())
 
 
+def test_a_batch_of_everything_has_views_only_if_they_are_asked_for_and_rows_lie_in_the_order_of_time() -> None:
+    for options, aliases in (
+        ({}, True),
+        ({"count": 11, "capacity": 8, "wrap_at_capacity": True}, False),
+        ({"autoreset_mode": "next_step"}, False),
+    ):
+        buffer = filled(**options)
+        views, copies = buffer.get_tensor_batch(copy=False), buffer.get_tensor_batch()
+        assert bool((views == copies).all())
+        assert views.batch_size == copies.batch_size == (buffer.size(),)
+        views.zero_()
+        assert bool(buffer.buffer["values"].any()) is not aliases
+
+
 def test_shuffles_and_samples_follow_the_seed_and_no_global_generator() -> None:
     def draws(seed: int) -> list[Any]:
         buffer = RolloutBuffer(

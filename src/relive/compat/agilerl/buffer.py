@@ -158,7 +158,8 @@ class RolloutBuffer:
     @property
     def _names(self) -> tuple[str, ...]:
         """The columns that there are."""
-        return tuple(name for name, inner in NAMES.items() if inner in self._rollout.schema)
+        known = self._rollout.schema.names
+        return tuple([name for name, inner in NAMES.items() if inner in known])
 
     def _views(self) -> TensorDict:
         block = self._rollout.block[: self.capacity]
@@ -298,22 +299,32 @@ class RolloutBuffer:
             return {}
         return cast("dict[str, Any]", self._batch(batch_size, "buffer size", torch.device("cpu")).numpy())
 
-    def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
-        """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None."""
-        target = device or self.device
-        if not self.size():
-            return as_tensordict({}, (), torch.device(target))
-        return self._batch(batch_size, "buffer_size", torch.device(target))
+    def get_tensor_batch(
+        self, batch_size: int | None = None, device: str | None = None, *, copy: bool = True
+    ) -> TensorDict:
+        """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None.
 
-    def _batch(self, batch_size: int | None, size: str, device: torch.device) -> TensorDict:
-        total, names = self.size(), self._names
+        ``copy=False``, which is not in AgileRL, gives all transitions as views, as AgileRL does on the CPU: what is
+        written to either is in both, and so are the steps that are added after :meth:`reset`. Rows that do not lie in
+        the order of time, or some of which are left out, are copied nevertheless.
+        """
+        target = torch.device(device or self.device)
+        if not self.size():
+            return as_tensordict({}, (), target)
+        return self._batch(batch_size, "buffer_size", target, copy)
+
+    def _batch(self, batch_size: int | None, size: str, device: torch.device, copy: bool = True) -> TensorDict:
+        total, rollout, paths = self.size(), self._rollout, self._paths(self._names)
         if batch_size is not None and batch_size > total:
             text = f"Batch size {batch_size} is larger than {size} {total}. Returning all data."
             warnings.warn(text, stacklevel=3)
             batch_size = None
-        columns = tuple(NAMES[name] for name in names)
-        batch = self._rollout.flat(columns) if batch_size is None else self._rollout.sample(batch_size, columns)
-        leaves = {path: batch[inner] for path, inner in self._paths(names).items()}
+        if batch_size is None and not copy and total == rollout.steps * self.num_envs:
+            leaves = {path: rollout[inner].flatten(0, 1) for path, inner in paths.items()}
+            return as_tensordict(leaves, (total,), device)
+        columns = tuple(NAMES[name] for name in self._names)
+        batch = rollout.flat(columns) if batch_size is None else rollout.sample(batch_size, columns)
+        leaves = {path: batch[inner] for path, inner in paths.items()}
         return as_tensordict(leaves, batch.batch_size, device)
 
     # -- sequences ----------------------------------------------------------------------------------------------
