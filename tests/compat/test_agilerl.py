@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer
+from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer, StepError
 from relive.errors import FieldError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
@@ -240,6 +240,26 @@ def test_the_buffer_is_a_view_that_others_may_write_to() -> None:
     assert torch.equal(buffer.unpadded_data["advantages"], buffer.buffer["advantages"].flatten())
     first = buffer.padded_data["observations"][0]
     assert torch.equal(first, buffer.buffer["observations"][0, 0])
+
+
+def test_a_column_that_is_put_into_the_buffer_in_place_of_another_is_what_is_read_and_added_to() -> None:
+    buffer = filled(5, capacity=6, max_seq_len=4)
+    buffer.compute_returns_and_advantages(np.zeros(3), np.zeros(3))
+    for name in ("returns", "advantages"):
+        buffer.buffer[name] = torch.arange(18.0).view(6, 3)
+    buffer.buffer["hidden_states", "actor.encoder_c"] = torch.full((6, 3, 2, 4), 7.0)
+    assert buffer.get_tensor_batch()["returns"].tolist() == list(range(15))
+    buffer.prepare_sequence_tensors()
+    assert buffer.unpadded_data["advantages"].tolist() == list(range(15))
+    assert bool((buffer.padded_data.get_non_tensor("initial_hidden_states")["actor.encoder_c"] == 7).all())
+    buffer.buffer["rewards"] = torch.ones(6, 3)
+    assert pickle.loads(pickle.dumps(buffer)).buffer["rewards"].sum() == 18
+    buffer.buffer["rewards"] = torch.full((6, 3), 2.0)
+    buffer.add(**steps(1, 3, recurrent=True)[0] | {"reward": np.full(3, 9)})
+    assert buffer.buffer["rewards"].tolist() == [[2.0] * 3] * 5 + [[9.0] * 3]
+    buffer.buffer["actions"] = torch.zeros(6, 3, 5)
+    with pytest.raises(StepError, match=r"buffer\['actions'\]: expected \(6, 3, 1\), got \(6, 3, 5\)"):
+        buffer.get(2)
 
 
 def test_get_and_get_tensor_batch_give_all_time_first_or_a_sample_without_replacement() -> None:
