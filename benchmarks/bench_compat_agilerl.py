@@ -19,6 +19,7 @@ METHODS = {
     "add": "add(...) of a step of 64 environments, recurrent; a full buffer is reset",
     "GAE": "compute_returns_and_advantages(...)",
     "batch of all": "get_tensor_batch()",
+    "views of all": "get_tensor_batch(copy=False) of ours, get_tensor_batch() of AgileRL's",
     "batch of 256": "get_tensor_batch(256)",
     "get of 256": "get(256)",
     "chunks": "prepare_sequence_tensors(), CHUNKED, max_seq_len=16",
@@ -103,6 +104,7 @@ class Buffer:
         return {
             "GAE": lambda: buffer.compute_returns_and_advantages(self.value, self.done),
             "batch of all": buffer.get_tensor_batch,
+            "views of all": self.views,
             "batch of 256": lambda: buffer.get_tensor_batch(256),
             "get of 256": lambda: buffer.get(256),
         }.get(method, buffer.prepare_sequence_tensors)
@@ -111,6 +113,9 @@ class Buffer:
         if self.buffer.full:
             self.buffer.reset()
         self.buffer.add(**self.step)
+
+    def views(self) -> Any:
+        return self.buffer.get_tensor_batch(**({"copy": False} if self.role == "ours" else {}))
 
     def epoch(self) -> None:
         for _ in self.buffer.get_minibatch_sequences(-(-self.buffer.num_sequences // BATCHES)):

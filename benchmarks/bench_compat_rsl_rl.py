@@ -3,7 +3,7 @@
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,13 +35,15 @@ class Play:
         return {"": 0, "gru": 1, "lstm": 4}[self.rnn]
 
     def nbytes(self) -> int:
-        """What a pass has to move at least: a rollout's steps once, or the batches of all epochs without padding."""
+        """What a pass has to move at least: a rollout's steps once, or the shuffled batches of all epochs."""
         step = OBS + ACTIONS * (2 if self.kind == "distillation" else 3) + (1 if self.kind == "distillation" else 4)
         if self.method == "add_transition":
             return 4 * T * N * (step + self.states * HIDDEN)
         if self.method == "generator":
             return 4 * T * N
-        return 4 * EPOCHS * (T * N * step + self.sequences() * self.states * HIDDEN)
+        if self.method == "mini_batch_generator":
+            return 4 * EPOCHS * T * N * step
+        return 4 * (T * N * step + self.sequences() * self.states * HIDDEN)
 
     def sequences(self) -> int:
         done = self.done()
@@ -74,6 +76,7 @@ class Storage:
     """A contender: one class of storage, filled with the rollout."""
 
     module = ""
+    options: ClassVar[dict[str, Any]] = {}
 
     def setup(self, data: Play) -> None:
         self.data = data
@@ -95,7 +98,7 @@ class Storage:
                 data.states, (tuple(hidden[:2]), tuple(hidden[2:]))
             )
             self.transitions.append(made)
-        self.storage = storage_class(data.kind, N, T, groups[0], (ACTIONS,))
+        self.storage = storage_class(data.kind, N, T, groups[0], (ACTIONS,), **self.options)
         self.fill()
 
     def fill(self) -> None:
@@ -136,7 +139,13 @@ class Storage:
 
 class Ours(Storage):
     label, package, role, module = "relive.compat.rsl_rl", "relive", "ours", "relive.compat.rsl_rl"
-    note = "RolloutStorage, reshuffled each epoch; passes of 5 epochs of 4 minibatches"
+    note = "RolloutStorage; passes of 5 epochs of 4 minibatches, other ones in each epoch"
+
+
+class OursAsTheirs(Ours):
+    label = "relive.compat.rsl_rl, reshuffle_each_epoch=False"
+    options: ClassVar[dict[str, Any]] = {"reshuffle_each_epoch": False}
+    note = "the same, the same minibatches in each epoch"
 
 
 class Theirs(Storage):
@@ -159,5 +168,7 @@ def run(effort: Effort, folder: Path) -> None:
     workloads = []
     for name, data in WORKLOADS.items():
         contenders: list[Contender] = [CopyFloor(), Ours(), Theirs()]
+        if data.method.endswith("mini_batch_generator"):
+            contenders.insert(2, OursAsTheirs())
         workloads.append(measure(Workload(name, data), contenders, effort))
     write("compat_rsl_rl", "rsl_rl's storage, (24, 4096), a rollout or a pass", workloads, folder)

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer
+from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer, StepError
 from relive.errors import FieldError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
@@ -242,6 +242,26 @@ def test_the_buffer_is_a_view_that_others_may_write_to() -> None:
     assert torch.equal(first, buffer.buffer["observations"][0, 0])
 
 
+def test_a_column_that_is_put_into_the_buffer_in_place_of_another_is_what_is_read_and_added_to() -> None:
+    buffer = filled(5, capacity=6, max_seq_len=4)
+    buffer.compute_returns_and_advantages(np.zeros(3), np.zeros(3))
+    for name in ("returns", "advantages"):
+        buffer.buffer[name] = torch.arange(18.0).view(6, 3)
+    buffer.buffer["hidden_states", "actor.encoder_c"] = torch.full((6, 3, 2, 4), 7.0)
+    assert buffer.get_tensor_batch()["returns"].tolist() == list(range(15))
+    buffer.prepare_sequence_tensors()
+    assert buffer.unpadded_data["advantages"].tolist() == list(range(15))
+    assert bool((buffer.padded_data.get_non_tensor("initial_hidden_states")["actor.encoder_c"] == 7).all())
+    buffer.buffer["rewards"] = torch.ones(6, 3)
+    assert pickle.loads(pickle.dumps(buffer)).buffer["rewards"].sum() == 18
+    buffer.buffer["rewards"] = torch.full((6, 3), 2.0)
+    buffer.add(**steps(1, 3, recurrent=True)[0] | {"reward": np.full(3, 9)})
+    assert buffer.buffer["rewards"].tolist() == [[2.0] * 3] * 5 + [[9.0] * 3]
+    buffer.buffer["actions"] = torch.zeros(6, 3, 5)
+    with pytest.raises(StepError, match=r"buffer\['actions'\]: expected \(6, 3, 1\), got \(6, 3, 5\)"):
+        buffer.get(2)
+
+
 def test_get_and_get_tensor_batch_give_all_time_first_or_a_sample_without_replacement() -> None:
     buffer = filled()
     everything, arrays = buffer.get_tensor_batch(), buffer.get()
@@ -436,6 +456,20 @@ def test_a_batch_of_everything_is_a_copy() -> None:
     for array in buffer.get().values():
         array[...] = 0
     assert bool((buffer.buffer == before).all())
+
+
+def test_a_batch_of_everything_has_views_only_if_they_are_asked_for_and_rows_lie_in_the_order_of_time() -> None:
+    for options, aliases in (
+        ({}, True),
+        ({"count": 11, "capacity": 8, "wrap_at_capacity": True}, False),
+        ({"autoreset_mode": "next_step"}, False),
+    ):
+        buffer = filled(**options)
+        views, copies = buffer.get_tensor_batch(copy=False), buffer.get_tensor_batch()
+        assert bool((views == copies).all())
+        assert views.batch_size == copies.batch_size == (buffer.size(),)
+        views.zero_()
+        assert bool(buffer.buffer["values"].any()) is not aliases
 
 
 def test_shuffles_and_samples_follow_the_seed_and_no_global_generator() -> None:

@@ -17,7 +17,7 @@ from ...rollout import RolloutBuffer as Rollout
 from ...schema import Field, Path
 from ...storage import as_tensordict
 from ..errors import StepError
-from .columns import NAMES, TARGETS, paths_of, schema_of
+from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of
 from .sequences import BPTTSequenceType, minibatches, overlap_of, padded_steps, rows_of
 from .steps import (
     FLAG,
@@ -47,6 +47,7 @@ class RolloutBuffer:
     next_observations (nested where the space is a Dict), actions ``[..., A]``, rewards, dones, values, log_probs,
     advantages, returns, hidden_states ``{name: [..., layers, size]}``, and action_masks and episode_starts once there
     were such. dones, masks and starts are bool, all others float32, whatever the spaces say, unless ``keep_dtypes``.
+    They may be written to, and ``buffer[name] = column`` is copied into its column with the next call.
 
     ``done`` is what AgileRL's collector passes: whether *this* step ended its episode. ``last_done`` says whether the
     newest step was terminal; if it was done and that is False, it was truncated, and is valued by ``last_value``. Of
@@ -125,10 +126,9 @@ class RolloutBuffer:
         )
         self._no_obs, self._no_state = blank(self._obs, num_envs), blank(self._hidden, num_envs)
         self._zeros, self._nowhere = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
-        self._ended = self._nowhere
-        self._added = self._shuffles = 0
+        self._ended, self._added, self._shuffles = self._nowhere, 0, 0
         self._forget_sequences()
-        self.buffer: TensorDict = self._views()
+        self._show()
 
     # -- what there is ------------------------------------------------------------------------------------------
 
@@ -152,30 +152,29 @@ class RolloutBuffer:
         self._added = 0
         self._forget_sequences()
 
-    def _paths(self, names: Iterable[str]) -> dict[Path, Path]:
-        return paths_of(names, self._obs, self._hidden)
+    def _paths(self, names: Iterable[str] = NAMES) -> dict[Path, Path]:
+        """The leaves of these columns, of those that there are: their paths in AgileRL, and in relive."""
+        known = self._rollout.schema.names
+        return paths_of([name for name in names if NAMES[name] in known], self._obs, self._hidden)
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        """The columns that there are."""
-        return tuple(name for name, inner in NAMES.items() if inner in self._rollout.schema)
-
-    def _views(self) -> TensorDict:
+    def _show(self) -> None:
         block = self._rollout.block[: self.capacity]
-        leaves = {path: block[inner] for path, inner in self._paths(self._names).items()}
-        return as_tensordict(leaves, (self.capacity, self.num_envs), torch.device("cpu"))
+        leaves = {path: block[inner] for path, inner in self._paths().items()}
+        self.buffer: TensorDict = as_tensordict(leaves, (self.capacity, self.num_envs), torch.device("cpu"))
+        self._shown = leaves_of(self.buffer)
 
     def _column(self, name: str, like: Field) -> None:
         """Make room for a column that AgileRL allocates with the first step that has one."""
         self._rollout.add_fields(**{NAMES[name]: like})
-        self.buffer[name] = self._rollout.block[NAMES[name]][: self.capacity]
+        self.buffer[name] = self._shown[name] = self._rollout.block[NAMES[name]][: self.capacity]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "buffer"}
+        adopt(self.buffer, self._shown)
+        return {name: value for name, value in self.__dict__.items() if name not in ("buffer", "_shown")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.buffer = self._views()
+        self._show()
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -222,6 +221,7 @@ class RolloutBuffer:
                 f"Buffer has reached capacity ({self.capacity} transitions) but received more transitions. "
                 "Either increase buffer capacity or set wrap_at_capacity=True."
             )
+        adopt(self.buffer, self._shown)
         n = self.num_envs
         ended = vector("done", done, n, FLAG)
         step: dict[str, Any] = {
@@ -279,6 +279,7 @@ class RolloutBuffer:
         Raises:
             FieldError: a step was added as truncated, and its final value is not known.
         """
+        adopt(self.buffer, self._shown)
         value = vector("last_value", last_value, self.num_envs)
         newest = vector("last_done", last_done, self.num_envs, FLAG)
         if not self._added:
@@ -298,22 +299,32 @@ class RolloutBuffer:
             return {}
         return cast("dict[str, Any]", self._batch(batch_size, "buffer size", torch.device("cpu")).numpy())
 
-    def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
-        """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None."""
-        target = device or self.device
-        if not self.size():
-            return as_tensordict({}, (), torch.device(target))
-        return self._batch(batch_size, "buffer_size", torch.device(target))
+    def get_tensor_batch(
+        self, batch_size: int | None = None, device: str | None = None, *, copy: bool = True
+    ) -> TensorDict:
+        """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None.
 
-    def _batch(self, batch_size: int | None, size: str, device: torch.device) -> TensorDict:
-        total, names = self.size(), self._names
+        ``copy=False``, which is not in AgileRL, gives all transitions as views, as AgileRL does on the CPU: what is
+        written to either is in both, and so are the steps that are added after :meth:`reset`. Rows that do not lie in
+        the order of time, or some of which are left out, are copied nevertheless.
+        """
+        target = torch.device(device or self.device)
+        if not self.size():
+            return as_tensordict({}, (), target)
+        return self._batch(batch_size, "buffer_size", target, copy)
+
+    def _batch(self, batch_size: int | None, size: str, device: torch.device, copy: bool = True) -> TensorDict:
+        adopt(self.buffer, self._shown)
+        total, rollout, paths = self.size(), self._rollout, self._paths()
         if batch_size is not None and batch_size > total:
-            text = f"Batch size {batch_size} is larger than {size} {total}. Returning all data."
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(f"Batch size {batch_size} is larger than {size} {total}. Returning all data.", stacklevel=3)
             batch_size = None
-        columns = tuple(NAMES[name] for name in names)
-        batch = self._rollout.flat(columns) if batch_size is None else self._rollout.sample(batch_size, columns)
-        leaves = {path: batch[inner] for path, inner in self._paths(names).items()}
+        if batch_size is None and not copy and total == rollout.steps * self.num_envs:
+            leaves = {path: rollout[inner].flatten(0, 1) for path, inner in paths.items()}
+            return as_tensordict(leaves, (total,), device)
+        columns = columns_of(paths)
+        batch = rollout.flat(columns) if batch_size is None else rollout.sample(batch_size, columns)
+        leaves = {path: batch[inner] for path, inner in paths.items()}
         return as_tensordict(leaves, batch.batch_size, device)
 
     # -- sequences ----------------------------------------------------------------------------------------------
@@ -346,17 +357,17 @@ class RolloutBuffer:
             raise ValueError("prepare_sequence_tensors() is only supported when recurrent=True.")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer.")
+        adopt(self.buffer, self._shown)
         overlap, target = overlap_of(self.bptt_sequence_type), torch.device(device or self.device)
-        names = [name for name in ("observations", "actions", "action_masks") if name in self._names]
+        paths = self._paths(("observations", "actions", "action_masks"))
         (seq,) = self._rollout.sequences(
             self.max_seq_len,
             overlap="none" if self.max_seq_len is None else overlap,
-            fields=tuple(NAMES[name] for name in names),
+            fields=columns_of(paths),
             shuffle=False,
             time_first=False,
         )
-        keys = [key for (key,) in self._hidden]
-        padded = padded_steps(seq, self._paths(names), keys, target)
+        padded = padded_steps(seq, paths, [key for (key,) in self._hidden], target)
         self.padded_data, self.num_sequences = padded, seq.num_sequences
         self.max_sequence_length = int(padded.batch_size[0]) // seq.num_sequences
         self._index = rows_of(seq, self.max_sequence_length, self.num_envs).to(target)

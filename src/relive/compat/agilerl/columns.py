@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from ...schema import Field, Path, Schema
+from ..errors import StepError
 from .steps import FLAG, Fields, numbered
 
-__all__ = ["NAMES", "TARGETS", "paths_of", "schema_of"]
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["NAMES", "TARGETS", "adopt", "columns_of", "leaves_of", "paths_of", "schema_of"]
 
 NAMES = {
     "observations": "obs",
@@ -45,3 +51,32 @@ def paths_of(names: Iterable[str], obs: Fields, hidden: Fields) -> dict[Path, Pa
         for i, path in enumerate(nested.get(name, [()])):
             found[name, *path] = (NAMES[name], str(i)) if path else (NAMES[name],)
     return found
+
+
+def columns_of(paths: Mapping[Path, Path]) -> tuple[str, ...]:
+    """relive's names of the columns that have these leaves."""
+    return tuple(dict.fromkeys(inner[0] for inner in paths.values()))
+
+
+def leaves_of(data: TensorDict) -> dict[Any, Any]:
+    """What a TensorDict holds at the leaves, by the names that it has there: strings, or tuples of them."""
+    items: Any = data.items(include_nested=True, leaves_only=True)
+    return dict(items)
+
+
+def adopt(buffer: TensorDict, columns: Mapping[Any, Tensor]) -> None:
+    """Copy what was put into ``buffer`` in place of the ``columns``, by ``buffer[name] = ...``, and put these back.
+
+    Raises:
+        StepError: it has another shape.
+    """
+    given = leaves_of(buffer)
+    for name, column in columns.items():
+        other = given.get(name)
+        if other is column:
+            continue
+        if other is not None and other.shape != column.shape:
+            raise StepError(f"buffer[{name!r}]: expected {tuple(column.shape)}, got {tuple(other.shape)}")
+        if other is not None:
+            column.copy_(other)
+        buffer[name] = column

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...schema import Path
 from ...sequences import SequenceBatch
 from ...storage import as_tensordict
+from .columns import leaves_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -73,8 +74,8 @@ def minibatches(
     """The sequences of each part of ``split``, and the steps that they have."""
     total, longest = index.shape
     states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
-    leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _leaves(padded).items()}
-    columns = _leaves(unpadded)
+    leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _tensors(padded).items()}
+    columns = _tensors(unpadded)
     for chosen in split:
         batch = {path: leaf.index_select(0, chosen) for path, leaf in leaves.items()}
         rows = index.index_select(0, chosen)[batch["pad_mask",]]
@@ -85,10 +86,10 @@ def minibatches(
         yield data, as_tensordict(steps, (len(rows),), index.device)
 
 
-def _leaves(data: TensorDict) -> dict[Path, Tensor]:
+def _tensors(data: TensorDict) -> dict[Path, Tensor]:
     """The tensors of a TensorDict, by their paths."""
-    items = cast("Iterable[Any]", data.items(include_nested=True, leaves_only=True))
-    return {(key,) if isinstance(key, str) else key: leaf for key, leaf in items if isinstance(leaf, Tensor)}
+    leaves = leaves_of(data).items()
+    return {(key,) if isinstance(key, str) else key: leaf for key, leaf in leaves if isinstance(leaf, Tensor)}
 
 
 def _with_states(

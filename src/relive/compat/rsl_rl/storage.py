@@ -41,7 +41,7 @@ class RolloutStorage:
         actions_shape: of one env's action; float32, as rsl_rl has them.
         device: where it all lives.
         reshuffle_each_epoch: False is rsl_rl's own behaviour: one permutation for all epochs, and envs of recurrent
-            minibatches in their own order.
+            minibatches in their own order. True puts others together in each epoch, in both.
         seed: of the permutations, which never touch torch's global generator. None draws one.
 
     Raises:
@@ -180,7 +180,8 @@ class RolloutStorage:
         """Minibatches of whole envs: steps ``[T, B, ...]``, observations as padded trajectories ``[T, K, ...]``.
 
         ``hidden_states`` are those before the first step of each trajectory, ``[layers, K, size]``: a tensor, or a
-        pair; ``masks`` is bool ``[T, K]``. No env is left out.
+        pair; ``masks`` is bool ``[T, K]``. No env is left out. Batches are views, of what is laid out once for all
+        epochs, or of the storage: do not write to them.
 
         Raises:
             ValueError: the storage is for distillation, or there are fewer envs than minibatches.
