@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Recycled", "zeroed"]
+__all__ = ["SMALL", "Recycled", "zeroed"]
 
 KEPT = 16
 """Blocks that are kept for the next batches; more are there only while batches that use them are."""

@@ -452,7 +452,7 @@ class RolloutBuffer:
             raise ShapeError(
                 f"sample({batch_size!r}): the rollout holds {len(self)} transitions; ask for 1 to {len(self)}"
             )
-        rows = self._permutation()[:batch_size]
+        rows = self._permutation(self._real_rows())[:batch_size]
         batch = {path: x.index_select(0, rows) for path, x in self._flat_columns(fields).items()}
         return as_tensordict(batch, (batch_size,))
 
@@ -488,11 +488,13 @@ class RolloutBuffer:
         """
         self._require_steps()
         require_epochs(epochs)
-        bounds = parts(len(self), batch_size, num_batches, drop_last)
+        rows = self._real_rows()
+        bounds = parts(self._count(rows), batch_size, num_batches, drop_last)
         wanted = self._wanted(fields)
         if normalize_advantage and ("advantage",) not in wanted:
             raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
-        return self._batches(wanted, bounds, self._permutations(epochs, reshuffle), epochs > 1, normalize_advantage)
+        orders = self._permutations(rows, epochs, reshuffle)
+        return self._batches(wanted, bounds, orders, epochs > 1, normalize_advantage)
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -876,17 +878,20 @@ class RolloutBuffer:
         self._draws += 1
         return kernels.permutation(count, self.seed, self._draws - 1).numpy()
 
-    def _permutation(self) -> Tensor:
+    def _count(self, rows: Tensor | None) -> int:
+        """How many transitions are real, if these are."""
+        return self.steps * self.num_envs if rows is None else len(rows)
+
+    def _permutation(self, rows: Tensor | None) -> Tensor:
         """The next permutation of the flat rows that are real."""
-        rows = self._real_rows()
-        order = kernels.permutation(len(self), self.seed, self._draws).to(self.device)
+        order = kernels.permutation(self._count(rows), self.seed, self._draws).to(self.device)
         self._draws += 1
         return order if rows is None else rows[order]
 
-    def _permutations(self, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
+    def _permutations(self, rows: Tensor | None, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
         order = None
         for _ in range(epochs):
-            order = self._permutation() if order is None or reshuffle else order
+            order = self._permutation(rows) if order is None or reshuffle else order
             yield order
 
     def _batches(

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import kernels
 from .checks import numpy_dtype, numpy_view
 from .layout import LARGE_FIELD, RowLayout, batch_layout, field_groups, row_layout, typed
-from .memory import Recycled, zeroed
+from .memory import SMALL, Recycled, zeroed
 from .schema import Field, Path, dotted
 from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows
 
@@ -40,25 +40,28 @@ class PackedRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> None:
         flat = {path: column.flatten(0, 1) for path, column in columns.items()}
-        fields = {path: Field(tuple(column.shape[1:]), column.dtype) for path, column in flat.items()}
-        small = {path: field for path, field in fields.items() if pack and field.nbytes <= LARGE_FIELD}
-        self._order = tuple(columns)
-        self._blocks = {path: column for path, column in flat.items() if path not in small}
-        self._layout = RowLayout(small)
         some = next(iter(flat.values()))
+        self._order = tuple(columns)
         self._memory = memory if some.is_cpu else None
-        self._rows = self._empty((len(some), self._layout.nbytes), torch.uint8, some.device)
-        for path, view in self._layout.views(self._rows).items():
-            view.copy_(flat[path])
+        fields = {path: Field(tuple(x.shape[1:]), x.dtype) for path, x in flat.items()} if pack else {}
+        small = {path: field for path, field in fields.items() if field.nbytes <= LARGE_FIELD}
+        self._blocks = {path: column for path, column in flat.items() if path not in small}
+        self._layout = RowLayout(small) if small else None
+        if self._layout is not None:
+            self._rows = self._empty((len(some), self._layout.nbytes), torch.uint8, some.device)
+            for path, view in self._layout.views(self._rows).items():
+                view.copy_(flat[path])
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         """The rows ``index`` (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
-        batch = self._layout.views(self._taken(self._rows, index)) if self._layout.fields else {}
+        batch = {} if self._layout is None else self._layout.views(self._taken(self._rows, index))
         for path, block in self._blocks.items():
             batch[path] = self._taken(block, index)
         return {path: batch[path] for path in self._order}
 
     def _taken(self, source: Tensor, index: Tensor) -> Tensor:
+        if self._memory is None or source.nbytes < SMALL:  # no more than that, unless rows are named several times
+            return source.index_select(0, index)
         out = self._empty((len(index), *source.shape[1:]), source.dtype, source.device)
         return torch.index_select(source, 0, index, out=out)
 

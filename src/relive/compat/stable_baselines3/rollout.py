@@ -129,15 +129,22 @@ class RolloutBuffer(buffers.RolloutBuffer):
 
     def _split(self, block: Any, size: int) -> Iterator[Any]:
         """What was gathered together, as batches ``[size]`` of the host's."""
-        obs = joined(self.observation_space, block["obs"])
-        action = block["action"].to(self.device, torch.float32)
-        rest = [block[name].to(self.device).split(size) for name in SERVED[2:]]
-        parts = action.split(size), *rest
-        if type(obs) is Tensor:
-            return map(samples.RolloutBufferSamples, obs.to(self.device).split(size), *parts)
-        members = zip(*(value.to(self.device).split(size) for value in obs.values()), strict=True)
-        nested = (dict(zip(obs, member, strict=True)) for member in members)
-        return map(samples.DictRolloutBufferSamples, nested, *parts)
+        found = dict(block.items())
+        obs = mapped(self._sent, joined(self.observation_space, found["obs"]))
+        rest = [self._sent(found[name]) for name in SERVED[1:]]
+        rest[0] = rest[0].float()
+        nested = type(obs) is dict
+        kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
+        if len(rest[0]) <= size:
+            return iter([kind(obs, *rest)])
+        parts = [x.split(size) for x in rest]
+        if not nested:
+            return map(kind, obs.split(size), *parts)
+        members = zip(*(x.split(size) for x in obs.values()), strict=True)
+        return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts)
+
+    def _sent(self, values: Tensor) -> Tensor:
+        return values if values.device == self.device else values.to(self.device)
 
     # The columns, views [T, N, ...].
 
