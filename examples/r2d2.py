@@ -148,7 +148,7 @@ def main() -> None:
         print(f"With memory, {lstm:.0%} of the episodes end in success; without, {none:.0%}: a guess is right in 50%.")
         if args.short and lstm < none + 0.2:
             raise SystemExit(1)
-    print("Next: examples/ppo_lstm.py remembers without a replay; docs/views.md tells all of sequences.")
+    print("Next: examples/ppo_lstm.py remembers without a replay; docs/sequences.md tells all of windows.")
 
 
 if __name__ == "__main__":

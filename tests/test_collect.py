@@ -1527,6 +1527,41 @@ def test_more_steps_than_there_is_room_for_are_refused_before_any_is_made() -> N
     check_unbroken(buffer)
 
 
+@pytest.mark.parametrize("count", [0, -3, 2.5, "2", True], ids=repr)
+def test_what_is_no_number_of_steps_is_refused_before_the_envs_are_reset(count: Any) -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    for buffer in (relive.ReplayBuffer(Schema.from_env(envs), 20, 2), make_buffer(envs, 8)):
+        resets: list[Any] = []
+        counted = VectorWrapper(envs)
+        counted.reset = lambda resets=resets, **_: resets.append(1)  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises((errors.ShapeError, errors.FullError), match=r"collect\("):
+            Collector(counted, policy, buffer).collect(count)
+        assert not resets
+
+
+def test_the_seed_is_that_of_the_first_reset_and_not_of_one_after_a_failure() -> None:
+    """Else the same episodes would be played again each time."""
+    seeds: list[Any] = []
+
+    class Noting(VectorWrapper):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    def failing(obs: Any) -> Any:
+        if len(seeds) < 3:
+            raise RuntimeError("out of order")
+        return policy(obs)
+
+    envs = Noting(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3)))
+    collector = Collector(envs, failing, make_buffer(envs, 8), seed=7)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of order"):
+            collector.collect()
+    collector.collect()
+    assert seeds == [7, None, None]
+
+
 def test_an_unknown_wish_for_final_observations_is_refused() -> None:
     envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
     with pytest.raises(errors.EnvError, match="'require' or 'mask', got 'ignore'"):

@@ -1004,6 +1004,21 @@ def test_an_estimator_that_returns_a_column_of_another_shape_attaches_nothing() 
     assert "advantage" not in rollout
 
 
+def test_steps_that_are_interrupted_are_worth_what_the_bootstrap_row_was_set_to_and_nothing_that_lay_there() -> None:
+    rollout = filled([step(t) for t in range(4)], num_steps=4)
+    rollout.clear()  # the values of four steps are still in the memory
+    rollout.add(step(0))
+    rollout.interrupt()
+    assert rollout["truncated"].all()
+    assert rollout["final_value"].isnan().all()
+    rollout.add(step(1))
+    with pytest.raises(errors.FieldError, match="step 0 of env 0 was truncated and has no value"):
+        rollout.finish(GAE(), last_value=[0.0, 0.0], partial=True)
+    rollout.set_last(value=[3.0, 4.0])
+    rollout.interrupt()
+    assert rollout["final_value"][1].tolist() == [3.0, 4.0]
+
+
 def test_an_unfinished_rollout_is_refused_unless_a_part_will_do() -> None:
     rollout = filled(play(3), num_steps=5)
     with pytest.raises(errors.UnfinishedError, match=r"3 of 5 steps.*partial=True"):

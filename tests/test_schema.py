@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import namedtuple
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -245,6 +245,15 @@ def test_a_buffer_takes_the_example_its_schema_was_made_from() -> None:
 
 
 # By hand
+
+
+def test_a_shape_may_hold_integers_of_numpy() -> None:
+    field = Field(cast("Any", (np.int64(3), np.uint8(2))))
+    assert field == Field((3, 2))
+    assert all(type(n) is int for n in field.shape)
+    schema = Schema({"obs": cast("Any", (np.int32(3),))})
+    assert schema["obs"] == Field((3,))
+    assert Schema.from_json(schema.to_json()) == schema
 
 
 @pytest.mark.parametrize("shape", [(-1,), (2.0,), (True,), ("2",), 3, None, "", "23", {}, {3}, (2, None)], ids=repr)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import vectors
 from .errors import DTypeError, EnvError, FieldError, FullError, ShapeError
+from .parameters import is_count
 from .progress import progress_bar
 from .random_policy import RandomPolicy
 from .replay import ReplayBuffer
@@ -139,6 +140,7 @@ class Collector:
         self.lengths: deque[int] = deque(maxlen=100)
         self.total_steps = self.total_episodes = 0
         self._obs: Leaves | None = None
+        self._was_reset = False
         self._made = 0  # vector steps added to the buffer
         self._finals: list[_Finals] = []
 
@@ -151,6 +153,7 @@ class Collector:
         rollout over, clear the buffer as well.
         """
         initial, n = self._initial_states(), self.envs.num_envs
+        self._was_reset = True
         obs, info = self.envs.reset(seed=seed, options=options)
         self.buffer.interrupt()
         self._finals = []
@@ -175,15 +178,18 @@ class Collector:
 
         Raises:
             FullError: more steps than the buffer has room for.
+            ShapeError: no whole number of them.
             EnvError: a truncated episode whose final observation is hidden, or a field missing from ``info``.
             FieldError: the policy's answer lacks a field of the schema.
         """
+        buffer = self.buffer
+        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else 1 if num_steps is None else num_steps
+        if not is_count(count, 1):
+            raise ShapeError(f"collect({num_steps!r}): ask for a whole number of vector steps, at least 1")
         if self._obs is None:
-            self.reset(seed=self.seed)
+            self.reset(seed=None if self._was_reset else self.seed)
         else:  # a learned initial state may have changed since the last collection
             self._hidden = self._started(self._hidden, self._at_start)
-        buffer = self.buffer
-        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
         began, before = time.perf_counter(), self.total_steps
         self._ended: list[tuple[float, int]] = []
         with torch.no_grad(), progress_bar(count, progress) as tick:
@@ -537,8 +543,8 @@ def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
         buffer.clear()
     room = buffer.num_steps - buffer.steps if not buffer.is_full else buffer.num_steps
     count = room if wanted is None else wanted
-    if count < 1 or (count > room and not buffer.wrap):
-        raise FullError(f"collect({count}): the buffer has room for {room} more steps; collect 1 to {room}")
+    if not is_count(count, 1) or (count > room and not buffer.wrap):
+        raise FullError(f"collect({count!r}): the buffer has room for {room} more steps; collect 1 to {room}")
     return count
 
 

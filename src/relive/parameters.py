@@ -87,12 +87,12 @@ def seed_or_drawn(seed: Any) -> int:
     """The seed as an int; one of the system's if it is None.
 
     Raises:
-        SchemaError: it is something else than a whole number of 64 bits.
+        SchemaError: it is something else than a whole number.
     """
     if seed is None:
         return secrets.randbits(63)
-    if not (is_count(seed) and int(seed) < 2**64):
-        raise SchemaError(f"seed is an int of 0 to 2**64 - 1, or None to draw one, got {seed!r}")
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise SchemaError(f"seed is an int, or None to draw one, got {seed!r}")
     return int(seed)
 
 

@@ -280,8 +280,9 @@ class RolloutBuffer:
     def interrupt(self) -> None:
         """The episodes under way will not go on: the next step that is added starts new ones in all envs.
 
-        Their newest steps become truncated, valued by what was set as the bootstrap row. A rollout that is full keeps
-        them as they are, since its bootstrap row values them anyway.
+        Their newest steps become truncated, valued by the bootstrap row if that was set (:meth:`set_last`); if not,
+        give their values by :meth:`set_final_value`, or :meth:`finish` refuses them. A rollout that is full keeps them
+        as they are, since its bootstrap row values them anyway.
         """
         if not self.steps:
             self._ended = np.ones(self.num_envs, np.bool_)
@@ -293,7 +294,7 @@ class RolloutBuffer:
         truncated[-1] |= going_on
         self["truncated"] = truncated
         envs = (going_on & self["mask"][-1]).nonzero().squeeze(1)
-        if "value" in self.schema and len(envs):
+        if "value" in self.schema and self._has_last and len(envs):
             self.set_final_value(torch.full_like(envs, self.steps - 1), envs, self.last["value"][envs])
 
     # -- finishing ----------------------------------------------------------------------------------------------

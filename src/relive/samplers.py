@@ -294,7 +294,13 @@ class Prioritized:
 
     def update(self, places: Ints, errors: Any) -> None:
         """The transitions at ``places`` have these |TD errors| (float32)."""
-        self._tree.set(places, self._weights(errors))  # raises before anything has changed
+        try:
+            self._tree.set(places, self._weights(errors))
+        except NotFiniteError as error:  # before anything has changed
+            raise NotFiniteError(
+                f"td_error: (|TD error| + eps)^alpha of one of {errors.max():.3g} would be too large for a sum with "
+                f"alpha={self._alpha!r}; mend the loss, or choose a smaller alpha"
+            ) from error
         self._errors[places] = errors
         self._largest = max(self._largest, float(errors.max(initial=0.0)))
 
@@ -378,9 +384,12 @@ class Prioritized:
         if self._ring is not None:
             try:
                 self._rebuild(self._ring.anchors())
-            except NotFiniteError:
+            except NotFiniteError as error:
                 self._alpha, self._eps, self._fresh = *before, None
-                raise
+                raise NotFiniteError(
+                    f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of what is stored would be "
+                    "too large for a sum; choose smaller ones"
+                ) from error
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
