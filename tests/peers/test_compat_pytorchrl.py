@@ -104,6 +104,8 @@ def test_steps_are_stored_and_served_the_same(name: str, num_envs: int, nested: 
             start = 2 if count == 3 else 5
             its_slice = {key: value for key, value in its.get_data_slice(start, 9).items() if key != "priority"}
             same(mine.get_data_slice(start, 9), its_slice)
+            negative = {key: value for key, value in its.get_data_slice(-7, -2).items() if key not in ("priority", RHS)}
+            same({key: mine.get_data_slice(-7, -2)[key] for key in negative}, negative)
             for key in (OBS, REW, DONE2, RHS):
                 same(mine.copy_single_tensor(key, its.step - 1), host("her").copy_single_tensor(its, key, its.step - 1))
             its.before_gradients()
@@ -260,6 +262,22 @@ def test_sequences_are_stored_and_served_the_same(overlap: float) -> None:
     } == starts
 
 
+@pytest.mark.parametrize(("overlap", "counts"), [(0.0, (8, 12, 12, 16)), (0.5, (8, 6))])
+def test_slices_of_sequences_are_the_same(overlap: float, counts: tuple[int, ...]) -> None:
+    """Also once the memory has come round, though there the host begins a sequence without overlap."""
+    mine, its = pair("replay", 16, recurrent=True, overlap=overlap)
+    for count in counts:
+        for buffer in (mine, its):
+            fed(buffer, play(count, 2, seed=count))
+        assert (mine.size, mine.step) == (its.size, its.step)
+        for start, end in ((0, 32), (2, 11), (4, 5), (-9, -1), (7, 7), (30, 40)):
+            one, other = mine.get_data_slice(start, end), its.get_data_slice(start, end)
+            for key in (OBS, DONE, ACT, REW, OBS2, DONE2):
+                same(one[key], other[key])
+            begin = -start % 4  # of states those count that a sequence begins with
+            same(one[RHS]["rhs_act"][begin::4], other[RHS]["rhs_act"][begin::4])
+
+
 def truth(steps: list[dict[str, Any]], env: int, t: int, n: int) -> tuple[float, float, Any, int]:
     """reward, terminal, next observation and length of a window."""
     reward, k = 0.0, 0
@@ -387,7 +405,13 @@ def test_parameters_can_be_changed_and_the_newest_steps_stay() -> None:
         assert (buffer.beta, buffer.n_step, hasattr(buffer, "unknown")) == (0.5, 3, False)
     mine.update_storage_parameter("max_size", 10)
     assert (mine.size, mine.max_size) == (10, 10)
-    np.testing.assert_array_equal(mine.get_all_buffer_data()[OBS], torch.stack([s[OBS] for s in steps[20:]]).numpy())
+    expected = torch.stack([s[OBS] for s in steps[20:]]).numpy()
+    np.testing.assert_array_equal(mine.get_all_buffer_data()[OBS], expected)
+    np.testing.assert_array_equal(mine.get_data_slice(3, 7)[OBS], expected[3:7])
+    mine.update_storage_parameter("max_size", 25)
+    fed(mine, play(3, 2, seed=1))
+    assert (mine.size, mine.step) == (13, 13)
+    np.testing.assert_array_equal(mine.data[OBS][:10], expected)
 
 
 def reached(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
