@@ -389,9 +389,12 @@ def test_eta_follows_the_returns_as_there() -> None:
     rng = np.random.default_rng(0)
     for k in range(80):
         value = float(k % 40 + rng.random())
-        for buffer in (mine, its):
-            info = {"Episodes": {"TrainReward": value}, "Algorithm": {}}
+        told: list[dict[str, Any]] = [{"Episodes": {"TrainReward": value}, "Algorithm": {}} for _ in range(2)]
+        for buffer, info in zip((mine, its), told, strict=True):
             buffer.update_eta(info)
+        assert set(told[0]["Algorithm"]) == set(told[1]["Algorithm"])
+        for key, number in told[1]["Algorithm"].items():
+            assert told[0]["Algorithm"][key] == pytest.approx(number, abs=2e-5)
         assert mine.eta == pytest.approx(its.eta, abs=2e-5)  # it rounds to a thousandth of the way
 
 
@@ -400,9 +403,10 @@ def test_parameters_can_be_changed_and_the_newest_steps_stay() -> None:
     steps = play(30, 2)
     for buffer in (mine, its):
         fed(buffer, steps)
-        for name, value in (("beta", 0.5), ("n_step", 3), ("unknown", 1)):
+        for name, value in (("beta", 0.5), ("n_step", 3), ("epsilon", 0.2), ("error", 9.0), ("unknown", 1)):
             buffer.update_storage_parameter(name, value)
         assert (buffer.beta, buffer.n_step, hasattr(buffer, "unknown")) == (0.5, 3, False)
+        assert (buffer.epsilon, buffer.error) == (0.2, 9.0)
     mine.update_storage_parameter("max_size", 10)
     assert (mine.size, mine.max_size) == (10, 10)
     expected = torch.stack([s[OBS] for s in steps[20:]]).numpy()
@@ -412,6 +416,16 @@ def test_parameters_can_be_changed_and_the_newest_steps_stay() -> None:
     fed(mine, play(3, 2, seed=1))
     assert (mine.size, mine.step) == (13, 13)
     np.testing.assert_array_equal(mine.data[OBS][:10], expected)
+
+
+def test_changed_parameters_of_priorities_take_effect() -> None:
+    mine, _ = pair("per", 30, 1, 0.0, 0.5)
+    fed(mine, play(10, 2)).update_storage_parameter("epsilon", 0.2)
+    mine.update_storage_parameter("error", 9.0)
+    sampler = mine.__dict__["_rows"].replay.sampler
+    np.testing.assert_allclose(sampler.priorities(), (1e6 + 0.2) ** 0.5)
+    fed(mine, play(1, 2, seed=1))
+    assert sampler.priorities().min() == pytest.approx(9.2**0.5)
 
 
 def reached(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
