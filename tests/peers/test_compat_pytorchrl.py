@@ -14,7 +14,7 @@ import torch
 from peers.pytorchrl_host import host
 from relive.compat import pytorchrl as ours
 from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
-from relive.errors import DTypeError
+from relive.errors import DTypeError, LifecycleError
 
 NAMES = {"replay": "ReplayBuffer", "nstep": "NStepReplayBuffer", "per": "PERBuffer", "ere": "EREBuffer"}
 GAMMA = 0.9
@@ -478,3 +478,13 @@ def test_trap_h2_hindsight_takes_episodes_of_any_length_in_any_number_of_envs(n:
         assert done.item() == expected[1]
     with pytest.raises(TypeError):  # the host's factory forgets `envs`, so that every argument shifts
         fed(host("her").create_factory(200, reached)(*parts()), steps)
+
+
+def test_hindsight_for_recurrent_actors_is_refused_and_does_not_run_in_the_host() -> None:
+    with pytest.raises(LifecycleError, match=r"recurrent.*EREBuffer"):
+        ours.HERBuffer.create_factory(40, reached)(*parts(True))
+    steps = play(8, 1, end=0.0)
+    its = fed(host("her")(40, *parts(True), reached), steps)  # not by its factory, which shifts the arguments
+    over = {**steps[-1], DONE: torch.ones(1, 1)}
+    with pytest.raises(TypeError, match="DataTransition"):  # the first episode's end
+        its.insert_transition(over)
