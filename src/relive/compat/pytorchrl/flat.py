@@ -17,7 +17,7 @@ from ..continuity import Continuity
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, OBS2, STATES
 from .memory import Memory
-from .steps import NUMBERS, Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
+from .steps import NUMBERS, Steps, as_stored, dtypes_of, integers_of, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Flat"]
 
@@ -154,7 +154,7 @@ class Flat:
             batch: Data = dict(drawn.items())
             found: Data = {}
             for key, name, members, single, others in self._columns:
-                value = batch[name]
+                value: Any = batch[name]
                 if members is not None:
                     value = {member: value[member] for member in members}
                 if others:
@@ -174,8 +174,7 @@ def _shaped(shape: Any, rows: list[Any]) -> Any:
 
 def _floats(schema: Schema, key: str) -> bool:
     """Whether a key is stored as float32."""
-    fields = schema["obs" if key == OBS2 else NAMES[key]]
-    return all(field.dtype is torch.float32 for field in (fields.values() if isinstance(fields, Mapping) else [fields]))
+    return set(dtypes_of(schema["obs" if key == OBS2 else NAMES[key]])) == {torch.float32}
 
 
 def _first(states: Any) -> Tensor:

@@ -38,7 +38,7 @@ class PERBuffer(NStepReplayBuffer):
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, *, seed: int | None = None,
     ) -> None:  # fmt: skip
         self._epsilon = epsilon
-        self._priorities = Prioritized(
+        self._priorities: Any = Prioritized(
             alpha, beta, eps=epsilon or LEAST, stratified=False, normalize="buffer", default_error=default_error
         )
         super().__init__(size, device, actor, algorithm, envs, n_step, seed=seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,8 @@ class ReplayBuffer:
             AssertionError: the keys do not have one number of steps.
             FieldError, ShapeError, DTypeError: they are not like the first transition. Nothing is stored.
         """
-        if self._away and new_data is self._collected() and self._collected().unread:
+        collected = self._collected()
+        if self._away and collected is not None and new_data is collected and collected.unread:
             self._away = False
             return
         self._settle()
@@ -152,7 +153,7 @@ class ReplayBuffer:
         tensor_storage[tensor_key] = tensor_values
         lengths: set[int] = {len(tensor_values)}
         if isinstance(tensor_values, dict):
-            lengths = {len(member) for member in tensor_values.values()}
+            lengths = {len(member) for member in cast("Data", tensor_values).values()}
         assert len(lengths) == 1, f"{tensor_key!r}: expected one number of steps, got {sorted(lengths)}"
         return lengths.pop()
 
