@@ -451,6 +451,8 @@ class Recent:
         if not isinstance(cast("object", self._inner), Uniform | Prioritized):
             raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
         self._ring: Ring | None = None
+        self.progress: float | None = None
+        """The slope that eta followed last, as a fraction of the steepest, from -1 to 1; None before it did."""
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = np.zeros(2)  # rise, fall
 
@@ -511,6 +513,7 @@ class Recent:
             steepest = self._steepest
             steepest[:] = np.maximum(steepest * 0.9999, [slope, -slope])
             fraction = slope / steepest[0] if slope > 0 else slope / steepest[1] if slope < 0 else 0.0
+            self.progress = fraction
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from peers.pytorchrl_host import host
 from relive.compat import pytorchrl as ours
 from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
-from relive.errors import DTypeError
+from relive.errors import DTypeError, LifecycleError
 
 NAMES = {"replay": "ReplayBuffer", "nstep": "NStepReplayBuffer", "per": "PERBuffer", "ere": "EREBuffer"}
 GAMMA = 0.9
@@ -104,6 +104,8 @@ def test_steps_are_stored_and_served_the_same(name: str, num_envs: int, nested: 
             start = 2 if count == 3 else 5
             its_slice = {key: value for key, value in its.get_data_slice(start, 9).items() if key != "priority"}
             same(mine.get_data_slice(start, 9), its_slice)
+            negative = {key: value for key, value in its.get_data_slice(-7, -2).items() if key not in ("priority", RHS)}
+            same({key: mine.get_data_slice(-7, -2)[key] for key in negative}, negative)
             for key in (OBS, REW, DONE2, RHS):
                 same(mine.copy_single_tensor(key, its.step - 1), host("her").copy_single_tensor(its, key, its.step - 1))
             its.before_gradients()
@@ -260,6 +262,22 @@ def test_sequences_are_stored_and_served_the_same(overlap: float) -> None:
     } == starts
 
 
+@pytest.mark.parametrize(("overlap", "counts"), [(0.0, (8, 12, 12, 16)), (0.5, (8, 6))])
+def test_slices_of_sequences_are_the_same(overlap: float, counts: tuple[int, ...]) -> None:
+    """Also once the memory has come round, though there the host begins a sequence without overlap."""
+    mine, its = pair("replay", 16, recurrent=True, overlap=overlap)
+    for count in counts:
+        for buffer in (mine, its):
+            fed(buffer, play(count, 2, seed=count))
+        assert (mine.size, mine.step) == (its.size, its.step)
+        for start, end in ((0, 32), (2, 11), (4, 5), (-9, -1), (7, 7), (30, 40)):
+            one, other = mine.get_data_slice(start, end), its.get_data_slice(start, end)
+            for key in (OBS, DONE, ACT, REW, OBS2, DONE2):
+                same(one[key], other[key])
+            begin = -start % 4  # of states those count that a sequence begins with
+            same(one[RHS]["rhs_act"][begin::4], other[RHS]["rhs_act"][begin::4])
+
+
 def truth(steps: list[dict[str, Any]], env: int, t: int, n: int) -> tuple[float, float, Any, int]:
     """reward, terminal, next observation and length of a window."""
     reward, k = 0.0, 0
@@ -371,9 +389,12 @@ def test_eta_follows_the_returns_as_there() -> None:
     rng = np.random.default_rng(0)
     for k in range(80):
         value = float(k % 40 + rng.random())
-        for buffer in (mine, its):
-            info = {"Episodes": {"TrainReward": value}, "Algorithm": {}}
+        told: list[dict[str, Any]] = [{"Episodes": {"TrainReward": value}, "Algorithm": {}} for _ in range(2)]
+        for buffer, info in zip((mine, its), told, strict=True):
             buffer.update_eta(info)
+        assert set(told[0]["Algorithm"]) == set(told[1]["Algorithm"])
+        for key, number in told[1]["Algorithm"].items():
+            assert told[0]["Algorithm"][key] == pytest.approx(number, abs=2e-5)
         assert mine.eta == pytest.approx(its.eta, abs=2e-5)  # it rounds to a thousandth of the way
 
 
@@ -382,12 +403,29 @@ def test_parameters_can_be_changed_and_the_newest_steps_stay() -> None:
     steps = play(30, 2)
     for buffer in (mine, its):
         fed(buffer, steps)
-        for name, value in (("beta", 0.5), ("n_step", 3), ("unknown", 1)):
+        for name, value in (("beta", 0.5), ("n_step", 3), ("epsilon", 0.2), ("error", 9.0), ("unknown", 1)):
             buffer.update_storage_parameter(name, value)
         assert (buffer.beta, buffer.n_step, hasattr(buffer, "unknown")) == (0.5, 3, False)
+        assert (buffer.epsilon, buffer.error) == (0.2, 9.0)
     mine.update_storage_parameter("max_size", 10)
     assert (mine.size, mine.max_size) == (10, 10)
-    np.testing.assert_array_equal(mine.get_all_buffer_data()[OBS], torch.stack([s[OBS] for s in steps[20:]]).numpy())
+    expected = torch.stack([s[OBS] for s in steps[20:]]).numpy()
+    np.testing.assert_array_equal(mine.get_all_buffer_data()[OBS], expected)
+    np.testing.assert_array_equal(mine.get_data_slice(3, 7)[OBS], expected[3:7])
+    mine.update_storage_parameter("max_size", 25)
+    fed(mine, play(3, 2, seed=1))
+    assert (mine.size, mine.step) == (13, 13)
+    np.testing.assert_array_equal(mine.data[OBS][:10], expected)
+
+
+def test_changed_parameters_of_priorities_take_effect() -> None:
+    mine, _ = pair("per", 30, 1, 0.0, 0.5)
+    fed(mine, play(10, 2)).update_storage_parameter("epsilon", 0.2)
+    mine.update_storage_parameter("error", 9.0)
+    sampler = mine.__dict__["_rows"].replay.sampler
+    np.testing.assert_allclose(sampler.priorities(), (1e6 + 0.2) ** 0.5)
+    fed(mine, play(1, 2, seed=1))
+    assert sampler.priorities().min() == pytest.approx(9.2**0.5)
 
 
 def reached(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
@@ -440,3 +478,13 @@ def test_trap_h2_hindsight_takes_episodes_of_any_length_in_any_number_of_envs(n:
         assert done.item() == expected[1]
     with pytest.raises(TypeError):  # the host's factory forgets `envs`, so that every argument shifts
         fed(host("her").create_factory(200, reached)(*parts()), steps)
+
+
+def test_hindsight_for_recurrent_actors_is_refused_and_does_not_run_in_the_host() -> None:
+    with pytest.raises(LifecycleError, match=r"recurrent.*EREBuffer"):
+        ours.HERBuffer.create_factory(40, reached)(*parts(True))
+    steps = play(8, 1, end=0.0)
+    its = fed(host("her")(40, *parts(True), reached), steps)  # not by its factory, which shifts the arguments
+    over = {**steps[-1], DONE: torch.ones(1, 1)}
+    with pytest.raises(TypeError, match="DataTransition"):  # the first episode's end
+        its.insert_transition(over)

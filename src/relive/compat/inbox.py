@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class Inbox:
         dtypes = [torch.from_numpy(array).dtype for array in arrays]
         self._plan = list(zip(range(len(arrays)), self._shapes, dtypes, strict=True))
         self._sources = np.zeros(len(arrays), np.uint64)
-        self._addresses: Any = memoryview(self._sources)  # one entry at a time goes in sooner this way
+        self._addresses = memoryview(cast("Any", self._sources))  # one entry at a time goes in sooner this way
         self._targets = np.array([array.ctypes.data for array in arrays], np.uint64)
         self._nbytes = np.array([array.nbytes for array in arrays], np.int64)
 

@@ -32,7 +32,7 @@ class EREBuffer(PERBuffer):
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.initial_eta, self._cmin, self._recent = eta, cmin, Recent(eta, cmin, adapt=True)
+        self._cmin, self._recent = cmin, Recent(eta, cmin, adapt=True)
         options = n_step, epsilon, alpha, beta, default_error
         super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
 
@@ -47,7 +47,9 @@ class EREBuffer(PERBuffer):
 
     def _new_sampler(self) -> Sampler:
         inner: Any = super()._new_sampler()
-        return Recent(self.initial_eta, self._least(), inner=inner, adapt=True)
+        recent = Recent(self.initial_eta, self._least(), inner=inner, adapt=True)
+        recent.eta = self.eta
+        return recent
 
     def _adopt(self, sampler: Any) -> None:
         super()._adopt(sampler)
@@ -56,6 +58,15 @@ class EREBuffer(PERBuffer):
     def _least(self) -> int:
         """``cmin`` in what is drawn: transitions, or sequences."""
         return max(self._cmin // (int(self.algo.update_every) if self.recurrent_actor else 1), 1)
+
+    @property
+    def initial_eta(self) -> float:
+        """How sharply it shrinks while returns rise."""
+        return self._recent.sharpest
+
+    @initial_eta.setter
+    def initial_eta(self, eta: float) -> None:
+        self._recent.sharpest = eta
 
     @property
     def eta(self) -> float:
@@ -78,7 +89,7 @@ class EREBuffer(PERBuffer):
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         found = super()._extras(extras, number, of)
-        if self.alpha == 0.0:
+        if self.alpha == 0.0 and not self.recurrent_actor:
             del found["per_weights"]
         rows = self._stored.replay
         window = min(self._recent.window(number, of), len(rows))
@@ -89,9 +100,13 @@ class EREBuffer(PERBuffer):
         return self.update_eta(super().after_gradients(batch, info))
 
     def update_eta(self, info: Data) -> Data:
-        """Let eta follow the returns of the last 20 episodes: ``initial_eta`` while they rise, 1 while they fall."""
+        """Let eta follow the returns of the last 20 episodes: ``initial_eta`` while they rise, 1 while they fall.
+
+        Once there are as many, ``info["Algorithm"]`` has ``eta`` and ``RewardGradient``, from -1 to 1.
+        """
         returns = info.get(EPISODES, {}).get("TrainReward", ())
         for value in np.atleast_1d(np.asarray(returns, np.float64)):
             self._recent.observe(float(value))
-            info.setdefault(ALGORITHM, {})["eta"] = self.eta
+        if self._recent.progress is not None:
+            info.setdefault(ALGORITHM, {}).update(RewardGradient=self._recent.progress, eta=self.eta)
         return info

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +14,10 @@ from ...samplers import Sampler
 from ...schema import Field, Schema
 from ...views import NStep
 from ..continuity import Continuity
-from ..trees import mapped
+from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, OBS2, STATES
-from .steps import NUMBERS, Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
+from .memory import Memory
+from .steps import NUMBERS, Steps, as_stored, dtypes_of, integers_of, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Flat"]
 
@@ -46,7 +47,7 @@ class Flat:
         seed: int | None,
         copies: bool = False,
     ) -> None:
-        self.keys, self.num_envs, self.added = stored_keys(sample, known), len(sample[DONE2]), 0
+        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
         self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
         """Of each key, without the env axis; of members of a dictionary, in one."""
         self.members = {key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys}
@@ -68,6 +69,7 @@ class Flat:
             own_next_obs=True, sampler=sampler, view=view, seed=seed,
         )  # fmt: skip
         self.copies = copies
+        self._memory = Memory(self.replay, self._names)
 
     @property
     def view(self) -> NStep:
@@ -75,16 +77,23 @@ class Flat:
         return cast("NStep", self.replay.view)
 
     @property
+    def _names(self) -> dict[str, str]:
+        return {key: NAMES[key] for key in self.keys}
+
+    @property
+    def added(self) -> int:
+        """Steps per env since the last :meth:`clear`."""
+        return self._memory.added
+
+    @property
     def size(self) -> int:
         """Steps per env."""
         if self.copies:
-            return min(len(self._slice(env)) for env in range(self.num_envs))
+            return min(len(self._alone(env)) for env in range(self.num_envs))
         return len(self.replay) // self.num_envs
 
-    def _slice(self, env: int, low: int = 0, high: int | None = None) -> Any:
-        """Steps of an env in the order of time; with copies among them, counted from the newest that all envs have."""
-        if not self.copies:
-            return self.replay.slice(env, low, high)
+    def _alone(self, env: int) -> Any:
+        """The steps of an env in the order of time, without copies."""
         rows = self.replay.slice(env)
         return rows[~rows["copied"]]
 
@@ -97,7 +106,7 @@ class Flat:
             self._continuity.follow(self.replay, step["obs"])
             self.replay.add(step)
             self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"].copy())
-        self.added += 1
+        self._memory.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Steps ``[T, N, ...]``, which may go on from what is stored or not."""
@@ -107,12 +116,12 @@ class Flat:
         self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
         self.replay.extend(steps)
         self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
-        self.added += len(steps["terminated"])
+        self._memory.added += len(steps["terminated"])
 
     def clear(self) -> None:
         """Forget the steps."""
         self.replay.clear()
-        self.added = 0
+        self._memory.forget()
 
     def resize(self, max_size: int, sampler: Sampler) -> None:
         """Make room for another number of steps, and keep the newest."""
@@ -122,29 +131,22 @@ class Flat:
             seed=old.seed,
         )  # fmt: skip
         self.replay.append(old)
+        self._memory = Memory(self.replay, self._names, self.size)
 
-    def read(self, start: int, end: int, cursor: int | None) -> Data:
-        """Steps as float32 ``[T, N, ...]``: of positions in memory, of which ``cursor`` is the next; or in time."""
-        size = self.size
-        wrapped = cursor is not None and self.added > size and not self.copies
-        index = (np.arange(start, min(end, size)) - (cursor or 0) * wrapped) % max(size, 1)
-        low, high = (int(index.min()), int(index.max()) + 1) if len(index) else (0, 0)
-        envs = [self._slice(env, low, high) for env in range(self.num_envs)]
-        envs = [env[len(env) - size :][low:high] for env in envs] if self.copies else envs
-
-        def column(key: str, member: str | None = None) -> Any:
-            columns = [env[NAMES[key]] if member is None else env[NAMES[key]][member] for env in envs]
-            shape = self.shapes[key] if member is None else self.shapes[key][member]
-            rows = np.stack([plain(column)[index - low] for column in columns], 1).astype(np.float32)
-            return rows.reshape(*rows.shape[:2], *shape)
-
-        found = {key: self._each(key, column) for key in self.keys}
-        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in self.states.items()}
-
-    def _each(self, key: str, function: Any) -> Any:
-        """``function(key)``, or ``function(key, member)`` of each member of a dictionary."""
-        members = self.members[key]
-        return function(key) if members is None else {member: function(key, member) for member in members}
+    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
+        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or from the oldest on."""
+        wanted, size = [*self.keys, *self.states] if keys is None else keys, self.size
+        count = max(min(end, size) - start, 0)
+        if self.copies:
+            envs = [self._alone(env) for env in range(self.num_envs)]
+            envs = [env[len(env) - size :][start : start + count] for env in envs]
+            rows = {key: _stacked([env[NAMES[key]] for env in envs], self.shapes[key]) for key in self.keys}
+        else:
+            first = start if by_position else start + max(self.added - size, 0)
+            rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
+        found = {key: mapped_with(_shaped, self.shapes[key], [rows[key]]) for key in wanted if key in rows}
+        states = {key: self.states[key] for key in wanted if key in self.states}
+        return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in states.items()}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches ``[B, ...]`` by key, float32, and as the replay has them."""
@@ -152,7 +154,7 @@ class Flat:
             batch: Data = dict(drawn.items())
             found: Data = {}
             for key, name, members, single, others in self._columns:
-                value = batch[name]
+                value: Any = batch[name]
                 if members is not None:
                     value = {member: value[member] for member in members}
                 if others:
@@ -161,10 +163,18 @@ class Flat:
             yield found | {key: mapped(_first, states) for key, states in self.states.items()}, batch
 
 
+def _stacked(columns: list[Any], shapes: Any) -> Any:
+    return mapped_with(lambda _, some: np.stack([plain(one) for one in some], 1).astype(np.float32), shapes, columns)
+
+
+def _shaped(shape: Any, rows: list[Any]) -> Any:
+    """With the axis of one number that relive does without."""
+    return rows[0] if rows[0].shape[2:] == shape else rows[0].reshape(*rows[0].shape[:2], *shape)
+
+
 def _floats(schema: Schema, key: str) -> bool:
     """Whether a key is stored as float32."""
-    fields = schema["obs" if key == OBS2 else NAMES[key]]
-    return all(field.dtype is torch.float32 for field in (fields.values() if isinstance(fields, Mapping) else [fields]))
+    return set(dtypes_of(schema["obs" if key == OBS2 else NAMES[key]])) == {torch.float32}
 
 
 def _first(states: Any) -> Tensor:

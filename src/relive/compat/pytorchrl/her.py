@@ -56,7 +56,10 @@ class HERBuffer(EREBuffer):
         options = n_step, epsilon, alpha, beta, default_error, eta, cmin
         super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
         if self.recurrent_actor:
-            raise LifecycleError("HERBuffer: relabelled episodes of recurrent actors are not supported; use PERBuffer")
+            raise LifecycleError(
+                "HERBuffer: the actor is recurrent, but its states were made of observations as they were, not of "
+                "relabelled ones; use a feed-forward actor, or EREBuffer, which has all that HERBuffer has besides"
+            )
         self.her_function = her_function
         self._hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
         self._lengths = np.zeros(0, np.int64)

@@ -37,8 +37,8 @@ class PERBuffer(NStepReplayBuffer):
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, n_step: int = 1, epsilon: float = 0.0,
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, *, seed: int | None = None,
     ) -> None:  # fmt: skip
-        self.epsilon, self.error = epsilon, default_error
-        self._priorities = Prioritized(
+        self._epsilon = epsilon
+        self._priorities: Any = Prioritized(
             alpha, beta, eps=epsilon or LEAST, stratified=False, normalize="buffer", default_error=default_error
         )
         super().__init__(size, device, actor, algorithm, envs, n_step, seed=seed)
@@ -54,13 +54,32 @@ class PERBuffer(NStepReplayBuffer):
 
     def _new_sampler(self) -> Sampler:
         return Prioritized(
-            self.alpha, self.beta, eps=self.epsilon or LEAST, stratified=False, normalize="buffer",
+            self.alpha, self.beta, eps=self._epsilon or LEAST, stratified=False, normalize="buffer",
             default_error=self.error,
         )  # fmt: skip
 
     def _adopt(self, sampler: Any) -> None:
         super()._adopt(sampler)
         self._priorities = sampler.inner if isinstance(sampler, Recent) else sampler
+
+    @property
+    def epsilon(self) -> float:
+        """What a transition without error is worth; a change takes effect on everything stored."""
+        return self._epsilon
+
+    @epsilon.setter
+    def epsilon(self, epsilon: float) -> None:
+        self._priorities.eps = epsilon or LEAST
+        self._epsilon = epsilon
+
+    @property
+    def error(self) -> Any:
+        """The error of new transitions."""
+        return self._priorities.default_error
+
+    @error.setter
+    def error(self, error: float) -> None:
+        self._priorities.default_error = error
 
     @property
     def alpha(self) -> float:

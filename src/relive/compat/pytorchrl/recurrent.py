@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ from ...views import NStep
 from ..continuity import Continuity
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, REW, STATES
+from .memory import Memory
 from .steps import Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Sequences"]
@@ -51,7 +52,7 @@ class Sequences:
         length: int,
         overlap: int,
     ) -> None:
-        self.keys, self.num_envs, self.added = stored_keys(sample, known), len(sample[DONE2]), 0
+        self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
         self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
         self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
         self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
@@ -68,6 +69,7 @@ class Sequences:
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
         self._schema, self._seed = Schema({**fields, **states, **flags}), seed
         self.replay = self._build(max_size, sampler)
+        self._memory = Memory(self.replay, self._names)
 
     def _build(self, max_size: int, sampler: Sampler) -> ReplayBuffer:
         rows = max_size // self._length * self.num_envs
@@ -86,6 +88,15 @@ class Sequences:
         return Field((self._length, *field.shape), field.dtype)
 
     @property
+    def _names(self) -> dict[str, str]:
+        return {key: self._name(key) for key in self.keys} | {key: key for key in self._states}
+
+    @property
+    def added(self) -> int:
+        """Steps per env since the last :meth:`clear`, of whole sequences."""
+        return self._memory.added * self._length
+
+    @property
     def size(self) -> int:
         """Steps per env, of whole sequences; those that two sequences share count twice."""
         return len(self.replay) // self.num_envs * self._length
@@ -102,11 +113,16 @@ class Sequences:
 
     def _store_oldest(self) -> None:
         length, envs = self._length, self.num_envs
-        rows = self._newest.data()[: length * envs].reshape(length, envs)  # time first, as they were completed
-        fields = {self._name(key): _members(rows[NAMES[key]], self.shapes[key]) for key in self.keys}
-        fields = {name: mapped(lambda value: value.transpose(0, 1), value) for name, value in fields.items()}
-        states = {key: mapped(lambda v: v[0], _members(rows[key], self._hidden[key])) for key in self._states}
-        self._append({**fields, **states}, (envs,))
+        steps = dict(self._newest.data().items())  # time first, as they were completed
+
+        def oldest(_: Any, values: list[Any]) -> Any:
+            rows = plain(values[0])
+            return rows[: length * envs].reshape(length, envs, *rows.shape[1:])
+
+        fields = {key: mapped_with(oldest, self.shapes[key], [steps[NAMES[key]]]) for key in self.keys}
+        fields = {self._name(key): mapped(lambda value: value.swapaxes(0, 1), value) for key, value in fields.items()}
+        states = {key: mapped_with(oldest, self._hidden[key], [steps[key]]) for key in self._states}
+        self._append({**fields, **{key: mapped(lambda v: v[0], value) for key, value in states.items()}}, (envs,))
 
     def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
         """Sequences ``[N, ...]``, or ``[K, N, ...]``; the replay's own fields of a transition mean nothing."""
@@ -114,7 +130,7 @@ class Sequences:
         step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
         step = {name: mapped(_contiguous, value) for name, value in step.items()}
         self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
-        self.added += self._length * (1 if len(shape) == 1 else shape[0])
+        self._memory.added += 1 if len(shape) == 1 else shape[0]
 
     def extend(self, data: Mapping[str, Any]) -> None:
         """Whole sequences one after the other, ``[K L, N, ...]``, with the states before each one's first step.
@@ -136,31 +152,39 @@ class Sequences:
     def clear(self) -> None:
         """Forget the sequences; the one that has begun goes on."""
         self.replay.clear()
-        self.added = 0
+        self._memory.forget()
 
     def resize(self, max_size: int, sampler: Sampler) -> None:
         """Make room for another number of steps, and keep the newest sequences."""
         old, self.replay = self.replay, self._build(max_size, sampler)
         self.replay.append(old)
+        self._memory = Memory(self.replay, self._names, self.size // self._length)
 
-    def read(self, start: int, end: int, cursor: int | None) -> Data:
-        """Steps as float32 ``[T, N, ...]``; states are zeros but for those before a sequence's first step."""
+    def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
+        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``: by position in memory, or from the oldest on.
+
+        States are zeros but for those before a sequence's first step.
+        """
         size, length = self.size, self._length
-        envs = [self.replay.slice(env) for env in range(self.num_envs)]
-        wrapped = cursor is not None and self.added > size
-        index = (np.arange(start, min(end, size)) - (cursor or 0) * wrapped) % max(size, 1)
+        low, high = start // length, max(-(-min(end, size) // length), start // length)
+        first = low if by_position else low + (self.added - size) // length
+        part = slice(start - low * length, max(min(end, size), start) - low * length)
 
-        def steps(values: list[Any], shape: tuple[int, ...]) -> Any:
-            rows = np.stack([plain(value).reshape(-1, *shape) for value in values], 1)
-            return rows[index].astype(np.float32)
+        def steps(shape: tuple[int, ...], rows: list[Any]) -> Any:
+            return rows[0].swapaxes(1, 2).reshape(-1, self.num_envs, *shape)[part]
 
-        def first(values: list[Any], shape: tuple[int, ...]) -> Any:
-            rows = np.zeros((size, self.num_envs, *shape), np.float32)
-            rows[::length] = np.stack([plain(value) for value in values], 1)
-            return rows[index]
+        def firsts(shape: tuple[int, ...], rows: list[Any]) -> Any:
+            out = np.zeros(((high - low) * length, self.num_envs, *shape), np.float32)
+            out[::length] = rows[0]
+            return out[part]
 
-        found = {key: _each([env[self._name(key)] for env in envs], self.shapes[key], steps) for key in self.keys}
-        return found | {key: _each([env[key] for env in envs], self._hidden[key], first) for key in self._states}
+        found: Data = {}
+        for key in [*self.keys, *self._states] if keys is None else keys:
+            if key in self._names:
+                rows, of_states = self._memory.read(key, first, high - low), key in self._states
+                shapes = self._hidden[key] if of_states else self.shapes[key]
+                found[key] = mapped_with(firsts if of_states else steps, shapes, [rows])
+        return found
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches ``[S L, ...]`` of sequences by key, states ``[S, ...]``, float32, and as the replay has them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,8 @@ class ReplayBuffer:
             AssertionError: the keys do not have one number of steps.
             FieldError, ShapeError, DTypeError: they are not like the first transition. Nothing is stored.
         """
-        if self._away and new_data is self._collected() and self._collected().unread:
+        collected = self._collected()
+        if self._away and collected is not None and new_data is collected and collected.unread:
             self._away = False
             return
         self._settle()
@@ -152,7 +153,7 @@ class ReplayBuffer:
         tensor_storage[tensor_key] = tensor_values
         lengths: set[int] = {len(tensor_values)}
         if isinstance(tensor_values, dict):
-            lengths = {len(member) for member in tensor_values.values()}
+            lengths = {len(member) for member in cast("Data", tensor_values).values()}
         assert len(lengths) == 1, f"{tensor_key!r}: expected one number of steps, got {sorted(lengths)}"
         return lengths.pop()
 
@@ -208,6 +209,8 @@ class ReplayBuffer:
 
     def _padded(self, found: Data, count: int) -> Data:
         def pad(value: Any) -> Any:
+            if len(value) == count:
+                return value
             out = np.zeros((count, *value.shape[1:]), np.float32)
             out[: len(value)] = value
             return out
@@ -221,10 +224,11 @@ class ReplayBuffer:
         None stands for the keys that transitions do not have.
         """
         found: Data = dict.fromkeys(self.storage_tensors)
-        if self._rows is None:
-            return found
-        count = max(min(end_pos, self.max_size) - start_pos, 0)
-        return {**found, **self._padded(self._stored.read(start_pos, end_pos, self.step), count)}
+        return found if self._rows is None else found | self._slice(start_pos, end_pos, None)
+
+    def _slice(self, start_pos: int, end_pos: int, keys: tuple[str, ...] | None) -> Data:
+        start, end, _ = slice(start_pos, end_pos).indices(self.max_size)
+        return self._padded(self._stored.read(start, end, True, keys), max(end - start, 0))
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
         """Everything stored in the order of time, float32 ``[size, N, ...]`` by key; copies, in RAM anyway.
@@ -234,15 +238,14 @@ class ReplayBuffer:
         if self._rows is None:
             return {}
         rows = self._stored
-        collected = Collected(lambda: rows.read(0, rows.size, None))
+        collected = Collected(lambda: rows.read(0, rows.size, False))
         self._handed = weakref.ref(collected)
         return collected
 
     def copy_single_tensor(self, key: str, position: int) -> Any:
         """A copy of one key at a position, float32 ``[N, ...]``, or a dictionary."""
         at = position % self.max_size if self.recurrent_actor or key not in STATES else 0
-        found = self.get_data_slice(at, at + 1)[key]
-        return mapped(lambda value: value[0], found)
+        return mapped(lambda value: value[0], self._slice(at, at + 1, (key,))[key])
 
     # -- batches ------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from ..inbox import Inbox
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, OBS2, REW, STATES
 
-__all__ = ["NUMBERS", "Steps", "as_stored", "integers_of", "plain", "schema_of", "step_of", "stored_keys"]
+__all__ = ["NUMBERS", "Steps", "as_stored", "dtypes_of", "integers_of", "plain", "schema_of", "step_of", "stored_keys"]
 
 NUMBERS = (REW, DONE2)
 """What has one number per env, and no axis for it in relive."""
@@ -62,7 +62,7 @@ class Steps:
         constant: fields that every step has besides.
     """
 
-    def __init__(self, sample: Mapping[str, Any], keys: tuple[str, ...], constant: Mapping[str, Any]) -> None:
+    def __init__(self, sample: Mapping[str, Any], keys: tuple[str, ...], constant: dict[str, Any]) -> None:
         self._keys, self._constant = keys, constant
         self._members = [(key, list(sample[key]) if isinstance(sample[key], Mapping) else None) for key in keys]
         self._form = {key: mapped(_zeros_like, sample[key]) for key in keys}
@@ -109,11 +109,16 @@ def integers_of(schema: Schema) -> dict[str, Any]:
     """What steps of this schema hold that are no floats, by name: the field, or those of a dictionary's members."""
     found: dict[str, Any] = {}
     for name in schema.names:
-        fields = schema[name]
-        leaves = fields.values() if isinstance(fields, Mapping) else [fields]
-        if name not in ("terminated", "truncated") and not all(leaf.dtype.is_floating_point for leaf in leaves):
+        fields: Any = schema[name]
+        if name not in ("terminated", "truncated") and any(not dtype.is_floating_point for dtype in dtypes_of(fields)):
             found[name] = fields
     return found | ({NAMES[OBS2]: found["obs"]} if "obs" in found else {})
+
+
+def dtypes_of(fields: Any) -> list[torch.dtype]:
+    """Of a field, or of the members of a dictionary."""
+    members = cast("Mapping[str, Any]", fields).values() if isinstance(fields, Mapping) else [fields]
+    return [field.dtype for field in members]
 
 
 def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:

@@ -420,10 +420,10 @@ def add_rows(
                 return -1 - i
             if mode == LINKED:
                 ended[i] += LINKED
-    if envs.size > 1:  # so that those rows come while the first are written
+    if envs.size > 1:  # so that those rows come while the first are written; of all envs in turn, most often
         inverse = 1.0 / rows
         for i in range(envs.size):
-            place = envs[i] * rows + remainder(state[envs[i], HEAD], rows, inverse)
+            place = envs[i] * rows + remainder(state[envs[i], HEAD] + i // state.shape[0], rows, inverse)
             fetch(target, place * target.shape[1], target.shape[1])
     events = append(envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens)
     scatter_rows(staged, places, target, sizes[0])
