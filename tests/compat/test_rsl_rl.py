@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import sys
 from typing import Any
 
@@ -105,6 +107,21 @@ def test_rows_written_in_place_count_once_step_is_set() -> None:
     assert batch.hidden_states[0].shape == (1, batch.masks.shape[1], 4)
     assert batch.hidden_states[1] is None
     assert batch.old_distribution_params == ()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_the_tensors_of_a_pickled_or_copied_storage_are_views_of_its_rows(copied: Any) -> None:
+    made = fill(storage())
+    made.advantages[0] = 1
+    again = copied(made)
+    assert torch.equal(again.advantages, made.advantages)
+    assert torch.equal(again.observations["policy"], made.observations["policy"])
+    again.advantages.fill_(5)
+    again.observations["policy"].fill_(6)
+    (batch,) = again.mini_batch_generator(1, 1)
+    assert (batch.advantages == 5).all()
+    assert (batch.observations["policy"] == 6).all()
+    assert not (made.advantages == 5).any()
 
 
 def test_a_full_storage_overflows_and_is_empty_again_when_cleared() -> None:

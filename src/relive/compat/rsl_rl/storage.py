@@ -256,6 +256,9 @@ class RolloutStorage:
     def saved_hidden_state_c(self, values: Sequence[Tensor] | None) -> None:
         self._save("c", values)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_shown": {}}  # views, which would come back as tensors of their own
+
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _require_rl(self) -> None:
