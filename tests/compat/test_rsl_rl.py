@@ -92,6 +92,12 @@ def test_tensors_are_written_in_place_and_by_assignment_as_ppo_does_it() -> None
     assert rows.flatten().sort().values.tolist() == sorted([float(t) for t in range(T)] * N)
     with pytest.raises(ShapeError, match=r"advantages: expected \(6, 5, 1\), got \(6, 5\)"):
         made.advantages = torch.zeros(T, N)
+    made.observations = made.observations + 1
+    made.observations["policy"][0] = 7
+    (batch,) = made.mini_batch_generator(1, 1)
+    assert sorted(batch.observations["policy"][:, 0].tolist())[:6] == [7.0] * N + [101.0]
+    with pytest.raises(RuntimeError, match="locked"):  # it would not be what is read
+        made.observations["policy"] = torch.zeros(T, N, OBS)
 
 
 def test_rows_written_in_place_count_once_step_is_set() -> None:

@@ -212,10 +212,10 @@ class RolloutStorage:
 
     @property
     def observations(self) -> TensorDict:
-        """All groups, ``[T, N, ...]``."""
+        """All groups, ``[T, N, ...]``, to be written in place; a group cannot be put in place of another."""
         shown = self._shown.get("obs")
         if shown is None:
-            shown = self._shown["obs"] = self._buffer.block["obs"][:-1].to(self.device)
+            shown = self._shown["obs"] = self._buffer.block["obs"][:-1].to(self.device).lock_()
         return shown
 
     @observations.setter
