@@ -22,7 +22,7 @@ from .sequences import WHOLE, EnvBatch, SequenceBatch, padding
 from .storage import as_tensordict
 from .vectors import swap_layers
 
-__all__ = ["Flags", "States", "WindowReader", "cut", "env_batches", "splitter"]
+__all__ = ["ENV", "LENGTH", "START", "Flags", "States", "WindowReader", "cut", "env_batches", "splitter"]
 
 Ints = NDArray[np.int64]
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from relive.compat.rsl_rl import RolloutStorage
+from relive.compat.rsl_rl import RolloutStorage, split_and_pad_trajectories, unpad_trajectories
 from relive.errors import EmptyError, FieldError, ShapeError, UnfinishedError
 
 T, N, OBS, ACTIONS = 6, 5, 3, 2
@@ -318,6 +318,22 @@ def test_a_batch_that_is_kept_is_not_overwritten_by_the_next_ones() -> None:
         assert torch.equal(batch.observations["policy"], obs)
         assert torch.equal(batch.actions, actions)
         assert torch.equal(batch.hidden_states[1], hidden)
+
+
+def test_steps_are_split_into_padded_trajectories_and_put_back_with_their_gradients() -> None:
+    steps = torch.arange(1.0, T * N + 1).view(T, N, 1).expand(-1, -1, 2).clone().requires_grad_()
+    for dones in (some_dones(), some_dones()[..., None].byte()):
+        padded, masks = split_and_pad_trajectories(steps, dones)
+        assert masks.sum(0).tolist() == [2, 2, 2, 6, 1, 5, 6, 6]  # the first env's three trajectories, then the next's
+        assert padded.shape == (T, 8, 2)
+        assert not padded[~masks].any()
+        assert torch.equal(padded[:2, 1, 0], steps[2:4, 0, 0])
+        assert torch.equal(unpad_trajectories(padded, masks), steps)
+    unpad_trajectories(padded * 3, masks).sum().backward()
+    assert steps.grad is not None
+    assert (steps.grad == 3).all()
+    with pytest.raises(ShapeError, match=r"dones: expected \(6, 5\)"):
+        split_and_pad_trajectories(steps, dones[1:])
 
 
 # -- distillation -----------------------------------------------------------------------------------------------------
