@@ -62,7 +62,7 @@ class RolloutBuffer:
         self._shapes = {name: value.shape for name, value in self._rollout.items(True, True)}
 
     def _views(self) -> TensorDict:
-        return cast("TensorDict", self._buffer.env_major.exclude("mask").to(torch.device(self.device)))
+        return self._buffer.env_major.exclude("mask").to(torch.device(self.device))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

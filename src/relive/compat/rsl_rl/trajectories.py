@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,20 +30,19 @@ def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]
     Raises:
         ShapeError: the dones are those of other steps.
     """
-    steps, envs = tensor.shape[:2]
+    steps, envs = (int(size) for size in tensor.shape[:2])
     if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
         raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
     done = as_host(dones.reshape(steps, envs)) != 0
     flags = Flags(done, np.ones_like(done), np.ones(envs, np.bool_))
-    windows = cut(flags, None, WHOLE, drop_tail=False, complete=False)
-    time = np.arange(steps)[:, None]
-    real = time < windows[:, LENGTH]
-    rows = np.where(real, (windows[:, START] + time) * envs + windows[:, ENV], 0)
-    masks = torch.from_numpy(real).to(dones.device)
-    padded = tensor.flatten(0, 1)[torch.from_numpy(rows).to(dones.device)]
+    windows = torch.from_numpy(cut(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
+    time = torch.arange(steps, device=dones.device).unsqueeze(1)
+    masks = time < windows[:, LENGTH]
+    rows = ((windows[:, START] + time) * envs + windows[:, ENV]).where(masks, 0)
+    padded = tensor.flatten(0, 1)[rows]
     if isinstance(padded, Tensor):
         return _blank(padded, masks), masks
-    return padded.apply(lambda leaf: _blank(leaf, masks)), masks
+    return padded.apply(partial(_blank, masks=masks)), masks
 
 
 def _blank(padded: Tensor, masks: Tensor) -> Tensor:

@@ -115,7 +115,8 @@ def stream(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         line, number = _ir.VectorType(_ir.IntType(64), 8), _ir.IntType(64)
         past = builder.module.add_metadata([_ir.Constant(_ir.IntType(32), 1)])
-        with cgutils.for_range_slice(builder, number(0), args[2], number(64), intp=number) as (offset, _):
+        lines = cast("Any", cgutils).for_range_slice(builder, number(0), args[2], number(64), intp=number)
+        with lines as (offset, _):
             here, there = (builder.inttoptr(builder.add(x, offset), line.as_pointer()) for x in (args[1], args[0]))
             stored = builder.store(builder.load(here, align=1), there, align=64)
             stored.set_metadata("nontemporal", past)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +28,7 @@ def _copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64],
 
 
 @jit
-def _copy(target: int, source: int, nbytes: int) -> None:
+def _copy(target: Any, source: Any, nbytes: int) -> None:
     head = -target % 64 if nbytes >= LONG else nbytes  # up to the next cache line
     memcpy(address_t(target), address_t(source), np.intp(head))
     lines = (nbytes - head) // 64 * 64
