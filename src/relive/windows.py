@@ -22,7 +22,7 @@ from .sequences import WHOLE, EnvBatch, SequenceBatch, padding
 from .storage import as_tensordict
 from .vectors import swap_layers
 
-__all__ = ["Flags", "States", "WindowReader", "cut", "env_batches", "splitter"]
+__all__ = ["ENV", "LENGTH", "START", "Flags", "States", "WindowReader", "cut", "env_batches", "splitter"]
 
 Ints = NDArray[np.int64]
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -261,7 +261,7 @@ class WindowReader:
         pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
         bits = pad.reshape(1, -1).view(torch.uint8)[0]
         windows = self._read(source, row, self._envs, bits, lengths, rows, time_first).view(column.dtype)
-        return windows.unflatten(-1, column.shape[2:]) if column.dim() > 2 else windows.squeeze(-1)
+        return windows.view(*windows.shape[:2], *column.shape[2:])
 
     def _read(
         self, source: Tensor, index: Tensor, step: int, pad: Tensor, lengths: Tensor, rows: int, time_first: bool

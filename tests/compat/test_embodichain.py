@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import sys
 from typing import Any
 
@@ -114,6 +116,30 @@ def test_what_algorithms_attach_stays_until_the_next_rollout_and_other_fields_fo
     assert "camera" in again.keys()
     assert not again["action"][:, -1].any()
     assert not again["reward"][:, -1].any()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_pickled_or_copied_buffer_goes_on_as_the_original_does(copied: Any) -> None:
+    made = buffer()
+    collect(made)["final_value"].fill_(3)
+    compute_gae(made.buffer, 0.9, 0.9)
+    again = copied(made)
+    for target in (made, again):
+        rollout = target.get(flatten=False)
+        assert rollout is target.buffer
+        assert torch.equal(rollout["advantage"], made.buffer["advantage"])
+        assert (rollout["final_value"] == 3).all()
+    collect(again, seed=1)
+    collect(made, seed=1)
+    assert torch.equal(again.get()["obs"], made.get()["obs"])
+    assert again.buffer["final_value"].isnan().all()
+    assert "advantage" not in again.buffer.keys()
+
+
+def test_views_and_flat_rollouts_are_on_the_rollouts_device_and_say_so() -> None:
+    rollout = collect(buffer())
+    assert transition_view(rollout).device == transition_view(rollout, flatten=True).device == rollout.device
+    assert rollout.device == torch.device("cpu")
 
 
 def test_a_flat_rollout_is_a_copy_env_by_env_and_has_every_field_where_embodichain_drops_unknown_ones() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import sys
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from relive.compat.rsl_rl import RolloutStorage
+from relive.compat.rsl_rl import RolloutStorage, split_and_pad_trajectories, unpad_trajectories
 from relive.errors import EmptyError, FieldError, ShapeError, UnfinishedError
 
 T, N, OBS, ACTIONS = 6, 5, 3, 2
@@ -90,6 +92,12 @@ def test_tensors_are_written_in_place_and_by_assignment_as_ppo_does_it() -> None
     assert rows.flatten().sort().values.tolist() == sorted([float(t) for t in range(T)] * N)
     with pytest.raises(ShapeError, match=r"advantages: expected \(6, 5, 1\), got \(6, 5\)"):
         made.advantages = torch.zeros(T, N)
+    made.observations = made.observations + 1
+    made.observations["policy"][0] = 7
+    (batch,) = made.mini_batch_generator(1, 1)
+    assert sorted(batch.observations["policy"][:, 0].tolist())[:6] == [7.0] * N + [101.0]
+    with pytest.raises(RuntimeError, match="locked"):  # it would not be what is read
+        made.observations["policy"] = torch.zeros(T, N, OBS)
 
 
 def test_rows_written_in_place_count_once_step_is_set() -> None:
@@ -105,6 +113,21 @@ def test_rows_written_in_place_count_once_step_is_set() -> None:
     assert batch.hidden_states[0].shape == (1, batch.masks.shape[1], 4)
     assert batch.hidden_states[1] is None
     assert batch.old_distribution_params == ()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_the_tensors_of_a_pickled_or_copied_storage_are_views_of_its_rows(copied: Any) -> None:
+    made = fill(storage())
+    made.advantages[0] = 1
+    again = copied(made)
+    assert torch.equal(again.advantages, made.advantages)
+    assert torch.equal(again.observations["policy"], made.observations["policy"])
+    again.advantages.fill_(5)
+    again.observations["policy"].fill_(6)
+    (batch,) = again.mini_batch_generator(1, 1)
+    assert (batch.advantages == 5).all()
+    assert (batch.observations["policy"] == 6).all()
+    assert not (made.advantages == 5).any()
 
 
 def test_a_full_storage_overflows_and_is_empty_again_when_cleared() -> None:
@@ -295,6 +318,22 @@ def test_a_batch_that_is_kept_is_not_overwritten_by_the_next_ones() -> None:
         assert torch.equal(batch.observations["policy"], obs)
         assert torch.equal(batch.actions, actions)
         assert torch.equal(batch.hidden_states[1], hidden)
+
+
+def test_steps_are_split_into_padded_trajectories_and_put_back_with_their_gradients() -> None:
+    steps = torch.arange(1.0, T * N + 1).view(T, N, 1).expand(-1, -1, 2).clone().requires_grad_()
+    for dones in (some_dones(), some_dones()[..., None].byte()):
+        padded, masks = split_and_pad_trajectories(steps, dones)
+        assert masks.sum(0).tolist() == [2, 2, 2, 6, 1, 5, 6, 6]  # the first env's three trajectories, then the next's
+        assert padded.shape == (T, 8, 2)
+        assert not padded[~masks].any()
+        assert torch.equal(padded[:2, 1, 0], steps[2:4, 0, 0])
+        assert torch.equal(unpad_trajectories(padded, masks), steps)
+    unpad_trajectories(padded * 3, masks).sum().backward()
+    assert steps.grad is not None
+    assert (steps.grad == 3).all()
+    with pytest.raises(ShapeError, match=r"dones: expected \(6, 5\)"):
+        split_and_pad_trajectories(steps, dones[1:])
 
 
 # -- distillation -----------------------------------------------------------------------------------------------------

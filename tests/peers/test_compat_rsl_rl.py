@@ -109,6 +109,18 @@ def test_recurrent_batches_in_rsl_rls_order_are_the_same_to_the_bit(batches: int
             assert_same(getattr(mine, name), getattr(its, name), name)
 
 
+def test_trajectories_are_split_padded_and_put_back_to_the_bit() -> None:
+    _, theirs = both()
+    utils: Any = import_module("rsl_rl.utils")
+    for given in (theirs.values, theirs.observations):
+        (mine, my_masks), (its, its_masks) = (
+            module.split_and_pad_trajectories(given, theirs.dones) for module in (ours, utils)
+        )
+        assert_same(my_masks, its_masks, "masks")
+        assert_same(mine, its, "padded")
+        assert_same(ours.unpad_trajectories(mine, my_masks), utils.unpad_trajectories(its, its_masks), "steps")
+
+
 def rows(batches: list[Any], names: tuple[str, ...] = ("values", "advantages", "returns", "actions")) -> list[Any]:
     """What the batches hold, row by row, whatever their order."""
     found = torch.cat([torch.cat([getattr(b, n).flatten(1) for n in names], 1) for b in batches])

@@ -58,9 +58,18 @@ class RolloutBuffer:
         scalars |= dict.fromkeys(FLAGS, Field((), torch.bool))
         schema = Schema({"obs": _spec(obs_dim), "action": _spec(action_dim)} | scalars)
         self._buffer = Rollout(schema, rollout_len, num_envs, device=device)
-        shared = self._buffer.env_major.exclude("mask")
-        self._rollout = shared.to(torch.device(device))
+        self._rollout = self._views()
         self._shapes = {name: value.shape for name, value in self._rollout.items(True, True)}
+
+    def _views(self) -> TensorDict:
+        return self._buffer.env_major.exclude("mask").to(torch.device(self.device))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        given, self._rollout = self._rollout, self._views()  # which were views no more
+        known = self._rollout.keys()
+        self._rollout.update_(given.select(*known))
+        self._rollout.update(given.exclude(*known))
 
     @property
     def buffer(self) -> TensorDict:
@@ -85,6 +94,7 @@ class RolloutBuffer:
             if name not in UNPADDED:
                 padding[name].zero_()
         self._rollout["reward"][:, :-1] = torch.nan  # tells rows that nobody wrote
+        self._rollout["final_value"].fill_(torch.nan)
         return self._rollout
 
     def add(self, rollout: TensorDict) -> None:
@@ -160,10 +170,11 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     fields: dict[Any, Any] = {(name,): rollout[name][:, :-1] for name in rollout.keys()}
     if "value" in rollout.keys():
         fields["next_value",] = rollout["value"][:, 1:]
-    steps = as_tensordict(fields, (envs, rows - 1))
+    steps = as_tensordict(fields, (envs, rows - 1), rollout.device)
     if not flatten:
         return steps
-    return as_tensordict({path: _flat(x) for path, x in _leaves(steps).items()}, (envs * (rows - 1),))
+    flat = {path: _flat(x) for path, x in _leaves(steps).items()}
+    return as_tensordict(flat, (envs * (rows - 1),), rollout.device)
 
 
 def _leaves(rollout: TensorDict) -> dict[Path, Tensor]:

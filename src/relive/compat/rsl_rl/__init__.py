@@ -1,7 +1,8 @@
 """rsl_rl's ``RolloutStorage`` over relive's core; rsl_rl 5.5.1 is what it was held against.
 
-``RolloutStorage`` needs no rsl_rl. ``PPO`` and ``Distillation`` are rsl_rl's own with this storage in place of theirs,
-made when they are first asked for: ``class_name="relive.compat.rsl_rl:PPO"`` in a runner's configuration.
+``RolloutStorage`` and the two functions of trajectories need no rsl_rl. ``PPO`` and ``Distillation`` are rsl_rl's own
+with this storage in place of theirs, made when they are first asked for: ``class_name="relive.compat.rsl_rl:PPO"`` in a
+runner's configuration.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .storage import RolloutStorage
+from .trajectories import split_and_pad_trajectories, unpad_trajectories
 
 if TYPE_CHECKING:
     PPO: Any
     Distillation: Any
 
-__all__ = ["PPO", "Distillation", "RolloutStorage"]
+__all__ = ["PPO", "Distillation", "RolloutStorage", "split_and_pad_trajectories", "unpad_trajectories"]
 
 
 def __getattr__(name: str) -> Any:

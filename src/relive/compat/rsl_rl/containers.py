@@ -39,7 +39,7 @@ class Transition:
         self.__init__()
 
 
-@dataclass
+@dataclass(eq=False)
 class Batch:
     """A minibatch of tensors, ``observations`` being a TensorDict; what the kind of training does not need is None."""
 

@@ -212,10 +212,10 @@ class RolloutStorage:
 
     @property
     def observations(self) -> TensorDict:
-        """All groups, ``[T, N, ...]``."""
+        """All groups, ``[T, N, ...]``, to be written in place; a group cannot be put in place of another."""
         shown = self._shown.get("obs")
         if shown is None:
-            shown = self._shown["obs"] = self._buffer.block["obs"][:-1].to(self.device)
+            shown = self._shown["obs"] = self._buffer.block["obs"][:-1].to(self.device).lock_()
         return shown
 
     @observations.setter
@@ -255,6 +255,9 @@ class RolloutStorage:
     @saved_hidden_state_c.setter
     def saved_hidden_state_c(self, values: Sequence[Tensor] | None) -> None:
         self._save("c", values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_shown": {}}  # views, which would come back as tensors of their own
 
     # -- inside -------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ __all__ = [
     "mix",
     "prefetch",
     "remainder",
+    "stream",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,6 +104,24 @@ def memcpy(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
         pointers = [builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2]]
         cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], 1)
         return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.intp), codegen
+
+
+@intrinsic
+def stream(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Copy bytes past the caches: the target's are not loaded first. ``target`` and ``nbytes`` are multiples of 64."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        line, number = _ir.VectorType(_ir.IntType(64), 8), _ir.IntType(64)
+        past = builder.module.add_metadata([_ir.Constant(_ir.IntType(32), 1)])
+        lines = cast("Any", cgutils).for_range_slice(builder, number(0), args[2], number(64), intp=number)
+        with lines as (offset, _):
+            here, there = (builder.inttoptr(builder.add(x, offset), line.as_pointer()) for x in (args[1], args[0]))
+            stored = builder.store(builder.load(here, align=1), there, align=64)
+            stored.set_metadata("nontemporal", past)
+        builder.fence("seq_cst")  # what comes after may be read by another thread
+        return _context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.intp), codegen
 

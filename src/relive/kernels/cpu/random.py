@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..reference.random import MASK
 from .jit import jit, mix
 
 __all__ = ["masses", "permutation", "uniform", "uniforms"]
@@ -17,7 +18,7 @@ __all__ = ["masses", "permutation", "uniform", "uniforms"]
 def permutation(n: int, seed: int, counter: int) -> Tensor:
     """See :func:`relive.kernels.reference.random.permutation`."""
     order = torch.empty(n, dtype=torch.int64)
-    _permutation(np.uint64(seed), np.uint64(counter), order.numpy())
+    _permutation(np.uint64(seed & MASK), np.uint64(counter), order.numpy())
     return order
 
 

@@ -1,0 +1,56 @@
+"""rsl_rl's two functions between steps ``[T, N]`` and padded trajectories ``[T, K]``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ShapeError
+from ...sequences import WHOLE
+from ...storage import as_host
+from ...windows import ENV, LENGTH, START, Flags, cut
+
+__all__ = ["split_and_pad_trajectories", "unpad_trajectories"]
+
+
+def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]:
+    """Steps cut at dones into trajectories, padded with zeros to T, and bool masks ``[T, K]`` of what is no padding.
+
+    Args:
+        tensor: a tensor or TensorDict ``[T, N, ...]``; gradients go through.
+        dones: ``[T, N]`` or ``[T, N, 1]``.
+
+    Returns:
+        ``[T, K, ...]``: the trajectories of the first env in the order of time, then those of the next; and the masks.
+
+    Raises:
+        ShapeError: the dones are those of other steps.
+    """
+    steps, envs = (int(size) for size in tensor.shape[:2])
+    if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
+        raise ShapeError(f"dones: expected {(steps, envs)}, with or without a last axis of 1, got {tuple(dones.shape)}")
+    done = as_host(dones.reshape(steps, envs)) != 0
+    flags = Flags(done, np.ones_like(done), np.ones(envs, np.bool_))
+    windows = torch.from_numpy(cut(flags, None, WHOLE, drop_tail=False, complete=False)).to(dones.device)
+    time = torch.arange(steps, device=dones.device).unsqueeze(1)
+    masks = time < windows[:, LENGTH]
+    rows = ((windows[:, START] + time) * envs + windows[:, ENV]).where(masks, 0)
+    padded = tensor.flatten(0, 1)[rows]
+    if isinstance(padded, Tensor):
+        return _blank(padded, masks), masks
+    return padded.apply(partial(_blank, masks=masks)), masks
+
+
+def _blank(padded: Tensor, masks: Tensor) -> Tensor:
+    return padded.masked_fill(~masks.view(*masks.shape, *[1] * (padded.dim() - 2)), 0)
+
+
+def unpad_trajectories(trajectories: Any, masks: Tensor) -> Any:
+    """The inverse: a tensor or TensorDict ``[T, K, ...]`` as steps ``[T, N, ...]``."""
+    steps = trajectories.transpose(0, 1)[masks.transpose(0, 1)]
+    rows = trajectories.shape[0]
+    return steps.unflatten(0, (len(steps) // rows, rows)).transpose(0, 1)
