@@ -157,7 +157,7 @@ def main() -> None:
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"))
     harness: Any = importlib.import_module("harness")
     harness.one_thread()
-    report = json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
+    report: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
     known = {(run["task"], run["side"], run["seed"]) for run in report["runs"]}
     for seed in arguments.seeds:
         for name in arguments.only:
