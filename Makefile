@@ -12,7 +12,7 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
-HOSTS := agilerl velora
+HOSTS := agilerl stable_baselines3 velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \

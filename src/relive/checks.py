@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,8 +51,8 @@ class StepChecker:
         for name, inner, shape, dtype, np_dtype, path in self._plan:
             value = step[name]
             if inner:
-                plain = len(inner) == 1 and value.__class__ is dict and inner[0] in value
-                value = value[inner[0]] if plain else _inner(value, path)
+                direct = len(inner) == 1 and value.__class__ is dict and inner[0] in value
+                value = value[inner[0]] if direct else _inner(value, path)
             kind: Any = value.__class__  # type() of a value of any type is one of no known type
             if kind is np.ndarray:
                 # assigning a float array to a float column converts it on the way
@@ -77,7 +77,7 @@ class StepChecker:
         """All leaves are there, so a nested value has more members than its field if it has another number."""
         for path, names in self._branches:
             given: Any = descend(step[path[0]], path[1:])
-            if type(given) is dict and len(cast("dict[str, Any]", given)) == len(names):
+            if given.__class__ is dict and len(given) == len(names):
                 continue
             keys = list(given.keys()) if hasattr(given, "keys") else [str(i) for i in range(len(given))]
             if len(keys) != len(names):

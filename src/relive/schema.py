@@ -214,7 +214,7 @@ def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
 def descend(tree: Any, inner: Path) -> Any:
     """The leaf at a path of nested mappings and tuples."""
     for key in inner:
-        by_place = type(tree) is not dict and isinstance(cast("object", tree), tuple | list)
+        by_place = tree.__class__ is not dict and isinstance(cast("object", tree), tuple | list)
         tree = tree[int(key) if by_place else key]
     return tree
 

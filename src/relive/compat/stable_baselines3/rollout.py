@@ -130,18 +130,18 @@ class RolloutBuffer(buffers.RolloutBuffer):
     def _split(self, block: Any, size: int) -> Iterator[Any]:
         """What was gathered together, as batches ``[size]`` of the host's."""
         found = dict(block.items())
-        obs = mapped(self._sent, joined(self.observation_space, found["obs"]))
-        rest = [self._sent(found[name]) for name in SERVED[1:]]
+        obs: Any = mapped(self._sent, joined(self.observation_space, found["obs"]))
+        rest: list[Any] = [self._sent(found[name]) for name in SERVED[1:]]
         rest[0] = rest[0].float()
-        nested = type(obs) is dict
+        nested = isinstance(self.observation_space, spaces.Dict)
         kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
         if len(rest[0]) <= size:
             return iter([kind(obs, *rest)])
-        parts = [x.split(size) for x in rest]
-        if not nested:
-            return map(kind, obs.split(size), *parts)
-        members = zip(*(x.split(size) for x in obs.values()), strict=True)
-        return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts)
+        parts: list[Any] = [x.split(size) for x in rest]
+        if nested:
+            members = zip(*mapped(lambda x: x.split(size), obs).values(), strict=True)
+            return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts)
+        return map(kind, obs.split(size), *parts)
 
     def _sent(self, values: Tensor) -> Tensor:
         return values if values.device == self.device else values.to(self.device)

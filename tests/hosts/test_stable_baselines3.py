@@ -1,0 +1,140 @@
+"""Stable-Baselines3's own algorithms on its own buffers and on ours: what is learned on the one is on the other.
+
+Whole trainings, with the figures of several seeds, are in `benchmarks/learn_sb3.py`.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+ours: Any = import_module("relive.compat.stable_baselines3")
+buffers: Any = import_module("stable_baselines3.common.buffers")
+envs: Any = import_module("stable_baselines3.common.envs")
+sb3: Any = import_module("stable_baselines3")
+vec_env: Any = import_module("stable_baselines3.common.vec_env")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.parametrize("seed", range(2))]
+
+QUICK: dict[str, Any] = {"learning_rate": 3e-3, "gamma": 0.9, "device": "cpu", "policy_kwargs": {"net_arch": [32]}}
+DQN = QUICK | {
+    "buffer_size": 2000, "learning_starts": 100, "exploration_fraction": 0.5, "target_update_interval": 100,
+}  # fmt: skip
+
+
+class Chain(gym.Env[Any, Any]):
+    """Four steps, each with one right action of two; a wrong one ends it, the last right one brings the reward, 1."""
+
+    observation_space: Any = gym.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        return np.eye(4, dtype=np.float32)[min(self.t, 3)]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        right = int(action) == self.t % 2
+        self.t += 1
+        return self.seen(), float(right and self.t == 4), not right or self.t == 4, False, {}
+
+
+class Members(Chain):
+    """The same with an observation in two members."""
+
+    observation_space = gym.spaces.Dict({"first": gym.spaces.Discrete(4), "second": gym.spaces.Box(0, 1, (2,))})
+
+    def seen(self) -> Any:
+        at = min(self.t, 3)
+        return {"first": at, "second": np.eye(2, dtype=np.float32)[at % 2]}
+
+
+class Follow(gym.Env[Any, Any]):
+    """The action is to be the number that is shown; every ten numbers a time limit cuts the episode off."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.show(), {}
+
+    def show(self) -> Any:
+        self.shown = self.np_random.uniform(-0.8, 0.8, 1).astype(np.float32)
+        return self.shown
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = -float(np.abs(action - self.shown).item())
+        self.t += 1
+        return self.show(), reward, False, self.t == 10, {}
+
+
+def score(model: Any, env: Any, episodes: int) -> float:
+    """The mean return of the policy, acting greedily; with goals, the share of episodes that reach theirs."""
+    total = 0.0
+    for episode in range(episodes):
+        obs, over = env.reset(seed=100 + episode)[0], False
+        while not over:
+            obs, reward, terminated, truncated, info = env.step(model.predict(obs, deterministic=True)[0])
+            over = terminated or truncated
+            total += 0 if "is_success" in info else reward
+        total += info.get("is_success", 0)
+    return total / episodes
+
+
+def learned(algorithm: str, name: str, env: Any, steps: int, seed: int, **options: Any) -> list[float]:
+    """What is reached on the host's class of a name, and on ours."""
+    scores, hosts = [], sb3 if name == "HerReplayBuffer" else buffers
+    kind = "rollout" if "Rollout" in name else "replay"
+    options = {"policy": "MlpPolicy", "seed": seed} | options
+    own, count = options.pop("buffer", {}), options.pop("envs", 1)
+    for source, further in ((hosts, {}), (ours, {"seed": seed})):
+        options |= {f"{kind}_buffer_class": getattr(source, name), f"{kind}_buffer_kwargs": own | further}
+        fresh = deepcopy(options)  # the host notes things in the dictionaries it is given
+        model = getattr(sb3, algorithm)(env=vec_env.DummyVecEnv([env] * count), **fresh).learn(steps)
+        assert type(getattr(model, f"{kind}_buffer")) is getattr(source, name)
+        scores.append(score(model, env(), 20))
+    return scores
+
+
+@pytest.mark.parametrize("name", ["ReplayBuffer", "NStepReplayBuffer"])
+def test_dqn_learns_a_reward_at_the_end_of_four_steps(name: str, seed: int) -> None:
+    n_steps = {"buffer": {"n_steps": 3, "gamma": 0.9}} if name == "NStepReplayBuffer" else {}
+    assert learned("DQN", name, Chain, 4000, seed, **DQN, **n_steps) == [1.0, 1.0]
+
+
+def test_dqn_learns_it_from_dictionaries(seed: int) -> None:
+    options = DQN | {"policy": "MultiInputPolicy"}
+    assert learned("DQN", "DictReplayBuffer", Members, 4000, seed, **options) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C"])
+@pytest.mark.parametrize("name", ["RolloutBuffer", "DictRolloutBuffer"])
+def test_ppo_and_a2c_learn_it(algorithm: str, name: str, seed: int) -> None:
+    nested = name == "DictRolloutBuffer"
+    options = QUICK | {"policy": "MultiInputPolicy" if nested else "MlpPolicy", "n_steps": 32, "envs": 8}
+    if algorithm == "PPO":
+        options |= {"batch_size": 64, "n_epochs": 4}
+    assert learned(algorithm, name, Members if nested else Chain, 8000, seed, **options) == [1.0, 1.0]
+
+
+def test_sac_follows_what_it_is_shown(seed: int) -> None:
+    options = QUICK | {"gamma": 0.5, "learning_starts": 100, "buffer_size": 2000, "batch_size": 64}
+    assert min(learned("SAC", "ReplayBuffer", Follow, 800, seed, **options)) > -10 * 0.2  # by chance about -10 * 0.6
+
+
+def test_dqn_with_hindsight_flips_bits(seed: int) -> None:
+    def bits() -> Any:
+        return envs.BitFlippingEnv(n_bits=5, max_steps=5)
+
+    options = DQN | {"policy": "MultiInputPolicy", "gradient_steps": 2, "buffer_size": 5000}
+    assert min(learned("DQN", "HerReplayBuffer", bits, 2500, seed, **options)) >= 0.9
