@@ -862,7 +862,7 @@ def test_a_capacity_of_less_than_two_rows_per_env_is_refused(capacity: int, num_
         ReplayBuffer(PLAIN, capacity, num_envs)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "7"], ids=repr)
+@pytest.mark.parametrize("seed", [True, 1.5, "7"], ids=repr)
 def test_a_seed_that_is_none_is_refused_at_once(seed: Any) -> None:
     with pytest.raises(SchemaError, match="seed is an int"):
         ReplayBuffer(PLAIN, 10, seed=seed)

@@ -1241,7 +1241,14 @@ def test_permutation_number_k_depends_on_the_seed_and_k_alone() -> None:
     assert ids(list(rollout.minibatches(5))) == [flat[i] for i in reference.permutation(12, 11, 4)]
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "7"], ids=repr)
+@pytest.mark.parametrize("seed", [-1, 2**64, 2**70], ids=repr)
+def test_a_seed_may_be_any_integer(seed: int) -> None:
+    rollout = filled([step(t) for t in range(6)], seed=seed)
+    flat = ids([rollout.flat()])
+    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in reference.permutation(12, seed, 0)]
+
+
+@pytest.mark.parametrize("seed", [True, 1.5, "7"], ids=repr)
 def test_a_seed_that_cannot_be_used_is_refused_at_once(seed: Any) -> None:
     with pytest.raises(errors.ReliveError, match="seed"):
         RolloutBuffer(SCHEMA, 2, 2, seed=seed)
