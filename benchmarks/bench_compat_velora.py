@@ -23,7 +23,7 @@ METHODS = {
     "sample": "sample(256) of 1 M transitions",
     "save": "save of 20 k transitions",
     "load": "load of 20 k transitions",  # theirs maps the file, and reads what is asked for when it is
-    "learn": "load of 20 k transitions, and 200 batches of 256",
+    "load, and 1000 batches": "load of 20 k transitions, and 1000 batches of 256",
 }
 
 
@@ -39,7 +39,7 @@ class Buffer:
         if self.package == "velora":
             importlib.import_module("velora.models")  # without which its buffer cannot be imported
         self.kind = importlib.import_module(self._module).ReplayBuffer
-        of_files = method in ("save", "load", "learn")
+        of_files = method not in ("add", "add_multi", "sample")
         capacity = SAVED if of_files else CAPACITY
         self.buffer = self.kind(capacity, STATE, ACTION, HIDDEN)
         self.rows = [torch.rand(ENVS, size) for size in (STATE, ACTION, 1, STATE, 1, HIDDEN)]
@@ -56,9 +56,9 @@ class Buffer:
         self._call()
 
     def call(self, method: str) -> Callable[[], Any]:
-        if method in ("load", "learn"):
+        if method.startswith("load"):
             metadata = json.loads((self.folder / "buffer_metadata.json").read_text())
-            return lambda: self.load(metadata, 200 if method == "learn" else 0)
+            return lambda: self.load(metadata, 0 if method == "load" else 1000)
         return {
             "add": lambda: self.buffer.add(*self.row),
             "add_multi": lambda: self.buffer.add_multi(*self.rows),
