@@ -268,9 +268,10 @@ class RolloutStorage:
     def _learned(self, batch: TensorDict) -> dict[str, Any]:
         """What a batch of PPO has of its steps, as rsl_rl names and shapes it."""
         names = {"values": "value", "advantages": "advantage", "returns": "return", "old_actions_log_prob": "log_prob"}
-        found: dict[str, Any] = {name: batch[column].unsqueeze(-1) for name, column in names.items()}
-        params = tuple(batch["distribution", str(i)] for i in range(self._params or 0))
-        return found | {"actions": batch["action"], "old_distribution_params": params}
+        columns: dict[Any, Tensor] = dict(cast("Any", batch.items(include_nested=True, leaves_only=True)))  # at once
+        found: dict[str, Any] = {name: columns[column].unsqueeze(-1) for name, column in names.items()}
+        params = tuple([columns["distribution", str(i)] for i in range(self._params or 0)])
+        return found | {"actions": columns["action"], "old_distribution_params": params}
 
     def _step_of(self, transition: Any) -> dict[str, Any]:
         """One step as the rollout takes it."""
