@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "learning" / "sb3.json"
 PAGE = HERE.parent / "docs" / "migration" / "stable_baselines3.md"
 MARKED = re.compile(r"(<!-- learning:sb3 -->).*?(<!-- /learning:sb3 -->)", re.DOTALL)
-OURS, THEIRS = "relive", "stable-baselines3"
+SIDES = OURS, THEIRS = "relive", "stable-baselines3"
 HOST = "stable_baselines3"
 # as tuned by its authors for CartPole-v1, in rl-baselines3-zoo
 DQN: dict[str, Any] = {
@@ -124,21 +124,22 @@ def trained(task: Task, side: str, seed: int, steps: int | None = None, episodes
 
 
 def table(report: dict[str, Any]) -> str:
-    """The markdown of all runs on record."""
+    """The markdown of the runs on record, of seeds that both sides have been trained with."""
     tables: Any = importlib.import_module("tables")
     out = [
         "| | the drop-in: greedily | while training | Stable-Baselines3's: greedily | while training |",
         "|---|---:|---:|---:|---:|",
     ]
     for name, task in TASKS.items():
+        made = [run for run in report["runs"] if run["task"] == name]
+        runs = [{run["seed"]: run for run in made if run["side"] == side} for side in SIDES]
+        both = sorted(runs[0].keys() & runs[1].keys())
         cells = [f"{task.name}, {task.steps // 1000} k steps"]
-        for side in (OURS, THEIRS):
-            runs = [run for run in report["runs"] if (run["task"], run["side"]) == (name, side)]
-            runs.sort(key=lambda run: run["seed"])
+        for of_side in runs:
             for figure in ("trained", "training"):
-                won = task.won and figure == "trained"
-                cells.append(", ".join(f"{r[figure]:.0%}" if won else f"{r[figure]:.0f}" for r in runs))
-        if all(cells):
+                form = ".0%" if task.won and figure == "trained" else ".0f"
+                cells.append(", ".join(format(of_side[seed][figure], form) for seed in both))
+        if both:
             out.append("| " + " | ".join(cells) + " |")
     foot = (
         "A figure for each seed: the mean return of 50 episodes of the trained policy, acting greedily (with "
@@ -161,7 +162,7 @@ def main() -> None:
     known = {(run["task"], run["side"], run["seed"]) for run in report["runs"]}
     for seed in arguments.seeds:
         for name in arguments.only:
-            for side in (OURS, THEIRS):
+            for side in SIDES:
                 if (name, side, seed) in known:
                     continue
                 run = {"task": name, "side": side, "seed": seed} | trained(TASKS[name], side, seed)

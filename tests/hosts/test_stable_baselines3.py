@@ -127,6 +127,25 @@ def test_ppo_and_a2c_learn_it(algorithm: str, name: str, seed: int) -> None:
     assert learned(algorithm, name, Members if nested else Chain, 8000, seed, **options) == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("env", [Follow, "CartPole-v1"])
+@pytest.mark.parametrize("algorithm", ["PPO", "A2C"])
+def test_updates_by_whole_rollouts_lead_to_the_same_policy(algorithm: str, env: Any, seed: int) -> None:
+    """Then the order within a batch does not matter, and all else is drawn from generators that no buffer reads."""
+    options: dict[str, Any] = {"n_steps": 16, "device": "cpu", "seed": seed}
+    if algorithm == "PPO":
+        options |= {"batch_size": 64, "n_epochs": 3}
+    found = []
+    for source in (buffers, ours):
+        vec = sb3.common.env_util.make_vec_env(env, 4)
+        model = getattr(sb3, algorithm)("MlpPolicy", vec, rollout_buffer_class=source.RolloutBuffer, **options)
+        before = model.policy.action_net.weight.detach().clone()
+        model.learn(64 * 12)
+        assert not np.allclose(before, model.policy.action_net.weight.detach(), atol=1e-3)
+        found.append([value.numpy() for value in model.policy.state_dict().values()])
+    for host, mine in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, host, atol=1e-4)  # they add up in another order
+
+
 def test_sac_follows_what_it_is_shown(seed: int) -> None:
     options = QUICK | {"gamma": 0.5, "learning_starts": 100, "buffer_size": 2000, "batch_size": 64}
     assert min(learned("SAC", "ReplayBuffer", Follow, 800, seed, **options)) > -10 * 0.2  # by chance about -10 * 0.6
