@@ -226,7 +226,7 @@ class Hindsight:
             return ()
         which, total = steps.which[:found], int(steps.begin[found])
         if self.relabel is not None:
-            changed = self._relabelled(store, steps, found, total)
+            changed = self._relabelled(self.relabel, store, steps, found, total)
         else:
             changed = self._told(store, fit, tellers, steps, found, total)
         given = [changed.pop((name,), had) for name, had in zip(RESULTS, steps.recorded, strict=True)]
@@ -275,14 +275,14 @@ class Hindsight:
             steps.flags, steps.achieved, steps.desired,
         )  # fmt: skip
 
-    def _relabelled(self, store: Store, steps: Steps, found: int, total: int) -> Arrays:
+    def _relabelled(self, relabel: Callable[..., Any], store: Store, steps: Steps, found: int, total: int) -> Arrays:
         """What ``relabel`` changes of each step ``[S, ...]``, by path."""
         obs, per = [path for path in store.leaves if path[0] == "obs"], steps.owners(found)
         fields = arrays_of(store, steps.now[:total])
         after = arrays_of(store, steps.after[:total], obs)
         fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
         seen = [arrays_of(store, places[per], obs) for places in steps.spans]
-        return relabelled(self.relabel, store.leaves, fields, *seen)
+        return relabelled(relabel, store.leaves, fields, *seen)
 
     def _told(
         self, store: Store, fit: GoalBytes, tellers: list[Teller], steps: Steps, found: int, total: int
@@ -292,10 +292,10 @@ class Hindsight:
         if fit.packed:
             achieved, desired = steps.goals[0][:total], steps.goals[1][:total]
         else:
-            path = "obs", self.achieved
+            path: Path = ("obs", self.achieved)
             achieved = arrays_of(store, steps.after[:total], [path])[path]
             desired = arrays_of(store, steps.spans[2][steps.owners(found)], [path])[path]
-            goals = {(name, self.desired): desired for name in ("obs", "next_obs")}
+            goals |= {(name, self.desired): desired for name in ("obs", "next_obs")}
         info: Any = {}
         if self.info is not None:
             paths = [path for path in store.leaves if path[0] == self.info]

@@ -34,7 +34,6 @@ LARGE_FIELD = 1024
 """Bytes of a row's field from which packing it with the others gains nothing: it is a block of its own."""
 
 Array = NDArray[Any]
-_from_numpy = torch.from_numpy
 
 
 class RowLayout:
@@ -83,7 +82,8 @@ class RowLayout:
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
         """The same as tensors of the fields' dtypes, which NumPy may lack."""
-        found = {path: _from_numpy(array) for path, array in self.arrays(rows).items()}
+        from_numpy: Any = torch.from_numpy
+        found: dict[Path, Tensor] = {path: from_numpy(array) for path, array in self.arrays(rows).items()}
         for path, dtype in self._foreign.items():
             found[path] = found[path].view(dtype)
         return found

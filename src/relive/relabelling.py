@@ -35,8 +35,8 @@ class Steps(NamedTuple):
     desired: Array
     used: Ints
     """The last step of each window, as :func:`relive.kernels.reference.relabel_windows` leaves it."""
-    goals: tuple[Array, Array]
-    """``achieved`` and ``desired`` as what they are, rather than as bytes."""
+    goals: list[Array]
+    """``achieved`` and ``desired`` as what they are, rather than as bytes; none where kernels cannot read them."""
     recorded: tuple[Array, Array, Array]
     """``rewards`` and each of ``flags``."""
 
@@ -69,7 +69,7 @@ class GoalBytes:
             )
             rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
             achieved, desired = (np.empty((size, int(self.goal[1])), np.uint8) for _ in range(2))
-            goals = tuple(x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed)
+            goals: list[Any] = [x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed]
             fresh = Steps(
                 which, begin, now, after, np.empty((3, count), np.int64), rewards, flags, achieved, desired, used,
                 goals, (rewards, flags[0], flags[1]),
