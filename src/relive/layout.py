@@ -82,8 +82,7 @@ class RowLayout:
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
         """The same as tensors of the fields' dtypes, which NumPy may lack."""
-        from_numpy: Any = torch.from_numpy
-        found: dict[Path, Tensor] = {path: from_numpy(array) for path, array in self.arrays(rows).items()}
+        found = {path: torch.from_numpy(array) for path, array in self.arrays(rows).items()}
         for path, dtype in self._foreign.items():
             found[path] = found[path].view(dtype)
         return found
