@@ -16,6 +16,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -146,7 +147,7 @@ def table(report: dict[str, Any]) -> str:
         "hindsight, how many of them are won), and that of the second half of each env's episodes in training. Made by "
         f"`python benchmarks/learn_sb3.py` on {tables.machine(report['environment'])}."
     )
-    return "\n".join([*out, "", foot])
+    return "\n".join([*out, "", fill(foot, 120, break_on_hyphens=False)])
 
 
 def main() -> None:
