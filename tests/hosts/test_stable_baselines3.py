@@ -117,6 +117,40 @@ def test_dqn_learns_it_from_dictionaries(seed: int) -> None:
     assert learned("DQN", "DictReplayBuffer", Members, 4000, seed, **options) == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("env", [Follow, "CartPole-v1"])
+def test_a_training_sees_what_the_hosts_buffer_holds_each_row_equally_often(env: Any, seed: int) -> None:
+    """Beside ours, which wraps four times, the host's gets the same steps; the rows drawn are then looked up there."""
+    drawn: list[Any] = []
+
+    class Beside(ours.ReplayBuffer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            kwargs.pop("seed")
+            self.host, self.steps = buffers.ReplayBuffer(*args, **kwargs), 0
+
+        def add(self, *step: Any) -> None:
+            super().add(*step)
+            self.host.add(*step)
+            self.steps += 1
+
+        def _samples(self, batch: Any, env: Any) -> Any:
+            found, index = super()._samples(batch, env), batch["index"].numpy()
+            for own, theirs in zip(found, self.host._get_samples(index % self.buffer_size), strict=True):
+                assert own is theirs is None or (own.dtype is theirs.dtype and own.tolist() == theirs.tolist())
+            if self.full:
+                drawn.append(self.steps - 1 - index)
+            return found
+
+    options = deepcopy(QUICK) | {"buffer_size": 500, "learning_starts": 100, "seed": seed}
+    own = {"replay_buffer_class": Beside, "replay_buffer_kwargs": {"seed": seed}}
+    algorithm, made = (sb3.DQN, env) if isinstance(env, str) else (sb3.SAC, env())
+    algorithm("MlpPolicy", made, **options, **own).learn(2000)
+    counts, _ = np.histogram(np.concatenate(drawn), 20, (0, 500))
+    expected = counts.sum() / 20
+    assert len(drawn) > 300
+    assert ((counts - expected) ** 2 / expected).sum() < 60  # by chance: once in 200,000 times
+
+
 @pytest.mark.parametrize("algorithm", ["PPO", "A2C"])
 @pytest.mark.parametrize("name", ["RolloutBuffer", "DictRolloutBuffer"])
 def test_ppo_and_a2c_learn_it(algorithm: str, name: str, seed: int) -> None:
