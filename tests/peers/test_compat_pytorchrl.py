@@ -26,8 +26,9 @@ def parts(recurrent: bool = False, overlap: float = 0.0, length: int = 4) -> tup
 
 
 def pair(name: str, size: int, *args: Any, recurrent: bool = False, overlap: float = 0.0, **options: Any) -> Any:
-    mine, its = getattr(ours, NAMES[name]), host(name)
-    return [cls.create_factory(size, *args, **options)(*parts(recurrent, overlap)) for cls in (mine, its)]
+    given = parts(recurrent, overlap)
+    mine = getattr(ours, NAMES[name]).create_factory(size, *args, **options, seed=0)(*given)
+    return mine, host(name).create_factory(size, *args, **options)(*given)
 
 
 def play(steps: int, num_envs: int, seed: int = 0, nested: bool = False, end: float = 0.2) -> list[dict[str, Any]]:
@@ -358,7 +359,7 @@ def test_new_steps_in_the_place_of_old_ones_do_not_inherit_their_priority() -> N
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
 def test_priorities_of_sequences_are_updated_with_several_envs(overlap: float) -> None:
-    buffer = ours.PERBuffer.create_factory(64, 1, 0.1, 1.0, 1.0, 1.0)(*parts(True, overlap))
+    buffer = ours.PERBuffer.create_factory(64, 1, 0.1, 1.0, 1.0, 1.0, seed=0)(*parts(True, overlap))
     fed(buffer, play(40, 3))
     for batch in buffer.generate_batches(10, 40):
         count, each = len(batch["idxs"]), buffer.non_overlap_length
