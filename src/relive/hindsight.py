@@ -256,6 +256,7 @@ class Hindsight:
         return known[1:]
 
     def _tellers(self) -> list[Teller]:
+        """The functions of goals that there are."""
         functions = {name: getattr(self, f"{name}_fn") for name in RESULTS}
         return [
             Teller(name, function, self.info is not None)

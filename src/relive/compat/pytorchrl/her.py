@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,8 @@ class HERBuffer(EREBuffer):
         done = done.reshape(*done.shape[:2]) != 0
         cuts = [0, *(np.flatnonzero(done.any(1)) + 1).tolist(), len(done)]
         for low, high in itertools.pairwise(dict.fromkeys(cuts)):
-            super()._extend({key: mapped(lambda x: x[low:high], value) for key, value in steps.items()})  # noqa: B023
+            part = itemgetter(slice(low, high))
+            super()._extend({key: mapped(part, value) for key, value in steps.items()})
             self._count(done[low:high])
 
     def _count(self, done: Any) -> None:
