@@ -28,7 +28,7 @@ help: ## show this list
 setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of the tests
 	@echo "$(VENV) is ready"
 
-demo: setup ## train PPO on CartPole-v1, about two minutes; draws runs/ppo-CartPole-v1.png
+demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole-v1.png
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
 
 test: lint ## style, types and every quick test
@@ -52,7 +52,7 @@ format: setup ## let ruff mend style and format
 	@$(PY) -m ruff check --fix --exit-zero
 	@$(PY) -m ruff format
 
-bench: $(BENCH_VENV)/installed ## measure beside the installed peers; rewrites the README's tables
+bench: $(BENCH_VENV)/installed ## measure beside the installed peers; rewrites the tables and the chart
 	@$(BENCH_PY) benchmarks/run.py
 
 clean: ## remove the environments, the caches and runs/

@@ -1,4 +1,4 @@
-"""Runs the benchmarks, writes results/*.json, and regenerates the tables of the README and of docs.
+"""Runs the benchmarks, writes results/*.json, and rewrites the pages that show them.
 
 python benchmarks/run.py                 everything, some minutes
 python benchmarks/run.py --only gae      one of them, or several
@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 
+import pages
 import tables
 
 # name -> the module whose `run` measures it, in the order of the tables
@@ -38,8 +39,10 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 def main() -> int:
     """Returns 1 if a line of our own failed, else 0: peers may be missing."""
     parser = argparse.ArgumentParser(description="Measure relive beside its peers and the physical floor.")
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; prints the tables, leaves README.md alone")
+    parser.add_argument(
+        "--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME", help="some of: %(choices)s"
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run; prints the tables, leaves the pages alone")
     arguments = parser.parse_args()
     os.environ.update(dict.fromkeys(THREAD_SETTINGS, "1"))  # before anything that reads them is imported
     harness = importlib.import_module("harness")
@@ -47,7 +50,10 @@ def main() -> int:
     folder = tables.RESULTS / "quick" if arguments.quick else tables.RESULTS
     for name in arguments.only:
         importlib.import_module(BENCHMARKS[name]).run(effort, folder)
-    tables.main(folder, () if arguments.quick else tables.DOCUMENTS, arguments.only)
+    if arguments.quick:
+        pages.show(folder, arguments.only)
+    else:
+        pages.main()
     works = [work for report in tables.reports(folder, arguments.only) for work in report["workloads"]]
     ours = [line for work in works for line in work["lines"] if line["role"] == "ours"]
     return int(any(line["status"].startswith("failed") for line in ours))

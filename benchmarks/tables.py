@@ -1,14 +1,11 @@
-"""Turns results/*.json into the tables of the README and of docs: `<!-- bench:NAME -->` to `<!-- /bench:NAME -->`."""
+"""Turns results/*.json into tables of markdown."""
 
 import json
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
+RESULTS = Path(__file__).parent / "results"
 ORDER = (
     "gae",
     "add",
@@ -140,29 +137,3 @@ def table(report: dict[str, Any]) -> str:
     foot = " ".join([foot, *remarks(report), *([f"Peers: {peers}."] if peers else [])])
     command = f"python benchmarks/run.py --only {report['name']}"
     return "\n".join([*out, "", f"{foot} Made by `{command}` on {machine(report['environment'])}."])
-
-
-def fill(text: str, report: dict[str, Any]) -> str:
-    """The text with the report's table between its markers; unchanged if it has none."""
-    name = re.escape(report["name"])
-    pattern = re.compile(rf"(<!-- bench:{name} -->).*?(<!-- /bench:{name} -->)", re.DOTALL)
-    return pattern.sub(lambda match: f"{match[1]}\n\n{table(report)}\n\n{match[2]}", text)
-
-
-def main(folder: Path = RESULTS, documents: Collection[Path] = DOCUMENTS, names: Collection[str] | None = None) -> None:
-    """Rewrites the documents' tables; prints those that have no place in any."""
-    texts = {path: path.read_text(encoding="utf-8") for path in documents}
-    for report in reports(folder, names):
-        places = [path for path, text in texts.items() if f"<!-- bench:{report['name']} -->" in text]
-        if not places:
-            print(f"\n{table(report)}")
-        for path in places:
-            texts[path] = fill(texts[path], report)
-    for path, text in texts.items():
-        if text != path.read_text(encoding="utf-8"):
-            path.write_text(text, encoding="utf-8")
-            print(f"\n{path.relative_to(HERE.parent)}: tables rewritten")
-
-
-if __name__ == "__main__":
-    main()

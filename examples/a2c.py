@@ -1,11 +1,11 @@
 """Advantage actor-critic (Mnih et al. 2016), synchronous: one gradient step on each short rollout of several envs.
 
     python examples/a2c.py              CartPole-v1, until the mean return is well above 475
-    python examples/a2c.py --seed 3     the same with other luck
+    python examples/a2c.py --seed 3     the same with another seed
 
-It differs from examples/ppo.py where the algorithms do: n-step returns instead of GAE, the whole rollout as one batch
-instead of minibatches, no ratio and no clipping. And it plays Gymnasium's own vectorized CartPole, which resets an env
-one step after its episode ended: those steps are no experience, so the batch leaves them out.
+It differs from examples/ppo.py as the algorithms do. It uses n-step returns instead of GAE, the whole rollout as one
+batch instead of minibatches, and no ratio or clipping. It plays Gymnasium's own vectorized CartPole, which resets an
+env one step after its episode ended. No action is taken in those steps, so the batch leaves them out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEARNING_RATE = 2e-3
 
 
 class Policy(nn.Module):
-    """Actor and critic. One forward serves both sides: it draws actions to play, or judges those that were played."""
+    """Actor and critic. Without ``action``, ``forward`` draws actions to play; with it, it evaluates them."""
 
     def __init__(self, inputs: int, actions: int) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ def train(args: argparse.Namespace, run: Run) -> None:
     optimizer = torch.optim.RMSprop(policy.parameters(), lr=LEARNING_RATE, alpha=0.99, eps=1e-5)
 
     while not run.over:
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.left
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
         stats = collector.collect()
-        rollout.finish(relive.MonteCarlo(gamma=GAMMA))  # rewards to the end of the rollout, then the critic's word
+        rollout.finish(relive.MonteCarlo(gamma=GAMMA))  # rewards to the end of the rollout, then the critic's value
         batch = rollout.flat()
         now = policy(batch["obs"], action=batch["action"])
 
@@ -80,10 +80,10 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
 def main() -> None:
     args = command_line(__doc__, ENV).parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     with Run("A2C", ENV, GOAL, args) as run:
         train(args, run)
-    print("Next: examples/ppo.py learns from each rollout many times over; examples/grpo.py does without a critic.")
+    print("Next: examples/ppo.py learns from each rollout many times over; examples/grpo.py needs no critic.")
 
 
 if __name__ == "__main__":

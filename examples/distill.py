@@ -1,15 +1,15 @@
-"""Distillation: a student that sees less imitates a teacher that sees all, on what the student itself runs into.
+"""Distillation: a student that sees less imitates a teacher that sees everything.
 
     python examples/distill.py              CartPole-v1: a teacher, a student with a memory, and one without
-    python examples/distill.py --seed 3     the same with other luck
+    python examples/distill.py --seed 3     the same with another seed
 
-The teacher is what examples/ppo.py learns from whole observations. Students see the two positions and no velocities.
-They play by themselves (DAgger, Ross et al. 2011), and at every step the teacher, who sees everything (privileged
-observations), says what it would have done. That answer is a field of the step like any other. Students learn from it
-and from nothing else: there is no reward here, and no value.
+examples/ppo.py trains the teacher on whole observations. Students see the two positions and no velocities. They play
+by themselves (DAgger, Ross et al. 2011). At every step the teacher, which also sees the velocities (privileged
+observations), gives the action it would have taken. That action is an ordinary field of the step. Students learn from
+it alone: there is no reward here, and no value.
 
-``rollout.chunks(16)`` gives all envs side by side in the order of time, ``[L, N, ...]``, and runs on over the ends of
-episodes: the student unrolls its LSTM step after step, beginning anew where ``is_start`` says that an episode does.
+``rollout.chunks(16)`` gives all envs in the order of time, ``[L, N, ...]``, and continues across the ends of episodes.
+The student unrolls its LSTM step by step, and resets its state where ``is_start`` marks the start of an episode.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Hidden = tuple[Tensor, Tensor]  # h and c, each [1, N, SIZE]
 
 
 class Student(nn.Module):
-    """Scores of the actions, from what a student sees; without memory, the state starts anew at every step."""
+    """Scores of the actions, from a student's observations. Without memory, the state is reset at every step."""
 
     def __init__(self, inputs: int, actions: int, memory: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Student(nn.Module):
 
 
 class Lesson:
-    """The policy of the collector: the student acts, and the teacher says what it would have done."""
+    """The policy of the collector: the student acts, and the teacher gives the action it would have taken."""
 
     def __init__(self, student: Student, teacher: ppo.Policy) -> None:
         self.student, self.teacher = student, teacher
@@ -85,7 +85,7 @@ def train(teacher: ppo.Policy, memory: bool, args: argparse.Namespace, run: Run)
     optimizer = torch.optim.Adam(student.parameters(), lr=LEARNING_RATE)
 
     while not run.over:
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.left
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
         stats = collector.collect()
         losses: dict[str, Tensor] = {}
         for _ in range(EPOCHS):
@@ -104,7 +104,7 @@ def train(teacher: ppo.Policy, memory: bool, args: argparse.Namespace, run: Run)
 
 def main() -> None:
     args = command_line(__doc__, ENV).parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     task = ppo.TASKS[ENV]
     with Run("Teacher", ENV, task.goal, args, drawn_later=True) as taught:
         teacher = ppo.train(task, args, taught)
@@ -123,7 +123,7 @@ def main() -> None:
     )
     if args.short and remembering.mean < 2 * forgetful.mean:
         raise SystemExit(1)
-    print("Next: examples/ppo_lstm.py learns as much without a teacher; docs/sequences.md tells all of chunks.")
+    print("Next: examples/ppo_lstm.py learns as much without a teacher; docs/sequences.md explains chunks.")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Deep Q-learning, the better half of Rainbow (Hessel et al. 2018): double, 3-step, prioritized replay.
 
     python examples/dqn.py              CartPole-v1, until the mean return is well above 450
-    python examples/dqn.py --seed 3     the same with other luck
+    python examples/dqn.py --seed 3     the same with another seed
 
-Three parts, each one line here, because what they need is in the batch:
+It has three parts. Each takes one line here, because the batch has what it needs:
 
 - 3-step targets (Sutton 1988): ``reward`` is r + γr' + γ²r'', and ``discount`` is γ³, or less where the episode ended
-  sooner: 0 where it terminated, but not where it was truncated, since there the pole had not fallen.
-- Prioritized replay (Schaul et al. 2016): surprising transitions are drawn more often, and ``weight`` makes up for it.
+  sooner. It is 0 where the episode terminated, but not where it was truncated, since there the pole had not fallen.
+- Prioritized replay (Schaul et al. 2016): surprising transitions are drawn more often; ``weight`` corrects for that.
 - Double Q-learning (van Hasselt et al. 2016): one network chooses the next action, a slower one values it.
 """
 
@@ -52,8 +52,8 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
-def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """From the values of all actions ``[B, A]``, those of one each: ``[B]``."""
+def pick(values: Tensor, action: Tensor) -> Tensor:
+    """The value of each row's action, ``[B]``, out of the values of all actions ``[B, A]``."""
     return values.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
@@ -72,19 +72,19 @@ def train(args: argparse.Namespace, run: Run) -> None:
     replay = relive.ReplayBuffer(schema, CAPACITY, envs.num_envs, sampler=sampler, view=view, seed=args.seed)
     policy = Policy(q, actions, args.device)
     collector = relive.Collector(envs, policy, replay, seed=args.seed)
-    warm = collector.warm(replay, WARM_UP // envs.num_envs, seed=args.seed)  # random actions, in envs of its own
+    warm = collector.warm(replay, WARM_UP // envs.num_envs, seed=args.seed)  # random actions, in separate envs
     run.update(warm.num_steps, warm.episode_returns)
 
     while not run.over:
-        policy.epsilon = max(EPSILON, 1 - (1 - run.left) / EXPLORE)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.left
+        policy.epsilon = max(EPSILON, 1 - (1 - run.remaining) / EXPLORE)
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
         stats = collector.collect(1)
         losses: dict[str, Tensor] = {}
         for batch in (drawn.to(args.device) for drawn in replay.batches(UPDATES, BATCH_SIZE)):
             with torch.no_grad():
                 best = q(batch["next_obs"]).argmax(dim=1)
-                target = batch["reward"] + batch["discount"] * of_actions(slow_q(batch["next_obs"]), best)
-            value = of_actions(q(batch["obs"]), batch["action"])
+                target = batch["reward"] + batch["discount"] * pick(slow_q(batch["next_obs"]), best)
+            value = pick(q(batch["obs"]), batch["action"])
             td_error = target - value
             loss = (batch["weight"] * nn.functional.huber_loss(value, target, reduction="none")).mean()
             optimizer.zero_grad()
@@ -101,7 +101,7 @@ def train(args: argparse.Namespace, run: Run) -> None:
 
 def main() -> None:
     args = command_line(__doc__, ENV).parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     with Run("DQN", ENV, GOAL, args) as run:
         train(args, run)
     print("Next: examples/sac.py has continuous actions; examples/dqn_pixels.py stacks frames that are stored once.")

@@ -3,10 +3,10 @@
     python examples/dqn_her.py               15 bits, with hindsight and without, in one plot
     python examples/dqn_her.py --her yes     only with it
 
-There are 32,768 goals and no hint which way they lie: without hindsight the reward is -1 for as long as anybody plays.
-Episodes end when the goal is reached, so they are of all lengths, and so it matters that ``terminated`` is relabelled
-with the reward: a step that reaches its new goal is worth 0 and has nothing after it. ``terminated_fn`` says so, and
-the batch's ``discount`` is 0 there. Here targets are 2-step: a window ends where the new goal is reached.
+There are 32,768 goals, and nothing hints at where they are. Without hindsight the reward is -1 at every step.
+Episodes end when the goal is reached, so their lengths differ, and ``terminated`` must be relabelled with the reward. A
+step that reaches its new goal has reward 0 and no future: ``terminated_fn`` marks it as terminal, and its ``discount``
+is 0. Targets are 2-step, and a window ends where the new goal is reached.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Policy:
         self.q, self.actions, self.device, self.epsilon = q, actions, device, 1.0
 
     def __call__(self, obs: TensorDict) -> Tensor:
-        greedy = self.q(seen(obs).to(self.device)).argmax(dim=1)
+        greedy = self.q(flatten(obs).to(self.device)).argmax(dim=1)
         random = torch.randint_like(greedy, self.actions)
         return torch.where(torch.rand(len(greedy), device=greedy.device) < self.epsilon, random, greedy)
 
@@ -58,13 +58,13 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
 
 
-def seen(obs: TensorDict) -> Tensor:
-    """The bits as they are, and as they should be."""
+def flatten(obs: TensorDict) -> Tensor:
+    """The current bits and the goal's, in one tensor."""
     return torch.cat([obs["observation"], obs["desired_goal"]], dim=-1).float()
 
 
-def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """From the values of all actions ``[B, A]``, those of one each: ``[B]``."""
+def pick(values: Tensor, action: Tensor) -> Tensor:
+    """The value of each row's action, ``[B]``, out of the values of all actions ``[B, A]``."""
     return values.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
@@ -90,19 +90,19 @@ def train(her: bool, args: argparse.Namespace, run: Run) -> None:
     replay = relive.ReplayBuffer(schema, CAPACITY, num_envs, view=view, seed=args.seed)
     policy = Policy(q, size, args.device)
     collector = relive.Collector(envs, policy, replay, seed=args.seed)
-    warm = collector.warm(replay, WARM_UP // num_envs, seed=args.seed)  # random actions, in envs of its own
+    warm = collector.warm(replay, WARM_UP // num_envs, seed=args.seed)  # random actions, in separate envs
     run.update(warm.num_steps, [])
 
     while not run.over:
-        policy.epsilon = max(EPSILON, 1 - (1 - run.left) / EXPLORE)
+        policy.epsilon = max(EPSILON, 1 - (1 - run.remaining) / EXPLORE)
         collector.collect(ROUND)
         losses: dict[str, Tensor] = {}
         for batch in (drawn.to(args.device) for drawn in replay.batches(UPDATES, BATCH_SIZE)):
-            obs, next_obs = seen(batch["obs"]), seen(batch["next_obs"])
+            obs, next_obs = flatten(batch["obs"]), flatten(batch["next_obs"])
             with torch.no_grad():
                 best = q(next_obs).argmax(dim=1)
-                target = batch["reward"] + batch["discount"] * of_actions(slow_q(next_obs), best)
-            value = of_actions(q(obs), batch["action"])
+                target = batch["reward"] + batch["discount"] * pick(slow_q(next_obs), best)
+            value = pick(q(obs), batch["action"])
             loss = nn.functional.huber_loss(value, target)
             optimizer.zero_grad()
             loss.backward()
@@ -118,7 +118,7 @@ def main() -> None:
     parser = command_line(__doc__, ENV)
     parser.add_argument("--her", choices=("yes", "no", "both"), default="both", help="with hindsight, or without")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     runs: dict[str, Run] = {}
     for her in (True, False) if args.her == "both" else (args.her == "yes",):
         name, goal = ("DQN with hindsight", GOAL) if her else ("DQN without", NO_GOAL)
@@ -128,7 +128,7 @@ def main() -> None:
     if args.plot or not args.short:
         title = f"Flipping {BITS} bits, sparse rewards"
         draw_together(args.plot or Path("runs/dqn_her.png"), title, {name: [run] for name, run in runs.items()})
-    print("Next: examples/sac_her.py reaches for goals with a robot's arm; docs/hindsight.md tells all of it.")
+    print("Next: examples/sac_her.py reaches for goals with a robot arm; docs/hindsight.md explains the view.")
 
 
 if __name__ == "__main__":

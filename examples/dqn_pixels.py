@@ -3,18 +3,18 @@
     python examples/dqn_pixels.py                   Freeway, from the picture alone: under an hour on one core
     python examples/dqn_pixels.py --env Pong        a million steps, hours on one core
     python examples/dqn_pixels.py --device cuda     the same with the network on a GPU
-    python examples/dqn_pixels.py --short           seconds: what a transition takes, and that everything moves
+    python examples/dqn_pixels.py --short           seconds: measures bytes, and checks that the network changes
 
-A transition of Atari as networks see it (Mnih et al. 2015) is four pictures of 84 x 84 and the four that follow: 56,448
-bytes, 56 GB for the usual million of them, in a buffer that stores observations as they come. But seven of the eight
-are pictures of other transitions, too. A replay with ``relive.FrameStack`` stores one per step, and hands out all
-eight, with the first one repeated where an episode has only begun.
+A transition of Atari (Mnih et al. 2015) is four pictures of 84 x 84 and the four that follow. A buffer that stores
+observations as they come needs 56,448 bytes for it, or 56 GB for the usual million. But seven of the eight pictures
+belong to other transitions, too. A replay with ``relive.FrameStack`` stores one picture per step and returns all
+eight. Near the start of an episode it repeats the first one.
 
-What plays needs stacks as well, and remembers the last frames by itself. Where a new episode begins, it is told by
-``is_start``, a field of the schema that the collector fills.
+The policy needs stacks as well, and keeps the last frames itself. ``is_start``, a field of the schema that the
+collector fills, shows it where episodes begin.
 
 Otherwise this is examples/dqn.py without priorities. Pong is learned when the mean return is positive; the best is 21.
-In Freeway every crossing of the road counts 1; who always walks up crosses about 21 times.
+In Freeway every crossing of the road counts 1; a player that always walks up crosses about 21 times.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ GAMES = {
 }
 NUM_ENVS = 4
 DEPTH = 4  # frames per stack
-CAPACITY, SHORT_CAPACITY = 200_000, 4_000  # the short run fills its replay, to see what a full one takes
+CAPACITY, SHORT_CAPACITY = 200_000, 4_000  # the short run fills its replay, to measure a full one
 WARM_UP = 4_000  # random transitions before the first gradient step
 BATCH_SIZE = 32
 UPDATES = 1  # gradient steps per vector step
 GAMMA = 0.99
 LEARNING_RATE = 2e-4
 TAU = 0.005  # how far the target network follows at each gradient step
-EXPLORE, EPSILON = 50_000, 0.02  # in so many steps the share of random actions falls from 1 to this
+EXPLORE, EPSILON = 50_000, 0.02  # the share of random actions falls from 1 to EPSILON in this many steps
 
-PLAIN_BYTES = 2 * DEPTH * 84 * 84  # of obs and next_obs, stored as they come
+PLAIN_BYTES = 2 * DEPTH * 84 * 84  # of obs and next_obs, stored without sharing
 MOST_BYTES = 7_300  # what this buffer may take, all fields included
 
 
@@ -58,7 +58,7 @@ def make(game: str) -> gym.Env:
 
 
 class Policy:
-    """Epsilon-greedy on the last frames, which it keeps: the observations ``[N, 84, 84]`` are single ones."""
+    """Epsilon-greedy on the last frames. It keeps these itself: observations ``[N, 84, 84]`` are single frames."""
 
     def __init__(self, q: nn.Module, actions: int, device: str) -> None:
         self.q, self.actions, self.device, self.epsilon = q, actions, device, 1.0
@@ -90,8 +90,8 @@ class Network(nn.Module):
         return self.judge(self.see(x).flatten(1))
 
 
-def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """From the values of all actions ``[B, A]``, those of one each: ``[B]``."""
+def pick(values: Tensor, action: Tensor) -> Tensor:
+    """The value of each row's action, ``[B]``, out of the values of all actions ``[B, A]``."""
     return values.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
@@ -112,7 +112,7 @@ def train(game: str, args: argparse.Namespace, run: Run) -> None:
     replay = relive.ReplayBuffer(schema, capacity, envs.num_envs, view=view, seed=args.seed)
     policy = Policy(q, actions, args.device)
     collector = relive.Collector(envs, policy, replay, seed=args.seed)
-    warm = collector.warm(replay, WARM_UP // envs.num_envs, seed=args.seed)  # random actions, in envs of its own
+    warm = collector.warm(replay, WARM_UP // envs.num_envs, seed=args.seed)  # random actions, in separate envs
     probe = replay.sample(BATCH_SIZE)["obs"].to(args.device)
     before, loss = q(probe).detach(), torch.tensor(math.nan)
     run.update(warm.num_steps, warm.episode_returns)
@@ -124,8 +124,8 @@ def train(game: str, args: argparse.Namespace, run: Run) -> None:
         for batch in (drawn.to(args.device) for drawn in replay.batches(UPDATES, BATCH_SIZE)):
             with torch.no_grad():
                 best = q(batch["next_obs"]).argmax(dim=1)
-                target = batch["reward"] + batch["discount"] * of_actions(slow_q(batch["next_obs"]), best)
-            value = of_actions(q(batch["obs"]), batch["action"])
+                target = batch["reward"] + batch["discount"] * pick(slow_q(batch["next_obs"]), best)
+            value = pick(q(batch["obs"]), batch["action"])
             loss = nn.functional.huber_loss(value, target)
             optimizer.zero_grad()
             loss.backward()
@@ -136,7 +136,7 @@ def train(game: str, args: argparse.Namespace, run: Run) -> None:
         run.update(warm.num_steps + collector.total_steps, stats.episode_returns, **losses)
     envs.close()
 
-    taken = plan.total_bytes / len(replay)  # the rows at the ends of episodes, too
+    taken = plan.total_bytes / len(replay)  # including the rows at the ends of episodes
     moved = (q(probe).detach() - before).abs().mean()
     print(f"{plan}\n{len(replay):,} transitions: {taken:,.0f} bytes each, where a plain buffer takes {PLAIN_BYTES:,}")
     print(f"loss {loss:.2g}; Q-values have moved by {moved:.2g} on average")
@@ -152,7 +152,7 @@ def main() -> None:
     game = args.env or "Freeway"
     with Run("DQN-pixels", game, GAMES[game], args) as run:
         train(game, args, run)
-    print("Next: examples/dqn.py has priorities, too; README.md says what else a replay can do.")
+    print("Next: examples/dqn.py has priorities, too; docs/replay.md says what else a replay can do.")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python examples/ppo.py                      CartPole-v1: two actions, until the mean return is well above 475
     python examples/ppo.py --env Pendulum-v1    continuous actions, and episodes that only ever end by truncation
-    python examples/ppo.py --env masked         a pond where most jumps are illegal, and which ones changes each time
-    python examples/ppo.py --env unmasked       the same without the mask, to see what masks are worth: it cannot learn
+    python examples/ppo.py --env masked         a pond where most jumps are illegal; which ones are changes each time
+    python examples/ppo.py --env unmasked       the same without the mask: it cannot learn
     python examples/ppo.py --env dict           nested observations: a uint8 picture, and a goal
 
-One loop learns them all; what differs is the distribution that actions are drawn from, and a few numbers.
+The same loop learns all of them. Only the distribution of actions and a few numbers differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.common import Courtyard, Goal, LilyPads, Run, command_line
 
 @dataclass(frozen=True)
 class Task:
-    """An env, and what to learn it with; the defaults suit small envs with discrete actions."""
+    """An env and its hyperparameters; the defaults suit small envs with discrete actions."""
 
     make: Callable[[], gym.Env]
     goal: Goal
@@ -52,10 +52,10 @@ def cartpole() -> gym.Env:
 
 def pendulum() -> gym.Env:
     env = RescaleAction(gym.make("Pendulum-v1"), np.float32(-1), np.float32(1))
-    return ClipAction(env)  # a Gaussian policy has no bounds, the motor has
+    return ClipAction(env)  # a Gaussian policy has no bounds, but the motor has
 
 
-# A mask needs naming, and nothing else: the collector finds it in info, gives it to the policy, and stores it.
+# Naming the mask is enough: the collector finds it in info, passes it to the policy, and stores it.
 MASK = {"action_mask": relive.Field((8,), torch.bool)}
 
 TASKS = {
@@ -80,7 +80,7 @@ IN_SHORT = ("CartPole-v1", "Pendulum-v1", "masked", "dict")
 
 
 class Policy(nn.Module):
-    """Actor and critic. One forward serves both sides: it draws actions to play, or judges those that were played."""
+    """Actor and critic. Without ``action``, ``forward`` draws actions to play; with it, it evaluates them."""
 
     def __init__(self, schema: relive.Schema, action_space: gym.Space) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
 
 
 def flatten(obs: Any) -> Tensor:
-    """A tensor, or a TensorDict nested to any depth, as rows of floats ``[B, inputs]``; bytes come as 0 to 1."""
+    """Rows of floats ``[B, inputs]`` from a tensor or a TensorDict of any depth; bytes are scaled to 0 to 1."""
     if isinstance(obs, Tensor):
         return (obs / 255 if obs.dtype is torch.uint8 else obs.float()).reshape(len(obs), -1)
     return torch.cat([flatten(obs[name]) for name in sorted(obs.keys())], dim=1)
@@ -135,9 +135,9 @@ def train(task: Task, args: argparse.Namespace, run: Run) -> Policy:
     optimizer = torch.optim.Adam(policy.parameters(), lr=task.learning_rate, eps=1e-5)
 
     while not run.over:
-        optimizer.param_groups[0]["lr"] = task.learning_rate * run.left
-        clip = task.clip * run.left
-        stats = collector.collect()  # fills the rollout, and values what truncated episodes ended on
+        optimizer.param_groups[0]["lr"] = task.learning_rate * run.remaining
+        clip = task.clip * run.remaining
+        stats = collector.collect()  # fills the rollout, and values the final observations of truncated episodes
         rollout.finish(relive.GAE(gamma=task.gamma, lam=task.lam))
         if "action_mask" in schema:
             legal = rollout["action_mask"].gather(-1, rollout["action"].unsqueeze(-1))
@@ -163,11 +163,11 @@ def train(task: Task, args: argparse.Namespace, run: Run) -> Policy:
 
 def main() -> None:
     args = command_line(__doc__, *TASKS).parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     for env in [args.env] if args.env else IN_SHORT if args.short else ["CartPole-v1"]:
         with Run("PPO", env, TASKS[env].goal, args) as run:
             train(TASKS[env], args, run)
-    print("Next: examples/a2c.py and examples/grpo.py are simpler still; README.md says what else a rollout can do.")
+    print("Next: examples/a2c.py and examples/grpo.py are simpler; docs/rollouts.md says what else a rollout can do.")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""PPO with a liquid network: CfC (Hasani et al. 2022) or LTC (Hasani et al. 2021) where a memory is needed.
+"""PPO with a liquid network: CfC (Hasani et al. 2022) or LTC (Hasani et al. 2021), for a task that needs memory.
 
     python examples/ppo_lnn.py                        CartPole without its velocities: a CfC, from five seeds in turn
-    python examples/ppo_lnn.py --network ltc          an LTC instead, which solves its differential equation by steps
+    python examples/ppo_lnn.py --network ltc          an LTC instead, which solves its differential equation in steps
     python examples/ppo_lnn.py --seed 3 --seeds 1     that seed alone
 
 Liquid networks come from ``ncps`` (``pip install ".[examples]"``). Their state is ``[B, units]``, without an axis of
-layers, so ``hidden`` is a field of shape ``(units,)``; all else is that of examples/ppo_lstm.py. Gradients that are not
-finite stop a run at once, so that no seed diverges unseen.
+layers, so ``hidden`` is a field of shape ``(units,)``. Everything else is as in examples/ppo_lstm.py. A gradient that
+is not finite stops the run at once, so no seed diverges unnoticed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REWARD_SCALE = 0.02  # actor and critic share the network: errors of returns of 
 
 
 class Policy(nn.Module):
-    """Actor and critic on top of a liquid network; ``unroll`` judges whole sequences, ``forward`` plays one step."""
+    """Actor and critic on top of a liquid network; ``unroll`` takes whole sequences, ``forward`` plays one step."""
 
     def __init__(self, inputs: int, actions: int, network: str) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ def train(seed: int, args: argparse.Namespace, run: Run) -> None:
     optimizer = torch.optim.Adam(policy.parameters(), lr=LEARNING_RATE, eps=1e-5)
 
     while not run.over:
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.left
-        clip = CLIP * run.left
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
+        clip = CLIP * run.remaining
         stats = collector.collect()
         rollout["reward"] = REWARD_SCALE * rollout["reward"]
         rollout.finish(relive.GAE(gamma=GAMMA, lam=LAMBDA))
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--network", choices=("cfc", "ltc"), default="cfc", help="the liquid network (default cfc)")
     parser.add_argument("--seeds", type=int, help="how many, from --seed on (default 5, with --short 1)")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     name, runs = {"cfc": "PPO-CfC", "ltc": "PPO-LTC"}[args.network], list[Run]()
     for seed in range(args.seed, args.seed + (args.seeds or (1 if args.short else 5))):
         with Run(name, f"CartPole without velocities, seed {seed}", GOAL, args, drawn_later=True) as run:
@@ -127,7 +127,7 @@ def main() -> None:
         draw_together(path, "CartPole-v1 without velocities", {f"{name}, {len(runs)} seeds": runs})
     means = [run.mean for run in runs]
     print(f"{name}, {len(means)} seeds: mean return {np.mean(means):.4g}, {min(means):.4g} in the worst")
-    print("Next: examples/distill.py trains a memory without rewards; docs/sequences.md tells all of windows.")
+    print("Next: examples/distill.py trains a memory without rewards; docs/sequences.md explains windows.")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""PPO with a memory: an LSTM, trained by truncated backpropagation through time, where one observation is not enough.
+"""PPO with a memory: an LSTM, trained by truncated backpropagation through time, for a task that needs memory.
 
     python examples/ppo_lstm.py                   CartPole without its velocities: an LSTM, then the same without memory
     python examples/ppo_lstm.py --memory lstm     the LSTM alone
-    python examples/ppo_lstm.py --memory none     what is left without one
+    python examples/ppo_lstm.py --memory none     the same without memory
 
-Beside examples/ppo.py, what a recurrent policy changes is little:
+A recurrent policy changes little in examples/ppo.py:
 
-- ``hidden`` is in the schema. The collector gives the policy its state before each step, zeros where an episode starts,
-  and stores it with the step; what truncated episodes ended on is valued with the state that they ended in.
-- ``rollout.sequences(16)`` instead of ``minibatches``: pieces of up to 16 steps of one episode, ``[L, B, ...]``, with
-  the state that each begins in, as ``nn.LSTM`` takes it. Shorter ones are padded, so losses are means over ``mask``.
+- ``hidden`` is in the schema. The collector passes the policy its state before each step, zeros where an episode
+  starts, and stores it with the step. It values the final observation of a truncated episode with the episode's last
+  state.
+- ``rollout.sequences(16)`` replaces ``minibatches``. It gives windows of up to 16 steps of one episode,
+  ``[L, B, ...]``, with the state that each starts in, as ``nn.LSTM`` takes it. Shorter windows are padded, so losses
+  are means over ``mask``.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Hidden = tuple[Tensor, Tensor]  # h and c, each [1, B, SIZE]
 
 
 class Policy(nn.Module):
-    """Actor and critic on top of an LSTM; ``unroll`` judges whole sequences, and ``forward`` plays one step."""
+    """Actor and critic on top of an LSTM; ``unroll`` takes whole sequences, and ``forward`` plays one step."""
 
     def __init__(self, inputs: int, actions: int, memory: str) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Policy(nn.Module):
 
 
 class Forgetful(nn.Module):
-    """In the LSTM's place, a network of its size that sees one step alone; it hands on the state as it got it."""
+    """Replaces the LSTM by a network of its size that sees only one step; it returns the state unchanged."""
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()
@@ -99,8 +101,8 @@ def train(memory: str, args: argparse.Namespace, run: Run) -> None:
     optimizer = torch.optim.Adam(policy.parameters(), lr=LEARNING_RATE, eps=1e-5)
 
     while not run.over:
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.left
-        clip = CLIP * run.left
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
+        clip = CLIP * run.remaining
         stats = collector.collect()
         rollout["reward"] = REWARD_SCALE * rollout["reward"]
         rollout.finish(relive.GAE(gamma=GAMMA, lam=LAMBDA))
@@ -130,7 +132,7 @@ def main() -> None:
     parser = command_line(__doc__, ENV)
     parser.add_argument("--memory", choices=("lstm", "none", "both"), default="both", help="of the policy")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     runs: dict[str, Run] = {}
     for memory in ("lstm", "none") if args.memory == "both" else (args.memory,):
         name, goal = ("PPO-LSTM", GOAL) if memory == "lstm" else ("PPO without memory", NO_GOAL)
@@ -145,7 +147,7 @@ def main() -> None:
         print(f"An LSTM is worth {lstm / none:.1f} times the return: {lstm:.4g} instead of {none:.4g}.")
         if args.short and lstm < 3 * none:
             raise SystemExit(1)
-    print("Next: examples/ppo_lnn.py has a liquid network in the LSTM's place; docs/sequences.md tells all of windows.")
+    print("Next: examples/ppo_lnn.py replaces the LSTM by a liquid network; docs/sequences.md explains windows.")
 
 
 if __name__ == "__main__":

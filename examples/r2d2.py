@@ -3,13 +3,13 @@
     python examples/r2d2.py                   a T-maze: an LSTM, and then the same without memory
     python examples/r2d2.py --memory lstm     the LSTM alone
 
-A sign at the start tells which way to turn at the far end of a corridor: without memory that is a guess, and half of
-the guesses are wrong. What the paper adds to deep Q-learning is in the batch:
+A sign at the start shows which way to turn at the far end of a corridor. Without memory the turn is a guess, and half
+of the guesses are wrong. The batch has everything that the paper adds to deep Q-learning:
 
-- ``Sequence(10, burn_in=5)``: windows of 10 steps with the LSTM's state as it was stored, 5 rows earlier. The network
-  has changed since then, and unrolling it over those 5 (the burn-in, where ``mask`` is False) refreshes the state.
+- ``Sequence(10, burn_in=5)``: windows of 10 steps with the LSTM's stored state, 5 rows earlier. The network has changed
+  since then. Unrolling it over those 5 rows (the burn-in, where ``mask`` is False) refreshes the state.
 - ``overlap="half"``: each step is in two windows.
-- ``n=3``: rewards of 3 steps, then ``seq.bootstrap`` of the values that the target network gives, row by row.
+- ``n=3``: the rewards of 3 steps, then ``seq.bootstrap`` of the target network's values, row by row.
 - ``Prioritized(eta=0.9)``: the priority of a sequence mixes the largest of its TD errors with their mean.
 
 Value rescaling is left out, since returns are 0 to 1 here.
@@ -34,10 +34,10 @@ GOAL = Goal(random=0.49, target=0.9, stop=0.97, steps=80_000, short=(40_000, 0.8
 NO_GOAL = Goal(random=0.49, target=-float("inf"), steps=40_000, short=(20_000, -float("inf")))
 NUM_ENVS = 8
 CAPACITY = 40_000
-WARM_UP = 2_000  # transitions of random play before the first gradient step
+WARM_UP = 2_000  # transitions before the first gradient step
 LENGTH, BURN_IN, N = 10, 5, 3
 BATCH_SIZE = 32  # sequences
-EVERY = 4  # vector steps between two gradient steps
+STEPS_PER_UPDATE = 4  # vector steps between two gradient steps
 SIZE = 32  # of the LSTM's state
 GAMMA = 0.95
 LEARNING_RATE = 2e-3
@@ -49,7 +49,7 @@ Hidden = tuple[Tensor, Tensor]  # h and c, each [1, B, SIZE]
 
 
 class QNetwork(nn.Module):
-    """Values of the actions along sequences ``[L, B, inputs]``; without memory, a network that sees single steps."""
+    """Values of the actions along sequences ``[L, B, inputs]``; without memory, it sees single steps."""
 
     def __init__(self, inputs: int, actions: int, memory: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class QNetwork(nn.Module):
 
 
 class Policy:
-    """Epsilon-greedy: mostly the action of the largest Q-value, sometimes a random one; the state goes on."""
+    """Epsilon-greedy: mostly the action of the largest Q-value, sometimes a random one; it returns the next state."""
 
     def __init__(self, q: QNetwork, actions: int) -> None:
         self.q, self.actions, self.epsilon = q, actions, 1.0
@@ -76,8 +76,8 @@ class Policy:
         return {"action": action, "hidden": hidden}
 
 
-def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """From the values of all actions ``[L, B, A]``, those of one each: ``[L, B]``."""
+def pick(values: Tensor, action: Tensor) -> Tensor:
+    """The value of each step's action, ``[L, B]``, out of the values of all actions ``[L, B, A]``."""
     return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
@@ -86,9 +86,9 @@ def td_errors(q: QNetwork, slow_q: QNetwork, seq: relive.SequenceBatch) -> Tenso
     values, _ = q(seq["obs"], seq["hidden"])
     with torch.no_grad():
         slow_values, _ = slow_q(seq["obs"], seq["hidden"])
-        best = of_actions(slow_values, values.argmax(dim=-1))  # double Q-learning
+        best = pick(slow_values, values.argmax(dim=-1))  # double Q-learning
         target = seq["reward"] + seq["discount"] * seq.bootstrap(best)
-    return target - of_actions(values, seq["action"])
+    return target - pick(values, seq["action"])
 
 
 def train(memory: str, args: argparse.Namespace, run: Run) -> None:
@@ -109,9 +109,9 @@ def train(memory: str, args: argparse.Namespace, run: Run) -> None:
     collector = relive.Collector(envs, policy, replay, seed=args.seed)
 
     while not run.over:
-        policy.epsilon = max(EPSILON, 1 - (1 - run.left) / EXPLORE)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.left
-        stats = collector.collect(EVERY)
+        policy.epsilon = max(EPSILON, 1 - (1 - run.remaining) / EXPLORE)
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
+        stats = collector.collect(STEPS_PER_UPDATE)
         losses: dict[str, Tensor] = {}
         if collector.total_steps >= WARM_UP:
             seq = replay.sample(BATCH_SIZE).to(args.device)
@@ -133,7 +133,7 @@ def main() -> None:
     parser = command_line(__doc__, ENV)
     parser.add_argument("--memory", choices=("lstm", "none", "both"), default="both", help="of the network")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     runs: dict[str, Run] = {}
     for memory in ("lstm", "none") if args.memory == "both" else (args.memory,):
         name, goal = ("R2D2", GOAL) if memory == "lstm" else ("R2D2 without memory", NO_GOAL)
@@ -148,7 +148,7 @@ def main() -> None:
         print(f"With memory, {lstm:.0%} of the episodes end in success; without, {none:.0%}: a guess is right in 50%.")
         if args.short and lstm < none + 0.2:
             raise SystemExit(1)
-    print("Next: examples/ppo_lstm.py remembers without a replay; docs/sequences.md tells all of windows.")
+    print("Next: examples/ppo_lstm.py remembers without a replay; docs/sequences.md explains windows.")
 
 
 if __name__ == "__main__":

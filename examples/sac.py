@@ -1,15 +1,15 @@
 """Soft actor-critic (Haarnoja et al. 2018), with and without emphasis on recent experience (Wang and Ross 2019).
 
     python examples/sac.py              Pendulum-v1: swing it up and hold it there; about -150 is as good as it gets
-    python examples/sac.py --ere        the same with batches that come more and more from recent experience
+    python examples/sac.py --ere        the same, with batches mostly from recent experience
 
 The two differ in one line, the replay's sampler. Each round plays for a while and then makes one gradient step per
-transition; under ERE, update k of the K of a round draws from the newest N·η^(1000k/K) transitions alone. Episodes of
-Pendulum-v1 only ever end by truncation, so ``discount`` never is 0 here: treating a time limit as a failure would teach
-that the pendulum is about to stop paying.
+transition. With ERE, update k of the K in a round draws only from the newest N·η^(1000k/K) transitions. Episodes of
+Pendulum-v1 only ever end by truncation, so ``discount`` is never 0 here. A learner that took a time limit for a failure
+would expect no reward after it.
 
-A critic pair against overestimation, actions squashed by tanh, and a temperature that keeps the entropy of the policy
-near minus the number of action dimensions.
+Two critics reduce overestimation, tanh squashes actions, and a learned temperature keeps the entropy of the policy near
+minus the number of action dimensions.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def train(ere: bool, args: argparse.Namespace, run: Run) -> None:
     view = relive.Transition(gamma=GAMMA)
     replay = relive.ReplayBuffer(schema, CAPACITY, num_envs, sampler=sampler, view=view, seed=args.seed)
     collector = relive.Collector(envs, lambda obs: actor(obs.to(args.device))[0], replay, seed=args.seed)
-    warm = collector.warm(replay, WARM_UP // num_envs, seed=args.seed)  # random actions, in envs of its own
+    warm = collector.warm(replay, WARM_UP // num_envs, seed=args.seed)  # random actions, in separate envs
     run.update(warm.num_steps, warm.episode_returns)
 
     while not run.over:
@@ -133,11 +133,11 @@ def main() -> None:
     parser = command_line(__doc__, ENV)
     parser.add_argument("--ere", action="store_true", help="emphasise recent experience (with --short: both, in turn)")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     for ere in (False, True) if args.short else (args.ere,):
         with Run("SAC-ERE" if ere else "SAC", ENV, GOAL, args) as run:
             train(ere, args, run)
-    print("Next: examples/dqn.py prioritizes what it replays; README.md says what else a replay can do.")
+    print("Next: examples/dqn.py has priorities; docs/replay.md says what else a replay can do.")
 
 
 if __name__ == "__main__":

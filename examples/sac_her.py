@@ -3,12 +3,12 @@
     python examples/sac_her.py                FetchReach-v4, with hindsight and without, in one plot
     python examples/sac_her.py --her yes      only with it
 
-Every step costs 1 until the gripper is at the goal, and says nothing about where that is: play that never arrives has
-nothing to learn from. The two runs differ in one line, the replay's view. Of a batch, ``Hindsight`` gives four rows in
-five another goal, one that the arm did reach later in the same episode, and asks the environment's own
-``compute_reward`` what the step is worth then. What is stored is what happened, once.
+Every step costs 1 until the gripper is at the goal, and the reward does not show where the goal is. An arm that never
+arrives has nothing to learn from. The two runs differ in one line, the replay's view. ``Hindsight`` gives four rows in
+five of a batch another goal, which the arm reached later in the same episode. The environment's own ``compute_reward``
+then gives the reward. Experience is stored once, unchanged.
 
-The environment is of gymnasium-robotics, which needs mujoco below 3.4.
+The environment comes from gymnasium-robotics, which needs mujoco below 3.4.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Actor(nn.Module):
         self.body = network(inputs, 2 * actions)
 
     def forward(self, obs: TensorDict) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.body(seen(obs)).chunk(2, dim=-1)
+        mean, log_std = self.body(flatten(obs)).chunk(2, dim=-1)
         normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
         x = normal.rsample()
         squashed = 2 * (math.log(2) - x - nn.functional.softplus(-2 * x))  # log(1 - tanh²x) without cancellation
@@ -67,7 +67,7 @@ class Critic(nn.Module):
         self.one, self.two = network(inputs + actions, 1), network(inputs + actions, 1)
 
     def forward(self, obs: TensorDict, action: Tensor) -> tuple[Tensor, Tensor]:
-        x = torch.cat([seen(obs), action], dim=-1)
+        x = torch.cat([flatten(obs), action], dim=-1)
         return self.one(x).squeeze(-1), self.two(x).squeeze(-1)
 
 
@@ -75,8 +75,8 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
-def seen(obs: TensorDict) -> Tensor:
-    """Where the arm is, and where it should be; observations come as float64."""
+def flatten(obs: TensorDict) -> Tensor:
+    """The observation and the goal in one tensor; observations are float64."""
     return torch.cat([obs["observation"], obs["desired_goal"]], dim=-1).float()
 
 
@@ -106,7 +106,7 @@ def train(her: bool, args: argparse.Namespace, run: Run) -> None:
     replay = relive.ReplayBuffer(schema, CAPACITY, num_envs, view=view_of(envs, her), seed=args.seed)
     act = partial(acting, actor, args.device)
     collector = relive.Collector(envs, act, replay, seed=args.seed)
-    warm = collector.warm(replay, WARM_UP // num_envs, seed=args.seed)  # random actions, in envs of its own
+    warm = collector.warm(replay, WARM_UP // num_envs, seed=args.seed)  # random actions, in separate envs
     run.update(warm.num_steps, [])
 
     while not run.over:
@@ -150,7 +150,7 @@ def main() -> None:
     parser = command_line(__doc__, ENV)
     parser.add_argument("--her", choices=("yes", "no", "both"), default="both", help="with hindsight, or without")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose more by sharing out the work than they gain
+    torch.set_num_threads(1)  # networks this small are slower on several threads
     gym.register_envs(gymnasium_robotics)
     runs: dict[str, Run] = {}
     for her in (True, False) if args.her == "both" else (args.her == "yes",):
@@ -161,9 +161,7 @@ def main() -> None:
     if args.plot or not args.short:
         path = args.plot or Path(f"runs/sac_her-{ENV}.png")
         draw_together(path, f"{ENV}, sparse rewards", {name: [run] for name, run in runs.items()})
-    print(
-        "Next: examples/dqn_her.py has episodes that end when the goal is reached; docs/hindsight.md tells all of it."
-    )
+    print("Next: examples/dqn_her.py has episodes that end at the goal; docs/hindsight.md explains the view.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The benchmarks' harness: what fails is told, and stops nothing."""
+"""The benchmarks' harness reports what fails and goes on; the pages show what was measured."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import pages  # pyright: ignore[reportMissingImports]
+
+    return pages
 
 
 @pytest.fixture
@@ -82,3 +90,42 @@ def test_a_workload_in_which_all_fail_is_reported_as_well(harness: Any) -> None:
     effort = harness.Effort(rounds=2, sample_seconds=1e-5, budget_seconds=5.0)
     result = harness.measure(harness.Workload("work", None), [Line("ours", "ours", 0)], effort)
     assert result["best_peer_over_ours"] is None
+
+
+def test_the_pages_and_the_chart_show_the_recorded_results(pages: Any) -> None:
+    differing = [path.name for path, text in pages.written().items() if path.read_text(encoding="utf-8") != text]
+    assert differing == [], "run: python benchmarks/pages.py"
+
+
+def test_every_recorded_result_has_a_place_on_a_page(pages: Any) -> None:
+    shown = "".join(path.read_text(encoding="utf-8") for path in pages.PAGES)
+    names = [path.stem for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))]
+    assert [name for name in ["headline", *names] if f"<!-- bench:{name} -->" not in shown] == []
+
+
+def report(name: str, *medians: tuple[str, str, float]) -> dict[str, Any]:
+    """A report of one workload with lines (label, role, median)."""
+    lines = [
+        {"label": label, "role": role, "package": label.split(",")[0], "status": "ok", "median": median}
+        for label, role, median in medians
+    ]
+    best = min((line for line in lines if line["role"] == "peer"), key=lambda line: line["median"])
+    ours = next(line for line in lines if line["role"] == "ours")
+    ratio = best["median"] / ours["median"]
+    work = {"name": "one", "lines": lines, "best_peer": best["label"], "best_peer_over_ours": ratio}
+    return {"name": name, "workloads": [work]}
+
+
+def test_the_headline_says_where_another_library_is_faster(pages: Any) -> None:
+    headline = pages.headline
+    faster = report("gae", ("relive", "ours", 1.0), ("a", "peer", 2.0))
+    slower = report("add", ("relive", "ours", 1.0), ("a", "peer", 0.5))
+    assert headline.slower([faster]) == "No other library is faster in any of the 1 workloads."
+    said = headline.slower([faster, slower])
+    assert said == "Another library is faster in 1 of the 2 workloads, all in these tables: `add`."
+
+
+def test_the_chart_has_one_bar_for_each_library_its_fastest_line(pages: Any) -> None:
+    lines = ("floor", "floor", 1.0), ("relive", "ours", 2.0), ("a, slow", "peer", 9.0), ("a", "peer", 3.0)
+    work = report("gae", *lines, ("b", "peer", 2.5))["workloads"][0]
+    assert [line["label"] for line in pages.headline.fastest(work)] == ["floor", "relive", "b", "a"]

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "examples")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
@@ -92,6 +93,10 @@ def test_no_line_but_of_a_table_or_of_what_a_script_wrote_is_longer_than_120_cha
     text = re.sub(r"<!-- bench:.*?<!-- /bench:", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
     assert long == []
+
+
+def test_the_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)

@@ -1,4 +1,4 @@
-"""What the examples share and no algorithm needs: the command line, the display, the plot, and two small envs."""
+"""Shared by the examples, but no part of an algorithm: command line, display, plot, and two small envs."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from rich.table import Table
 from torch import Tensor
 
 WINDOW = 100
-"""Episodes that a mean return is taken over, unless a goal says otherwise."""
+"""Number of last episodes in a mean return, unless a goal has its own."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """How good is good in an env, in mean returns or another measure, and how much experience it may take."""
+    """What to reach in an env, as a mean return or another measure, and within how many steps."""
 
     random: float
-    """Of random play."""
+    """The mean return of random play."""
     target: float
-    """What counts as learned."""
+    """The mean return that counts as learned."""
     steps: int
-    """Transitions over all envs."""
+    """Transitions of all envs together."""
     short: tuple[int, float]
-    """Steps and target of a short run, which ends as soon as that is reached and fails if it is not; a target of -inf
-    is none: the run is too short to learn anything."""
+    """Steps and target of a short run. It ends as soon as it reaches the target, and fails if it does not. A target of
+    -inf means that the run is too short to learn anything."""
     stop: float = math.inf
-    """Where a run ends early; above the target, so that it is not luck that ends it."""
+    """The mean return that ends a run early. It is above the target, so that luck alone does not end a run."""
     window: int = WINDOW
-    """Episodes that a mean return is taken over."""
+    """Number of last episodes in a mean return."""
     measure: str = "mean return"
-    """What the mean over episodes is called."""
+    """The name of the mean over episodes."""
 
 
 def command_line(doc: str | None, env: str, *more: str) -> argparse.ArgumentParser:
-    """The options that all examples have in common; ``doc`` is the example's docstring."""
+    """The options of all examples; ``doc`` is the example's docstring."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=(env, *more), help=f"what to learn (default {env})")
     parser.add_argument("--seed", type=int, default=0, help="of the envs, the networks and the minibatches (default 0)")
@@ -58,11 +58,11 @@ def command_line(doc: str | None, env: str, *more: str) -> argparse.ArgumentPars
 
 
 class Run:
-    """A training run: shows how it goes, knows when it is over, and says at its end what came of it.
+    """A training run: shows its progress, knows when it is over, and sums up at the end.
 
-    On a terminal the display is live; elsewhere a line is printed every tenth of the way. Leaving the ``with`` block
-    sums up, draws the learning curve (unless it is ``drawn_later``, together with others), and exits with 1 if a short
-    run missed its target.
+    On a terminal the display is live; elsewhere it prints ten lines. Leaving the ``with`` block prints the result,
+    draws the learning curve (unless it is ``drawn_later``, together with others), and exits with 1 if a short run
+    missed its target.
     """
 
     def __init__(self, name: str, env: str, goal: Goal, args: argparse.Namespace, *, drawn_later: bool = False) -> None:
@@ -76,7 +76,7 @@ class Run:
         self.plot = None if drawn_later else plot
         self.done, self.losses = 0, dict[str, float]()
         self.episodes: list[tuple[int, float]] = []  # (transitions so far, return) of every episode that ended
-        self.began, self.told = time.perf_counter(), 0
+        self.began, self.printed = time.perf_counter(), 0
         self.console = Console(highlight=False)
         self.live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=5)
 
@@ -89,34 +89,34 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.live.stop()
-        interrupted = kind is KeyboardInterrupt  # Ctrl-C ends a run early; what came of it is still worth telling
+        interrupted = kind is KeyboardInterrupt  # Ctrl-C ends a run early; its result is still printed
         if kind is None or interrupted:
             self._sum_up()
         return interrupted
 
     @property
-    def left(self) -> float:
-        """The fraction of the run that is left, 1 to 0: what learning rates are multiplied with."""
+    def remaining(self) -> float:
+        """The fraction of the run that is left, from 1 to 0. Learning rates are multiplied by it."""
         return max(0.0, 1 - self.done / self.steps)
 
     @property
     def mean(self) -> float:
-        """The mean return of the last episodes, a hundred if the goal does not say how many."""
+        """The mean return of the last episodes, a hundred unless the goal has its own number."""
         return float(np.mean([value for _, value in self.episodes[-self.goal.window :]])) if self.episodes else math.nan
 
     @property
     def over(self) -> bool:
-        """Whether the experience is used up, or the last episodes were good enough to stop."""
+        """Whether all steps are used, or the last episodes were good enough to stop."""
         return self.done >= self.steps or (len(self.episodes) >= self.goal.window and self.mean >= self.stop)
 
     def update(self, steps: int, returns: list[float], **losses: Tensor) -> None:
-        """Take note of one round: transitions so far, the returns of the episodes that ended in it, the losses."""
+        """Record one round: transitions so far, returns of the episodes that ended in it, losses."""
         self.done = steps
         self.episodes += [(steps, value) for value in returns]
         self.losses = {name: float(value.detach()) for name, value in losses.items()}
         tenth = 10 * steps // self.steps
-        if not self.console.is_terminal and tenth > self.told:
-            self.told = tenth
+        if not self.console.is_terminal and tenth > self.printed:
+            self.printed = tenth
             print("  " + "  ".join(f"{name} {value}" for name, value in self._figures()), flush=True)
 
     def _sum_up(self) -> None:
@@ -159,12 +159,12 @@ class Run:
         return Panel(Group(table, bar), title=title, title_align="left", subtitle=spent, subtitle_align="right")
 
     def _draw(self, path: Path, seconds: float) -> None:
-        from matplotlib.figure import Figure  # takes a second to import, which a short run need not wait for
+        from matplotlib.figure import Figure  # takes a second to import; a short run does not need it
 
         steps, returns = (np.array(column, dtype=np.float64) for column in zip(*self.episodes, strict=True))
         figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
         axes = figure.subplots()
-        faint = min(0.6, max(0.06, 300 / len(steps)))  # so that thousands of dots still show where they are dense
+        faint = min(0.6, max(0.06, 300 / len(steps)))  # thousands of dots must still show where they are dense
         axes.scatter(steps, returns, s=10, color="#5b9bd5", alpha=faint, linewidths=0, label="one episode")
         smooth = f"mean of the last {self.goal.window} episodes"
         axes.plot(*self.curve(), color="#1f4e79", linewidth=2, label=smooth)
@@ -193,7 +193,7 @@ class Run:
 
 
 def draw_together(path: Path, title: str, groups: Mapping[str, Sequence[Run]]) -> None:
-    """The learning curves of several runs in one plot; those of a group, such as seeds, in one color."""
+    """The learning curves of several runs in one plot. Runs of one group, such as seeds, share a color."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
@@ -228,10 +228,10 @@ def _dress(axes: Any, steps: float) -> None:
 
 
 class LilyPads(gym.Env[np.ndarray, np.int64]):
-    """A frog crosses a pond in jumps of -4 to 4; of these eight, only three land on a pad, others each time.
+    """A frog crosses a pond in jumps of -4 to 4. Only three of these eight land on a pad, and they change each time.
 
-    Which three, ``info["action_mask"]`` says and the observation does not. Any other jump drowns the frog: reward -1,
-    and the episode ends. The far bank gives 1, every other jump costs 0.02; at dusk, after 40 jumps, it is cut off.
+    ``info["action_mask"]`` shows which three, and the observation does not. Any other jump drowns the frog: reward -1,
+    and the episode ends. The far bank gives 1, every other jump costs 0.02. At dusk, after 40 jumps, it is truncated.
     """
 
     WIDTH, DUSK, JUMPS = 20, 40, (-4, -3, -2, -1, 1, 2, 3, 4)
@@ -260,10 +260,10 @@ class LilyPads(gym.Env[np.ndarray, np.int64]):
 
 
 class Courtyard(gym.Env[dict[str, Any], np.int64]):
-    """Walk to a goal among four pillars: the picture shows where you are, ``goal`` where to go; both are needed.
+    """Walk to a goal among four pillars. The picture shows where you are, ``goal`` where to go.
 
     Observations are nested: ``{"picture": uint8 [5, 5], "goal": {"row": int, "column": int}}``. The goal gives 1,
-    every other step costs 0.05, and after 30 steps the walk is cut off.
+    every other step costs 0.05, and after 30 steps the walk is truncated.
     """
 
     SIZE, LIMIT, MOVES = 5, 30, ((-1, 0), (1, 0), (0, -1), (0, 1))

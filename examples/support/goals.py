@@ -1,4 +1,4 @@
-"""Envs with goals: one whose episodes end when the goal is reached, and a wrapper that notes whether it was."""
+"""Envs with goals: one whose episodes end at the goal, and a wrapper that records whether they reached it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gymnasium.vector import SyncVectorEnv
 class BitFlip(gym.Env[dict[str, Any], np.int64]):
     """Make a row of bits equal another: each action flips one (Andrychowicz et al. 2017, section 3.1).
 
-    A step costs 1 and the one that arrives nothing. That ends the episode, or else as many flips as there are bits do:
-    so episodes are of all lengths. Random play, which never arrives, never sees any reward but -1.
+    Each step costs 1, except the one that reaches the goal. The goal ends the episode, and so do as many flips as there
+    are bits. So episodes differ in length. Random play hardly ever arrives, so all its rewards are -1.
     """
 
     def __init__(self, size: int = 15) -> None:
@@ -36,11 +36,11 @@ class BitFlip(gym.Env[dict[str, Any], np.int64]):
         return self._look(), reward, arrived, self.flips == self.size, {"is_success": arrived}
 
     def compute_reward(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-        """Of one step, or of many at once: ``[M, size] -> [M]``."""
+        """The reward of one step, or of many at once: ``[M, size] -> [M]``."""
         return self.compute_terminated(achieved, desired) - np.float32(1)
 
     def compute_terminated(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
-        """Whether the goal is reached; of one step, or of many at once."""
+        """Whether the goal is reached, for one step or for many at once."""
         return (achieved == desired).all(axis=-1)
 
     def _look(self) -> dict[str, np.ndarray]:
@@ -48,7 +48,7 @@ class BitFlip(gym.Env[dict[str, Any], np.int64]):
 
 
 class Judged(gym.Wrapper):
-    """Keeps the ``is_success`` with which each episode ended, until somebody asks."""
+    """Keeps the last ``is_success`` of each episode until ``successes`` reads it."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -62,7 +62,7 @@ class Judged(gym.Wrapper):
 
 
 def successes(envs: SyncVectorEnv) -> list[float]:
-    """1 or 0 for each episode of judged envs that ended since the last call."""
+    """1 or 0 for each episode that ended since the last call; the envs are ``Judged``."""
     found: list[float] = []
     for env in envs.envs:
         found += env.results

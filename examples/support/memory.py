@@ -1,4 +1,4 @@
-"""Envs that nobody masters without a memory."""
+"""Envs that cannot be solved without memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 
 class HiddenVelocities(gym.ObservationWrapper[np.ndarray, np.int64, np.ndarray]):
-    """CartPole-v1 that shows where the cart and the pole are, and not how fast they move: ``[2]`` instead of ``[4]``.
+    """CartPole-v1 that shows the positions of cart and pole, but not their velocities: ``[2]`` instead of ``[4]``.
 
-    Both are told as fractions of where the episode ends, so that they are of the same size. With one look the best
-    there is are returns of about 50; with two in a row, the velocities are known again.
+    Both are fractions of the limits at which an episode ends, so they have the same scale. One observation allows
+    returns of about 50 at best; two in a row reveal the velocities.
     """
 
     LIMITS = np.array([2.4, 0.2095], np.float32)
@@ -40,12 +40,12 @@ class Privileged(gym.ObservationWrapper[dict[str, Any], np.int64, np.ndarray]):
 
 
 class TMaze(gym.Env[np.ndarray, np.int64]):
-    """A corridor of 5 to 10 steps to a fork; which arm has the reward, a sign says at the start, and only there.
+    """A corridor of 5 to 10 steps to a fork. A sign at the start, and only there, shows which arm has the reward.
 
     Observations are ``[2]``: the sign (-1 left, 1 right, 0 everywhere but at the start), and whether this is the fork.
-    Actions: on, left, right; what walls are in the way of does nothing. The right arm gives 1, the wrong one 0, and
-    either ends the episode, so the mean return is the rate of success: 0.5 for whoever reaches the fork and forgot the
-    sign. After 40 steps it is cut off. (After Bakker 2002.)
+    Actions: forward, left, right. An action into a wall does nothing. The correct arm gives 1, the wrong one 0, and
+    either ends the episode. So the mean return is the rate of success. An agent that reaches the fork and forgot the
+    sign gets 0.5. After 40 steps the episode is truncated. (After Bakker 2002.)
     """
 
     LIMIT = 40

@@ -1,0 +1,114 @@
+"""The README's headline figures and their chart, from results/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import tables
+
+CHART = Path(__file__).parent.parent / "docs" / "assets" / "benchmarks.svg"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One figure of the README: a workload of a report, and what it is called there."""
+
+    report: str
+    workload: str
+    title: str
+
+
+HEADLINES = (
+    Headline("minibatches", "(24, 4096), obs 48", "PPO: one of 4 minibatches of 24 steps in 4096 environments"),
+    Headline("replay_sample", "uniform", "DQN, SAC: a batch of 256 out of 1 M transitions"),
+    Headline("replay_sequences", "1 M", "R2D2: a batch of 64 sequences of 80 steps, out of 1 M steps"),
+)
+
+Report = dict[str, Any]
+Line = dict[str, Any]
+
+
+def workload(headline: Headline, reports: Mapping[str, Report]) -> Report:
+    """The workload that a headline is about."""
+    return next(work for work in reports[headline.report]["workloads"] if work["name"] == headline.workload)
+
+
+def fastest(work: Report) -> list[Line]:
+    """The floor, then our line, then the fastest line of each peer, the faster ones first."""
+    measured = [line for line in tables.floors_merged(work) if "median" in line]
+    floor = [line for line in measured if line["role"] == "floor"]
+    ours = [line for line in measured if line["role"] == "ours"]
+    peers = sorted((line for line in measured if line["role"] == "peer"), key=lambda line: line["median"])
+    first = {line["package"]: line for line in reversed(peers)}  # so the fastest of a package stays
+    return [*floor, *ours[:1], *sorted(first.values(), key=lambda line: line["median"])]
+
+
+def slower(reports: Sequence[Report]) -> str:
+    """A sentence that says in how many workloads a peer is faster than we are, and names their tables."""
+    works = [(report, work) for report in reports if report["name"] in tables.ORDER for work in report["workloads"]]
+    compared = [(r, work) for r, work in works if work.get("best_peer_over_ours") and work.get("unit") != "count"]
+    lost = [report["name"] for report, work in compared if work["best_peer_over_ours"] < 1]
+    if not lost:
+        return f"No other library is faster in any of the {len(compared)} workloads."
+    where = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
+    return f"Another library is faster in {len(lost)} of the {len(compared)} workloads, all in these tables: {where}."
+
+
+def figures(reports: Sequence[Report]) -> str:
+    """The markdown of the headline figures."""
+    by_name = {report["name"]: report for report in reports}
+    out = [
+        "| median time, and multiple of the floor | relive | fastest other library | faster by |",
+        "|---|---:|---:|---:|",
+    ]
+    for headline in HEADLINES:
+        work = workload(headline, by_name)
+        lines = fastest(work)
+        ours = next(line for line in lines if line["role"] == "ours")
+        peer = next(line for line in lines if line["role"] == "peer")
+        cells = [tables.cell(ours, "s"), f"{tables.cell(peer, 's')} {peer['label']}"]
+        out.append(f"| {headline.title} | **{cells[0]}** | {cells[1]} | {tables.ratio(work).split(' (')[0]} |")
+    where = tables.machine(by_name[HEADLINES[0].report]["environment"])
+    return "\n".join(
+        [*out, "", f"The floor is the time to copy the same bytes. {slower(reports)} Measured on {where}."]
+    )
+
+
+LABELS, BARS, ROW, TITLE, MARGIN, WIDTH = 190, 430, 20, 34, 16, 720  # in pixels; labels end where bars begin
+COLORS = {"floor": "#b8b8b8", "ours": "#1f4e79", "peer": "#9dbfe0"}
+
+
+def bar(line: Line, y: int, scale: float) -> list[str]:
+    """One line of a panel: its name, its bar, its time."""
+    length = max(1.0, line["median"] * scale)
+    name = {"floor": "memory floor", "ours": "relive"}.get(line["role"], line["label"])
+    weight = ' font-weight="bold"' if line["role"] == "ours" else ""
+    middle = y + ROW // 2 + 4
+    return [
+        f'<text x="{LABELS - 8}" y="{middle}" text-anchor="end"{weight}>{escape(name)}</text>',
+        f'<rect x="{LABELS}" y="{y + 3}" width="{length:.1f}" height="{ROW - 6}" fill="{COLORS[line["role"]]}"/>',
+        f'<text x="{LABELS + length + 6:.1f}" y="{middle}"{weight}>{tables.quantity(line["median"])}</text>',
+    ]
+
+
+def chart(reports: Sequence[Report]) -> str:
+    """The headline figures as an SVG: a panel for each, a bar for each library, each panel with a scale of its own."""
+    by_name = {report["name"]: report for report in reports}
+    parts: list[str] = []
+    y = MARGIN
+    for headline in HEADLINES:
+        lines = fastest(workload(headline, by_name))
+        parts.append(f'<text x="{MARGIN}" y="{y + 18}" font-weight="bold">{escape(headline.title)}</text>')
+        y += TITLE - 6
+        scale = BARS / max(line["median"] for line in lines)
+        for line in lines:
+            parts += bar(line, y, scale)
+            y += ROW
+        y += MARGIN
+    size = f'width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13" fill="#222222">'
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>', *parts, "</svg>"]) + "\n"
