@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
+import os
 import re
+import runpy
 import subprocess
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,16 +81,34 @@ def short(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def run_page(script: Path, errors: Path) -> None:
+    """Run a page's code as a script would run, in this process; write the traceback, if any, to ``errors``."""
+    os.chdir(script.parent)
+    sys.argv = [script.name]
+    with errors.open("w", encoding="utf-8") as report, open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout = nowhere
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except BaseException:
+            traceback.print_exc(file=report)
+            sys.exit(1)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)
 def test_every_python_block_runs(document: Path, tmp_path: Path):
     code = program(document.read_text(encoding="utf-8"), short(document))
     if not code.strip():
         return
-    script = tmp_path / f"{document.stem}.md.py"
+    script, errors = tmp_path / f"{document.stem}.md.py", tmp_path / "errors.txt"
     script.write_text(code, encoding="utf-8")
-    command = [sys.executable, script.name]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, f"{short(document)} (the traceback's line numbers are its own):\n{done.stderr}"
+    # A forked process has all of this loaded; a new one would take longer to start than to run.
+    for module in ("torch", "tensordict", "gymnasium", "relive.kernels.cpu"):
+        importlib.import_module(module)
+    process = multiprocessing.get_context("fork").Process(target=run_page, args=(script, errors))
+    process.start()
+    process.join(600)
+    told = errors.read_text(encoding="utf-8") if errors.exists() else ""
+    assert process.exitcode == 0, f"{short(document)} (the traceback's line numbers are its own):\n{told}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)
