@@ -21,7 +21,7 @@ PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 pyt
 .PHONY: help setup demo test test-all test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
-	@echo "relive: experience storage for reinforcement learning in PyTorch"
+	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
 		| awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 

@@ -85,7 +85,7 @@ COLORS = {"floor": "#b8b8b8", "ours": "#1f4e79", "peer": "#9dbfe0"}
 def bar(line: Line, y: int, scale: float) -> list[str]:
     """One line of a panel: its name, its bar, its time."""
     length = max(1.0, line["median"] * scale)
-    name = {"floor": "memory floor", "ours": "relive"}.get(line["role"], line["label"])
+    name: str = {"floor": "memory floor", "ours": "relive"}.get(line["role"]) or line["label"]
     weight = ' font-weight="bold"' if line["role"] == "ours" else ""
     middle = y + ROW // 2 + 4
     return [
