@@ -1142,7 +1142,9 @@ def test_what_was_newest_in_an_appended_buffer_is_newest_after_it(own: bool) -> 
         obs = np.full((3, 1), t, np.float32)
         source.add(obs=obs, reward=obs[:, 0], terminated=done, truncated=~done & (t == 3), next_obs=obs)
     for rows in (40, 12):  # with room for all, and for the newest alone
-        target = ReplayBuffer(schema, 3 * rows, 3, own_next_obs=own, sampler=Recent(0.9, 9, inner=Prioritized()), seed=0)
+        target = ReplayBuffer(
+            schema, 3 * rows, 3, own_next_obs=own, sampler=Recent(0.9, 9, inner=Prioritized()), seed=0
+        )
         target.add(obs=np.zeros((3, 1)), reward=np.zeros(3), terminated=np.zeros(3, bool), truncated=np.zeros(3, bool),
                    next_obs=np.zeros((3, 1)))  # fmt: skip
         target.append(source)
