@@ -467,10 +467,10 @@ def test_windows_cross_no_earlier_insert_where_n_step_is_raised_later(sliced: bo
 # Parameters
 
 
-@pytest.mark.parametrize("name", ["replay", "nstep", "per"])
-def test_a_collector_whose_memory_shrinks_hands_over_the_steps_of_its_own_round(name: str) -> None:
+@pytest.mark.parametrize(("name", "n"), [("replay", ()), ("nstep", (3,)), ("per", (1,))])
+def test_a_collector_whose_memory_shrinks_hands_over_the_steps_of_its_own_round(name: str, n: tuple[int, ...]) -> None:
     """Asynchronous training: the learner has a copy of the buffer, the collector keeps room for two rounds."""
-    steps, collector = play(60, 2), made(name, 40)
+    steps, collector = play(60, 2), made(name, 40, *n)
     learner = copy.deepcopy(fed(collector, steps[:20]))
     collector.update_storage_parameter("max_size", 8)
     for first in range(20, 60, 4):

@@ -34,8 +34,8 @@ class Sequences:
     The newest steps wait in a small replay of their own, L + n - 1 per env, where every L - overlap steps the oldest L
     are the next sequence. Row t of it has the sum of the rewards from t on, up to n of them and none beyond the
     episode's end, and the next observation, next states and next flag of step t + n - 1, whatever ended before: rows
-    that follow one another are read by a network with a memory, which must not miss a step. :meth:`steps_used` marks
-    the windows that end before, so that nothing of another episode gets into a target.
+    that follow one another are read by a network with a memory, which must not miss a step. Where an episode ends
+    before that step, ``n_step`` is infinite, so that γ^n is 0 and nothing of another episode gets into a target.
 
     Flags alone say where episodes end, as they do in PyTorchRL's networks.
 
@@ -85,7 +85,8 @@ class Sequences:
         self._seen = 0
         fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
-        self._schema, self._seed = Schema({**fields, **states, **flags}), seed
+        used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
+        self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
         self.replay = self._build(max_size, sampler)
         self._memory = Memory(self.replay, self._names)
 
@@ -148,6 +149,8 @@ class Sequences:
         """Sequences ``[N, ...]``, or ``[K, N, ...]``; the replay's own fields of a transition mean nothing."""
         none = np.zeros(shape, np.bool_)
         step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
+        if self.view.n > 1:
+            step["n_step"] = self._steps_used(fields[self._name(DONE)], fields[self._name(DONE2)])
         step = {name: mapped(_contiguous, value) for name, value in step.items()}
         self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
         self._memory.added += 1 if len(shape) == 1 else shape[0]
@@ -223,21 +226,19 @@ class Sequences:
         for batch in self.replay.batches(count, -(-batch_size // self._length)):
             found = {key: _each([batch[self._name(key)]], self.shapes[key], _joined) for key in self.keys}
             if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so that the flag has to do
-                found[DONE2] = torch.maximum(found[DONE2], self._ended(batch).reshape(-1, 1).float())
+                found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
             yield found | {key: _members(batch[key], self._hidden[key]) for key in self._states}, batch
 
     def steps_used(self, batch: Any) -> Tensor:
-        """n, float32 ``[S L, 1]``, but infinite where an episode ended before, so that γ^n is 0 there."""
-        ended = self._ended(batch).reshape(-1, 1)
-        return torch.full(ended.shape, float(self.view.n)).masked_fill(ended, torch.inf)
+        """Of each window of a batch, float32 ``[S L, 1]``: n, or infinite where its episode ended before."""
+        return batch["n_step"].reshape(-1, 1)
 
-    def _ended(self, batch: Any) -> Tensor:
-        """Whether an episode ended in a window before its last step, bool ``[S, L]``."""
+    def _steps_used(self, starts: Any, ends: Any) -> Any:
+        """The same of sequences ``[..., L]``, by the flags before and after their steps."""
         n, length = self.view.n, self._length
-        starts, ends = batch[self._name(DONE)].reshape(-1, length) != 0, batch[self._name(DONE2)].reshape(-1, length)
-        # the flag before step t, t = 0 .. L + n - 2: steps L - n .. L - 1 of a sequence have the last ones after them
-        flags = torch.cat([starts, ends[:, length - n : length - 1]], 1).cumsum(1)
-        return flags[:, n - 1 :] > flags[:, :length]
+        # of steps 0 .. L + n - 2 the flags before: the next flags are of n - 1 steps later
+        flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)
+        return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
 
 
 def _joined(values: list[Any], shape: tuple[int, ...]) -> Any:

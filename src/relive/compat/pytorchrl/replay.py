@@ -44,7 +44,7 @@ class ReplayBuffer:
             generator is never read.
 
     Raises:
-        SchemaError: ``sequence_overlap`` leaves no step of a sequence to go on by.
+        SchemaError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
     """
 
     storage_tensors = OffPolicyDataKeys
@@ -316,12 +316,21 @@ class NStepReplayBuffer(ReplayBuffer):
 
     Steps are stored single and put together when they are read, so that the newest steps can be drawn, too, and
     ``n_step`` and ``gamma`` may be changed at any time. In a batch ``n_step`` is how many rewards were used, float32
-    ``[B, 1]``, so that ``gamma ** n_step`` fits each window; with ``n_step=1`` it is the number 1. With a recurrent
-    actor, whose sequences are stored whole, it is ``n_step``.
+    ``[B, 1]``, so that ``gamma ** n_step`` fits each window; with ``n_step=1`` it is the number 1.
+
+    With a recurrent actor sequences are stored whole, with the sums of their rewards: ``n_step`` is fixed then, and a
+    changed ``gamma`` counts for later ones. What comes next is of step t + ``n_step`` - 1 in every row, so that a
+    recurrent target misses no step. Where an episode ends before that step, ``n_step`` of a batch is infinite, and
+    ``gamma ** n_step`` 0; with a ``gamma`` of 1 ``NextDone`` is 1.
 
     Args:
         size: as :class:`ReplayBuffer`, and so the others.
-        n_step: rewards per window.
+        n_step: rewards per window; with a recurrent actor at most ``update_every``.
+
+    Raises:
+        SchemaError: as :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is above
+            ``update_every``.
+        LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
 
     def __init__(
