@@ -1126,10 +1126,34 @@ def test_appending_another_buffer_adds_its_transitions_as_they_were(ordered: boo
                 if isinstance(view, FrameStack):  # there, what came before the oldest row is not known any more
                     mine = mine[len(mine) - len(theirs) :]
                 assert len(mine) == len(theirs)
-                if not isinstance(view, FrameStack):
-                    assert same_batches(mine.select(*fields), theirs.select(*fields))
+            if not isinstance(view, FrameStack):  # in the order in which they were completed there, over all envs
+                assert same_batches(new.select(*fields), want.select(*fields))
         target.play("..", "T.", "..")
         target.buffer.check()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_was_newest_in_an_appended_buffer_is_newest_after_it(own: bool) -> None:
+    schema = Schema({"obs": Field((1,)), "reward": Field(), "terminated": Field((), torch.bool),
+                     "truncated": Field((), torch.bool)})  # fmt: skip
+    source = ReplayBuffer(schema, 3 * 40, 3, own_next_obs=own)
+    for t in range(30):
+        done = np.array([t % 5 == 4, t % 7 == 6, False])
+        obs = np.full((3, 1), t, np.float32)
+        source.add(obs=obs, reward=obs[:, 0], terminated=done, truncated=~done & (t == 3), next_obs=obs)
+    for rows in (40, 12):  # with room for all, and for the newest alone
+        target = ReplayBuffer(
+            schema, 3 * rows, 3, own_next_obs=own, sampler=Recent(0.9, 9, inner=Prioritized()), seed=0
+        )
+        target.add(obs=np.zeros((3, 1)), reward=np.zeros(3), terminated=np.zeros(3, bool), truncated=np.zeros(3, bool),
+                   next_obs=np.zeros((3, 1)))  # fmt: skip
+        target.append(source)
+        target.check()
+        drawn = list(target.batches(4, 500))[-1]
+        newest = source.data()[-9:]
+        assert {(int(i) % 3, float(o)) for i, o in zip(drawn["index"], drawn["obs"], strict=True)} == {
+            (int(i) % 3, float(o)) for i, o in zip(newest["index"], newest["obs"], strict=True)
+        }
 
 
 def test_only_a_buffer_of_the_same_schema_envs_and_order_can_be_appended() -> None:

@@ -403,7 +403,7 @@ class ReplayBuffer:
 
     @_one_at_a_time
     def append(self, other: ReplayBuffer) -> None:
-        """Add all transitions of another buffer, env by env in the order of time.
+        """Add all transitions of another buffer, in the order in which they were completed there.
 
         Episodes under way here are interrupted, and what has no known next observation there stays out.
 
@@ -416,8 +416,10 @@ class ReplayBuffer:
                     f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
                 )
         with other.lock:
+            completed = self._ring.completed
             for env in range(other.num_envs):
                 self._append_env(other._ring, env)
+            self._ring.order_as(other._ring, completed)
 
     def _append_env(self, ring: Ring, env: int) -> None:
         """Add all transitions of one env of another ring."""

@@ -267,6 +267,21 @@ class Ring:
         self.counters[DRAWABLE] += len(opened)
         return opened, np.ones(len(opened), np.uint8)
 
+    def order_as(self, other: Ring, since: int) -> None:
+        """The transitions completed from number ``since`` on, copies of the newest of ``other``, get its order."""
+        of_env = [self.live_places(env) for env in range(self.num_envs)]
+        copies, stamps = list[Ints](), list[Ints]()
+        for env, places in enumerate(of_env):
+            found, copied = other.stamp[other.live_places(env)], places[self.stamp[places] >= since]
+            copies.append(copied)
+            stamps.append(found[found >= 0][-len(copied) :] if len(copied) else found[:0])
+        order = np.argsort(np.concatenate(stamps))
+        self.stamp[np.concatenate(copies)[order]] = np.arange(self.completed - len(order), self.completed)
+        for places in of_env:  # what is no transition comes before the next one
+            stamp = self.stamp[places]
+            following = np.minimum.accumulate(np.where(stamp < 0, self.completed, stamp)[::-1])[::-1]
+            self.stamp[places] = np.where(stamp < 0, -1 - following, stamp)
+
     def clear(self) -> None:
         """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one."""
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0

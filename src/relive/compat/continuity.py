@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..replay import ReplayBuffer
+from .trees import mapped
 
-__all__ = ["Continuity"]
+__all__ = ["Continuity", "breaks"]
 
 SMALL = 4096
 """Bytes of arrays that are copied without a thought."""
@@ -44,6 +45,12 @@ class Continuity:
         self._next = None
 
 
+def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which steps ``[T, N, ...]`` are not followed by the next one, though no episode ended: bool ``[T - 1, N]``."""
+    shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
+    return ~done[:-1] & ~_alike(shown, expected, axes=2)
+
+
 def _identical(one: Any, other: Any) -> bool:
     """Whether small arrays have the same bytes: most often they do, and this is told in a fraction of the time."""
     if type(one) is np.ndarray:  # telling a mapping takes longer than all the rest
@@ -54,9 +61,10 @@ def _identical(one: Any, other: Any) -> bool:
     return False
 
 
-def _alike(one: Any, other: Any) -> NDArray[np.bool_]:
+def _alike(one: Any, other: Any, axes: int = 1) -> NDArray[np.bool_]:
+    """Of which envs, or of which steps of which envs, all numbers are the same."""
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one)
-        return np.logical_and.reduce(np.stack([_alike(members[key], other[key]) for key in members]))
+        return np.logical_and.reduce(np.stack([_alike(members[key], other[key], axes) for key in members]))
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
-    return np.logical_and.reduce(same.reshape(len(same), -1), 1)
+    return np.logical_and.reduce(same, tuple(range(axes, same.ndim)))

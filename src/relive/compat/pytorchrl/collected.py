@@ -15,8 +15,8 @@ class Collected(MutableMapping[str, Any]):
     """Steps by key, as they were when they were asked for, but read only when somebody looks at them.
 
     A learner that collects by itself takes all steps out of its buffer, resets it and puts them back, round after
-    round; a buffer that gets them back unread has nothing to do. Any other change of it reads them first. Pickled it is
-    a plain dictionary.
+    round; a buffer that gets them back unread has nothing to do, and has to compare those that were read. Any other
+    change of it reads them first. Pickled it is a plain dictionary.
 
     Args:
         read: gives the steps.

@@ -18,8 +18,8 @@ class EREBuffer(PERBuffer):
     """``pytorchrl.agent.storages.EREBuffer``: batch k of K is drawn from the newest c_k transitions of all envs.
 
     c_k = max(N eta^(1000 k / K), cmin), k = 1 .. K; batches have ``ck``. Newest is in the order of time, also after
-    the ring has come round. With ``alpha`` above 0 the draw from them is prioritized, however few there are. ``eta``
-    follows the returns in ``info["Episodes"]["TrainReward"]`` (:meth:`update_eta`).
+    the ring has come round, or its size has changed. With ``alpha`` above 0 the draw from them is prioritized, however
+    few there are. ``eta`` follows the returns in ``info["Episodes"]["TrainReward"]`` (:meth:`update_eta`).
 
     Args:
         size: as :class:`PERBuffer`, and so the others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,11 +14,22 @@ from ...replay import ReplayBuffer
 from ...samplers import Sampler
 from ...schema import Field, Schema
 from ...views import NStep
-from ..continuity import Continuity
+from ..continuity import Continuity, breaks
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, OBS2, STATES
 from .memory import Memory
-from .steps import NUMBERS, Steps, as_stored, dtypes_of, integers_of, plain, schema_of, step_of, stored_keys
+from .steps import (
+    NUMBERS,
+    Steps,
+    arrays_of,
+    as_stored,
+    dtypes_of,
+    integers_of,
+    plain,
+    schema_of,
+    step_of,
+    stored_keys,
+)
 
 __all__ = ["Flat"]
 
@@ -57,9 +69,10 @@ class Flat:
             if key in known and sample.get(key) is not None
         }
         self._continuity = Continuity()
-        self._steps = Steps(sample, self.keys, {"copied": np.zeros(self.num_envs, np.bool_)} if copies else {})
         schema = schema_of(sample, self.keys)
         self._integers = integers_of(schema)
+        constant = {"copied": np.zeros(self.num_envs, np.bool_)} if copies else {}
+        self._steps = Steps(sample, self.keys, self._integers, constant)
         self._columns = [
             (key, NAMES[key], self.members[key], key in NUMBERS and self.shapes[key] == (1,), not _floats(schema, key))
             for key in self.keys
@@ -100,7 +113,7 @@ class Flat:
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
         step = self._steps(sample)
-        if self.view.n == 1:  # nothing is read but what a step itself holds
+        if self.view.n == 1:  # nothing is read but what a step itself holds; see read_windows
             self.replay.add(step)
         else:
             self._continuity.follow(self.replay, step["obs"])
@@ -109,14 +122,37 @@ class Flat:
         self._memory.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
-        """Steps ``[T, N, ...]``, which may go on from what is stored or not."""
+        """Steps ``[T, N, ...]`` of one collector or several; none needs to go on from the one before."""
         steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
         if self.copies:
             steps["copied"] = np.zeros_like(steps["terminated"])
-        self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
-        self.replay.extend(steps)
-        self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
+        if self.view.n == 1:
+            self.replay.extend(steps)
+        else:
+            steps["truncated"][:-1] = breaks(steps["obs"], steps["next_obs"], steps["terminated"])
+            self._continuity.follow(self.replay, mapped(lambda value: value[0], steps["obs"]))
+            self.replay.extend(steps)
+            self._continuity.note(mapped(lambda value: value[-1].copy(), steps["next_obs"]), steps["terminated"][-1])
         self._memory.added += len(steps["terminated"])
+
+    def read_windows(self, n: int) -> None:
+        """From now on batches hold windows of up to ``n`` rewards.
+
+        Single steps are stored without asking whether one goes on from the other. Where the first windows of several
+        are read, those that do not are cut off from the ones before, as a time limit would.
+        """
+        before, self.view.n = self.view.n, n
+        if n == 1 or before > 1:
+            return
+        flags = self.replay.block["truncated"]
+        rows = len(flags) // self.num_envs
+        for env in range(self.num_envs):
+            steps = self.replay.slice(env)
+            obs, next_obs, done = (arrays_of(steps[name]) for name in ("obs", "next_obs", "terminated"))
+            last = steps["index"][:-1][torch.from_numpy(breaks(obs, next_obs, done)[:, 0])]
+            flags[env * rows + last // self.num_envs % rows] = True
+        self.replay.interrupt()  # whether the next steps go on from these would have to be found out, too
+        self._continuity.forget()
 
     def clear(self) -> None:
         """Forget the steps."""
@@ -127,11 +163,12 @@ class Flat:
         """Make room for another number of steps, and keep the newest."""
         old = self.replay
         self.replay = ReplayBuffer(
-            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler, view=old.view,
-            seed=old.seed,
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler,
+            view=replace(self.view), seed=old.seed,
         )  # fmt: skip
         self.replay.append(old)
-        self._memory = Memory(self.replay, self._names, self.size)
+        kept = len(self.replay) // self.num_envs
+        self._memory = Memory(self.replay, self._names, self.size, before=len(old) // self.num_envs - kept)
 
     def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
         """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or from the oldest on."""
@@ -161,6 +198,10 @@ class Flat:
                     value = mapped(Tensor.float, value)
                 found[key] = value.unsqueeze(1) if single else value
             yield found | {key: mapped(_first, states) for key, states in self.states.items()}, batch
+
+    def steps_used(self, batch: Data) -> Tensor:
+        """How many rewards each window of a batch has, float32 ``[B, 1]``."""
+        return batch["steps"].float().unsqueeze(1)
 
 
 def _stacked(columns: list[Any], shapes: Any) -> Any:

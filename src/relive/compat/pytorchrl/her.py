@@ -11,11 +11,12 @@ import numpy as np
 
 from ...errors import LifecycleError
 from ...hindsight import Hindsight
+from ..continuity import breaks
 from ..trees import mapped, mapped_with
 from .ere import EREBuffer
 from .keys import DONE2, REW, RHS, RHS2
 from .replay import Data, Factory
-from .steps import plain
+from .steps import arrays_of, plain
 
 __all__ = ["HERBuffer", "HerFunction"]
 
@@ -62,7 +63,6 @@ class HERBuffer(EREBuffer):
                 "relabelled ones; use a feed-forward actor, or EREBuffer, which has all that HERBuffer has besides"
             )
         self.her_function = her_function
-        self._hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
         self._lengths = np.zeros(0, np.int64)
 
     @classmethod
@@ -108,13 +108,13 @@ class HERBuffer(EREBuffer):
     def handle_end_of_episode(self, envs: Any = None) -> None:
         """Append what ``her_function`` makes of the episodes that these envs (default: all) just ended."""
         replay = self._stored.replay
+        hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
         for env in range(replay.num_envs) if envs is None else envs:
             count = int(self._lengths[env])
-            steps = replay.slice(int(env), -count) if count else ()
-            if len(steps) < 2:
+            episode = _episode(replay.slice(int(env), -count).exclude("index", "complete")) if count else {}
+            if not len(episode.get("reward", ())):
                 continue
-            episode = {name: _arrays(steps[name][:-1]) for name in (*replay.schema.names, "next_obs")}
-            copy = self._hindsight.copies(episode, 1, seed=0)
+            copy = hindsight.copies(episode, 1, seed=0)
             copy["copied"] = np.ones_like(copy["terminated"])
             replay.extend(copy, envs=[int(env)])
             replay.interrupt([int(env)])
@@ -134,11 +134,15 @@ class HERBuffer(EREBuffer):
         return {**changed, "reward": np.asarray(reward, np.float32).reshape(-1)}
 
 
-def _arrays(steps: Any) -> Any:
-    """Steps of one env, nested, as arrays ``[T, 1, ...]``."""
-    if hasattr(steps, "keys"):
-        return {key: _arrays(steps[key]) for key in steps.keys()}
-    return plain(steps)[:, None]
+def _episode(steps: Any) -> Data:
+    """The newest steps that went on from one another, but for the last one; arrays ``[T, 1, ...]``.
+
+    A collector's episode under way is cut off where those of another one lie between its steps.
+    """
+    fields: Data = {name: arrays_of(steps[name]) for name in steps.keys()}
+    cuts = np.flatnonzero(breaks(fields["obs"], fields["next_obs"], fields["terminated"]))
+    part = itemgetter(slice(cuts[-1] + 1 if len(cuts) else 0, -1))
+    return {name: mapped(part, value) for name, value in fields.items()}
 
 
 def _like(value: Any, stored: Any) -> Any:

@@ -21,13 +21,14 @@ class Memory:
     """The rows of a replay of N envs that are all added to at once, counted from its last :meth:`forget` on.
 
     Args:
-        replay: the replay; one that just began.
+        replay: the replay.
         names: what its fields are to be called, field by name.
-        added: how many rows of each env it has.
+        added: how many rows of each env count, the newest ones.
+        before: how many rows of each env were added before those.
     """
 
-    def __init__(self, replay: ReplayBuffer, names: Mapping[str, str], added: int = 0) -> None:
-        self._replay, self._names, self._begin, self.added = replay, names, 0, added
+    def __init__(self, replay: ReplayBuffer, names: Mapping[str, str], added: int = 0, before: int = 0) -> None:
+        self._replay, self._names, self._begin, self.added = replay, names, before, added
 
     def forget(self) -> None:
         """What comes next is row 0."""

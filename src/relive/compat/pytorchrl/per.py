@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...samplers import Prioritized, Recent, Sampler
 from .keys import ALGORITHM
 from .replay import Data, Factory, NStepReplayBuffer
+from .steps import plain
 
 __all__ = ["PERBuffer"]
 
@@ -23,7 +23,7 @@ class PERBuffer(NStepReplayBuffer):
 
     Batches have ``per_weights``, float32 ``[B, 1]``, divided by the largest of the buffer, and ``idxs``;
     :meth:`after_gradients` takes the errors from ``info["Algorithm"]["errors"]``. With ``alpha=0`` draws are uniform,
-    ``per_weights`` is 1.0 and no errors are wanted. A sequence's error is 0.9 max + 0.1 mean of those of its steps.
+    ``per_weights`` is 1.0 and no errors are wanted. A sequence's priority is 0.9 max + 0.1 mean of those of its steps.
 
     Args:
         size: as :class:`NStepReplayBuffer`, and so the others.
@@ -129,9 +129,12 @@ class PERBuffer(NStepReplayBuffer):
             assert errors is not None or not weighted, "TD errors missing!"
             index = batch.pop("idxs")
             if errors is not None:
-                found = torch.as_tensor(errors).reshape(len(index), -1)
-                if self.recurrent_actor:
-                    self._stored.replay.update_priorities(index, found, torch.ones(found.shape, dtype=torch.bool))
-                else:
-                    self._stored.replay.update_priorities(index, found.reshape(-1))
+                found = plain(errors).reshape(len(index), -1)
+                found = self._joint(found) if self.recurrent_actor else found.reshape(-1)
+                self._stored.replay.update_priorities(index, found)
         return info
+
+    def _joint(self, errors: Any) -> Any:
+        """The errors ``[S]`` that give sequences the priorities of the errors ``[S, K]`` of their steps."""
+        priority = self.get_sequence_priority(self.get_priority(np.abs(errors.T.astype(np.float64))))
+        return np.maximum(priority ** (1 / self.alpha) - self.epsilon, 0.0)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from ...errors import LifecycleError, SchemaError
 from ...replay import ReplayBuffer
 from ...samplers import Sampler
 from ...schema import Field, Schema
 from ...views import NStep
-from ..continuity import Continuity
 from ..trees import mapped, mapped_with
-from .keys import DONE2, NAMES, REW, STATES
+from .keys import DONE, DONE2, NAMES, OBS2, REW, RHS2, STATES
 from .memory import Memory
 from .steps import Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
 
 __all__ = ["Sequences"]
 
 Data = dict[str, Any]
+AFTER = (OBS2, RHS2, DONE2)
+"""Of a window's last step; all else is of its first."""
 OF_STEPS = {REW: "rewards", DONE2: "dones"}
 """A sequence is a transition by itself, to relive: what its steps hold has other names than what it needs."""
 
@@ -28,7 +32,12 @@ class Sequences:
     """A replay of sequences of L steps, made as they come in, n-step rewards included.
 
     The newest steps wait in a small replay of their own, L + n - 1 per env, where every L - overlap steps the oldest L
-    are the next sequence.
+    are the next sequence. Row t of it has the sum of the rewards from t on, up to n of them and none beyond the
+    episode's end, and the next observation, next states and next flag of step t + n - 1, whatever ended before: rows
+    that follow one another are read by a network with a memory, which must not miss a step. Where an episode ends
+    before that step, ``n_step`` is infinite, so that γ^n is 0 and nothing of another episode gets into a target.
+
+    Flags alone say where episodes end, as they do in PyTorchRL's networks.
 
     Args:
         sample: a transition.
@@ -39,6 +48,9 @@ class Sequences:
         seed: of the replay.
         length: L.
         overlap: steps that successive sequences share.
+
+    Raises:
+        SchemaError: successive sequences would share all of their steps, or windows are longer than they are.
     """
 
     def __init__(
@@ -53,32 +65,34 @@ class Sequences:
         overlap: int,
     ) -> None:
         self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
+        if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
+            raise SchemaError(
+                f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
+                "choose a larger update_every, or a smaller n_step"
+            )
         self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
         self._length, self._stride, self._waits = length, length - overlap, length + view.n - 1
         self._states = tuple(key for key in STATES if key in known and sample.get(key) is not None)
         self._hidden = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self._states}
         flat = schema_of(sample, self.keys)
-        self._steps, self._integers = Steps(sample, (*self.keys, *self._states), {}), integers_of(flat)
+        self._integers = integers_of(flat)
+        self._steps = Steps(sample, (*self.keys, *self._states), self._integers, {})
         states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
         self._newest = ReplayBuffer(
-            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True, view=view,
-            seed=0,
+            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True, seed=0,
         )  # fmt: skip
-        self._continuity, self._seen = Continuity(), 0
+        self.view, self._single = view, NStep(1)
+        self._seen = 0
         fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
         flags: dict[str, Any] = {name: flat[name] for name in ("reward", "terminated", "truncated")}
-        self._schema, self._seed = Schema({**fields, **states, **flags}), seed
+        used: dict[str, Any] = {"n_step": Field((length,))} if view.n > 1 else {}
+        self._schema, self._seed = Schema({**fields, **states, **flags, **used}), seed
         self.replay = self._build(max_size, sampler)
         self._memory = Memory(self.replay, self._names)
 
     def _build(self, max_size: int, sampler: Sampler) -> ReplayBuffer:
         rows = max_size // self._length * self.num_envs
         return ReplayBuffer(self._schema, rows, self.num_envs, ordered=False, sampler=sampler, seed=self._seed)
-
-    @property
-    def view(self) -> NStep:
-        """n and γ of the rewards."""
-        return cast("NStep", self._newest.view)
 
     @staticmethod
     def _name(key: str) -> str:
@@ -103,31 +117,40 @@ class Sequences:
 
     def insert(self, sample: Mapping[str, Any]) -> None:
         """One step of every env."""
-        step = self._steps(sample)
-        self._continuity.follow(self._newest, step["obs"])
-        self._newest.add(step)
-        self._continuity.note(mapped(np.copy, step["next_obs"]), step["terminated"].copy())
+        self._newest.add(self._steps(sample))
         self._seen += 1
         if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
             self._store_oldest()
 
     def _store_oldest(self) -> None:
-        length, envs = self._length, self.num_envs
-        steps = dict(self._newest.data().items())  # time first, as they were completed
+        length, envs, n = self._length, self.num_envs, self.view.n
+        steps = self._waiting(self._single)
+        rewards = steps if n == 1 else self._waiting(self.view)
 
-        def oldest(_: Any, values: list[Any]) -> Any:
-            rows = plain(values[0])
-            return rows[: length * envs].reshape(length, envs, *rows.shape[1:])
+        def part(key: str, shapes: Any) -> Any:
+            first, source = n - 1 if key in AFTER else 0, rewards if key == REW else steps
 
-        fields = {key: mapped_with(oldest, self.shapes[key], [steps[NAMES[key]]]) for key in self.keys}
-        fields = {self._name(key): mapped(lambda value: value.swapaxes(0, 1), value) for key, value in fields.items()}
-        states = {key: mapped_with(oldest, self._hidden[key], [steps[key]]) for key in self._states}
-        self._append({**fields, **{key: mapped(lambda v: v[0], value) for key, value in states.items()}}, (envs,))
+            def cut(_: Any, values: list[Any]) -> Any:
+                rows = plain(values[0])[-self._waits * envs :]
+                return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
+
+            return mapped_with(cut, shapes, [source[NAMES.get(key, key)]])
+
+        fields = {self._name(key): mapped(_by_env, part(key, self.shapes[key])) for key in self.keys}
+        states = {key: mapped(lambda value: value[0], part(key, self._hidden[key])) for key in self._states}
+        self._append({**fields, **states}, (envs,))
+
+    def _waiting(self, view: NStep) -> Data:
+        """The steps that wait, through a view, as they were completed: time first ``[W N, ...]``."""
+        self._newest.view = view
+        return dict(self._newest.data().items())
 
     def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
         """Sequences ``[N, ...]``, or ``[K, N, ...]``; the replay's own fields of a transition mean nothing."""
         none = np.zeros(shape, np.bool_)
         step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
+        if self.view.n > 1:
+            step["n_step"] = self._steps_used(fields[self._name(DONE)], fields[self._name(DONE2)])
         step = {name: mapped(_contiguous, value) for name, value in step.items()}
         self.replay.add(step) if len(shape) == 1 else self.replay.extend(step)
         self._memory.added += 1 if len(shape) == 1 else shape[0]
@@ -158,7 +181,19 @@ class Sequences:
         """Make room for another number of steps, and keep the newest sequences."""
         old, self.replay = self.replay, self._build(max_size, sampler)
         self.replay.append(old)
-        self._memory = Memory(self.replay, self._names, self.size // self._length)
+        kept = len(self.replay) // self.num_envs
+        self._memory = Memory(self.replay, self._names, kept, before=len(old) // self.num_envs - kept)
+
+    def read_windows(self, n: int) -> None:
+        """Refuse another ``n``: the sums of rewards are stored.
+
+        Raises:
+            LifecycleError: it is another.
+        """
+        if n != self.view.n:
+            raise LifecycleError(
+                f"n_step: sequences with windows of {self.view.n} rewards are stored; create a buffer with n_step={n!r}"
+            )
 
     def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
         """``keys`` (default: all) of steps, float32 ``[T, N, ...]``: by position in memory, or from the oldest on.
@@ -190,12 +225,29 @@ class Sequences:
         """Batches ``[S L, ...]`` of sequences by key, states ``[S, ...]``, float32, and as the replay has them."""
         for batch in self.replay.batches(count, -(-batch_size // self._length)):
             found = {key: _each([batch[self._name(key)]], self.shapes[key], _joined) for key in self.keys}
+            if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so that the flag has to do
+                found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
             yield found | {key: _members(batch[key], self._hidden[key]) for key in self._states}, batch
+
+    def steps_used(self, batch: Any) -> Tensor:
+        """Of each window of a batch, float32 ``[S L, 1]``: n, or infinite where its episode ended before."""
+        return batch["n_step"].reshape(-1, 1)
+
+    def _steps_used(self, starts: Any, ends: Any) -> Any:
+        """The same of sequences ``[..., L]``, by the flags before and after their steps."""
+        n, length = self.view.n, self._length
+        # of steps 0 .. L + n - 2 the flags before: the next flags are of n - 1 steps later
+        flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)
+        return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
 
 
 def _joined(values: list[Any], shape: tuple[int, ...]) -> Any:
     """Sequences ``[S, L, ...]`` one after the other."""
     return values[0].reshape(-1, *shape).float()
+
+
+def _by_env(value: Any) -> Any:
+    return value.swapaxes(0, 1)
 
 
 def _contiguous(value: Any) -> Any:

@@ -9,13 +9,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from ...errors import SchemaError
+from ...parameters import seed_or_drawn
 from ...samplers import Sampler, Uniform
 from ...views import NStep
 from ..trees import mapped
 from .collected import Collected
 from .flat import Flat
-from .keys import STATES, OffPolicyDataKeys
+from .keys import DONE2, STATES, OffPolicyDataKeys
 from .recurrent import Sequences
+from .steps import plain
 
 __all__ = ["NStepReplayBuffer", "ReplayBuffer"]
 
@@ -37,7 +40,11 @@ class ReplayBuffer:
         actor: ``is_recurrent`` and ``sequence_overlap`` are read.
         algorithm: ``gamma`` and, with a recurrent actor, ``update_every`` are read; nothing is written.
         envs: as PyTorchRL passes them; not read.
-        seed: batch t is a function of (seed, t); None draws one. NumPy's generator is never read.
+        seed: batch t is a function of (seed, t); None takes one from torch's default generator, here and now. NumPy's
+            generator is never read.
+
+    Raises:
+        SchemaError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
     """
 
     storage_tensors = OffPolicyDataKeys
@@ -49,7 +56,7 @@ class ReplayBuffer:
     ) -> None:
         self.device, self.actor, self.algo, self.envs = device, actor, algorithm, envs
         self.recurrent_actor = bool(actor.is_recurrent)
-        self._seed = seed
+        self._seed = seed_or_drawn(seed)
         self._view = NStep(1, float(getattr(algorithm, "gamma", 1.0)))
         self._adopt(self._new_sampler())
         self._rows: Flat | Sequences | None = None
@@ -60,6 +67,11 @@ class ReplayBuffer:
             self.sequence_length = int(algorithm.update_every)
             self.overlap_length = int(actor.sequence_overlap * self.sequence_length)
             self.non_overlap_length = self.sequence_length - self.overlap_length
+            if not 0 <= self.overlap_length < self.sequence_length:
+                raise SchemaError(
+                    f"sequence_overlap={actor.sequence_overlap!r}: successive sequences of {self.sequence_length} "
+                    f"steps would share {self.overlap_length} of them; choose a share from 0 up to, not including, 1"
+                )
             self.max_size = self._whole(size)
 
     def _whole(self, size: int) -> int:
@@ -78,14 +90,17 @@ class ReplayBuffer:
         self._sampler = sampler
 
     def __getstate__(self) -> Data:
-        self._settle()
-        return self.__dict__.copy()
+        return {**self.__dict__, "_handed": None}  # what was handed over stays that of this buffer
 
     def __setstate__(self, state: Data) -> None:
         self.__dict__.update(state)
-        if self._rows is not None:  # which has parts of its own again
-            self._view = self._rows.view
-            self._adopt(self._rows.replay.sampler)
+        if self._rows is not None:
+            self._take_parts(self._rows)
+
+    def _take_parts(self, rows: Flat | Sequences) -> None:
+        """The rows have parts of their own now."""
+        self._view = rows.view
+        self._adopt(rows.replay.sampler)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -113,18 +128,27 @@ class ReplayBuffer:
         """Append steps ``[T, N, ...]`` by key, such as another buffer's :meth:`get_all_buffer_data`.
 
         What :meth:`get_all_buffer_data` gave before the last :meth:`reset` is put back where it was, with its
-        priorities, as long as nobody looked at it.
+        priorities, if it is the same still, itself or a copy.
 
         Raises:
             AssertionError: the keys do not have one number of steps.
             FieldError, ShapeError, DTypeError: they are not like the first transition. Nothing is stored.
         """
-        collected = self._collected()
-        if self._away and collected is not None and new_data is collected and collected.unread:
+        if self._away and self._are_back(new_data):
             self._away = False
             return
         self._settle()
         self._append(new_data)
+
+    def _are_back(self, new_data: Mapping[str, Any]) -> bool:
+        """Whether these are the steps that :meth:`reset` took away."""
+        collected, rows = self._collected(), self._rows
+        if collected is not None and new_data is collected and collected.unread:
+            return True
+        if rows is None or len(new_data.get(DONE2, ())) != rows.size:
+            return False
+        there = rows.read(0, rows.size, False)
+        return there.keys() == new_data.keys() and all(_equal(value, new_data[key]) for key, value in there.items())
 
     def _append(self, new_data: Mapping[str, Any]) -> None:
         staged: Data = {}
@@ -159,11 +183,7 @@ class ReplayBuffer:
 
     def reset(self) -> None:
         """Forget what is stored; recurrent collection goes on with the sequence that had begun."""
-        collected = self._collected()
-        if collected is not None and collected.unread:
-            self._away = True  # whoever has it may put it back
-        elif self._rows is not None:
-            self._forget()
+        self._away = self._rows is not None  # they are forgotten for good once something else happens than their return
 
     def _forget(self) -> None:
         self._stored.clear()
@@ -285,8 +305,8 @@ class ReplayBuffer:
             self._settle()
             self.max_size = whole
             if self._rows is not None:
-                self._adopt(self._new_sampler())
-                self._rows.resize(self.max_size, self._sampler)
+                self._rows.resize(self.max_size, self._new_sampler())
+                self._take_parts(self._rows)
             return
         setattr(self, parameter_name, new_parameter_value)
 
@@ -296,12 +316,21 @@ class NStepReplayBuffer(ReplayBuffer):
 
     Steps are stored single and put together when they are read, so that the newest steps can be drawn, too, and
     ``n_step`` and ``gamma`` may be changed at any time. In a batch ``n_step`` is how many rewards were used, float32
-    ``[B, 1]``, so that ``gamma ** n_step`` fits each window; with ``n_step=1`` it is the number 1. With a recurrent
-    actor, whose sequences are stored whole, it is ``n_step``.
+    ``[B, 1]``, so that ``gamma ** n_step`` fits each window; with ``n_step=1`` it is the number 1.
+
+    With a recurrent actor sequences are stored whole, with the sums of their rewards: ``n_step`` is fixed then, and a
+    changed ``gamma`` counts for later ones. What comes next is of step t + ``n_step`` - 1 in every row, so that a
+    recurrent target misses no step. Where an episode ends before that step, ``n_step`` of a batch is infinite, and
+    ``gamma ** n_step`` 0; with a ``gamma`` of 1 ``NextDone`` is 1.
 
     Args:
         size: as :class:`ReplayBuffer`, and so the others.
-        n_step: rewards per window.
+        n_step: rewards per window; with a recurrent actor at most ``update_every``.
+
+    Raises:
+        SchemaError: as :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is above
+            ``update_every``.
+        LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
 
     def __init__(
@@ -322,7 +351,10 @@ class NStepReplayBuffer(ReplayBuffer):
 
     @n_step.setter
     def n_step(self, n_step: int) -> None:
-        self._view.n = n_step
+        if self._rows is None:
+            self._view.n = n_step
+        else:
+            self._rows.read_windows(n_step)
 
     @property
     def gamma(self) -> float:
@@ -334,6 +366,12 @@ class NStepReplayBuffer(ReplayBuffer):
         self._view.gamma = gamma
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
-        if self.n_step == 1 or self.recurrent_actor:
-            return {"n_step": self.n_step}
-        return {"n_step": extras["steps"].float().unsqueeze(1)}
+        return {"n_step": 1 if self.n_step == 1 else self._stored.steps_used(extras)}
+
+
+def _equal(there: Any, given: Any) -> bool:
+    """Whether arrays, or dictionaries of them, have the same numbers."""
+    if isinstance(there, dict):
+        members = cast("Data", there)
+        return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)
+    return np.array_equal(there, plain(given), equal_nan=True)

@@ -16,7 +16,10 @@ from ..inbox import Inbox
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, OBS2, REW, STATES
 
-__all__ = ["NUMBERS", "Steps", "as_stored", "dtypes_of", "integers_of", "plain", "schema_of", "step_of", "stored_keys"]
+__all__ = [
+    "NUMBERS", "Steps", "arrays_of", "as_stored", "dtypes_of", "integers_of", "plain", "schema_of", "step_of",
+    "stored_keys",
+]  # fmt: skip
 
 NUMBERS = (REW, DONE2)
 """What has one number per env, and no axis for it in relive."""
@@ -31,12 +34,19 @@ def plain(value: Any) -> Any:
     return value.numpy() if value.is_cpu and not value.requires_grad else numpy_view(value.detach().cpu())
 
 
+def arrays_of(steps: Any) -> Any:
+    """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
+    if hasattr(steps, "keys"):
+        return {key: arrays_of(steps[key]) for key in steps.keys()}
+    return plain(steps)[:, None]
+
+
 def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
     """Relive's fields ``[N, ...]``, or ``[T, N, ...]`` with ``axes`` 2, of a transition's arrays.
 
     Raises:
         FieldError: a key is missing.
-        ShapeError: rewards or NextDone have more than one number per env.
+        ShapeError: rewards or NextDone have more than one number per env, or are a dictionary.
     """
     step: dict[str, Any] = {}
     for key in keys:
@@ -44,8 +54,9 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
             raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
         value: Any = mapped(plain, sample[key])
         if key in NUMBERS:
-            if value.shape[axes:] not in ((1,), ()):
-                raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {value.shape}")
+            if isinstance(value, dict) or value.shape[axes:] not in ((1,), ()):
+                given = f"a dictionary of {', '.join(sample[key])}" if isinstance(value, dict) else value.shape
+                raise ShapeError(f"{key!r}: expected one number per env, as [N, 1], got {given}")
             value = value.reshape(value.shape[:axes])
             value = value.astype(np.float32, copy=False) if key == REW else value != 0
         step[NAMES.get(key, key)] = value
@@ -59,11 +70,14 @@ class Steps:
     Args:
         sample: the first transition, or one like it.
         keys: what of it is stored.
+        integers: what is stored as no float, as :func:`integers_of` finds it.
         constant: fields that every step has besides.
     """
 
-    def __init__(self, sample: Mapping[str, Any], keys: tuple[str, ...], constant: dict[str, Any]) -> None:
-        self._keys, self._constant = keys, constant
+    def __init__(
+        self, sample: Mapping[str, Any], keys: tuple[str, ...], integers: Mapping[str, Any], constant: dict[str, Any]
+    ) -> None:
+        self._keys, self._integers, self._constant = keys, integers, constant
         self._members = [(key, list(sample[key]) if isinstance(sample[key], Mapping) else None) for key in keys]
         self._form = {key: mapped(_zeros_like, sample[key]) for key in keys}
         self._step = step_of(self._form, keys) | constant  # of the same arrays, but for the flag
@@ -92,12 +106,12 @@ class Steps:
         """
         leaves = self._leaves(sample)
         if self._inbox is None or leaves is None or not self._inbox.take(leaves):
-            return step_of(sample, self._keys) | self._constant
+            return as_stored(step_of(sample, self._keys), self._integers) | self._constant
         self._step["terminated"][...] = self._form[DONE2].reshape(-1)
         return self._step
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Steps, (self._form, self._keys, self._constant)
+        return Steps, (self._form, self._keys, self._integers, self._constant)
 
 
 def _zeros_like(value: Any) -> Any:
@@ -122,7 +136,7 @@ def dtypes_of(fields: Any) -> list[torch.dtype]:
 
 
 def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers that come as floats, as they do in slices, in the dtypes that are stored."""
+    """Whole numbers that come as floats, as they do in slices, in the integer dtypes that are stored."""
     for name, fields in integers.items():
         steps[name] = mapped_with(_whole, fields, [steps[name]])
     return steps
