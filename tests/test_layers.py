@@ -13,6 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
 LAYERS = {
     "errors": 0,
+    "forks": 0,
     "schema": 0,
     "checks": 1,
     "kernels": 1,
@@ -57,6 +58,7 @@ SEAM = {(part, "layout") for part in ("device_rows", "rows", "store", "windows")
 SEAM |= {("device_rows", "rows"), ("device_rows", "store"), ("rows", "store")}
 SAME_LAYER = {
     ("schema", "errors"),
+    ("storage", "layout"),
     ("weights", "ring"),
     ("hindsight", "views"),
     ("replay", "saving"),

@@ -6,20 +6,23 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import wraps
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from . import kernels, persist
-from .checks import StepChecker
+from .checks import StepChecker, numpy_view
 from .device_rows import DeviceRows
 from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, ReliveError, SchemaError, ShapeError
+from .forks import shared_lock
 from .kernels.reference.random import key as stream
+from .layout import typed
 from .parameters import is_count, refuse_class, seed_or_drawn
 from .plan import StoragePlan, storage_plan
 from .ring import Ints, Ring, missing_final
@@ -127,7 +130,7 @@ class ReplayBuffer:
         self._all = np.arange(self.num_envs, dtype=np.int64)
         self._rounds_of: dict[int, Ints] = {}
         self._draws = self._sampled = self._late = 0
-        self.lock = RLock()
+        self.lock = shared_lock()
         self._sampler.attach(self._ring)
         self.view = view or Transition()
 
@@ -479,11 +482,17 @@ class ReplayBuffer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
-        tensors, content = self._state()
+        state, content = self._state()
         sampler = self._sampler if content["sampler"] is None else None
         view = self._view if content["view"] is None else None
-        arrays = {name: torch.as_tensor(value) for name, value in tensors.items()}
-        return type(self)._restored, (arrays, content, str(self.device), sampler, view)
+        # arrays, and no tensors, which multiprocessing would send as open files
+        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
+        arrays = {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
+        return _unpickled, (type(self), arrays, content, str(self.device), sampler, view)
+
+    def __copy__(self) -> ReplayBuffer:
+        """As ``copy.deepcopy``: neither memory nor parts can belong to two buffers."""
+        return deepcopy(self)
 
     @classmethod
     def load(
@@ -618,7 +627,7 @@ class ReplayBuffer:
         _require_rows(batch_size)
         with self.lock:
             self._keep_rule(self._view)
-            key = stream(self.seed, self._draws)
+            key = stream(_stream_of(self.seed), self._draws)
             places, extras = self._sampler.draw(batch_size, key, update, of)
             self._draws += 1
             self._sampled += batch_size
@@ -710,6 +719,16 @@ def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
     front = tuple(shape[:2])
     fronts.add(front)
     return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
+
+
+def _unpickled(cls: type[ReplayBuffer], arrays: Mapping[str, tuple[Any, torch.dtype]], *rest: Any) -> ReplayBuffer:
+    return cls._restored({name: typed(array, dtype) for name, (array, dtype) in arrays.items()}, *rest)
+
+
+def _stream_of(seed: int) -> int:
+    """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
+    worker = get_worker_info()
+    return seed if worker is None else stream(seed, worker.seed)
 
 
 def _require_rows(batch_size: int) -> None:

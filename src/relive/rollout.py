@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -114,6 +115,7 @@ class RolloutBuffer:
         self._follow(schema)
         self._ended, self._interrupted = np.ones(num_envs, np.bool_), False
         self._reserved = self._draws = 0
+        self._handed: list[tuple[Path, Tensor, int]] = []
         self._has_last, self._memory = False, Recycled()
         self._write_apart(slice(None), {})
         self._apart_used = False
@@ -178,7 +180,8 @@ class RolloutBuffer:
 
         ``mask`` and, with a value in the schema, ``final_value`` are among them, preset to True and NaN. Call
         :meth:`commit` when the rows are written; until then they are not part of the rollout. A buffer that wraps
-        gives up as many of its oldest steps as it needs, at once.
+        gives up as many of its oldest steps as it needs, at once. The views may be put into shared memory, for other
+        processes to write: :meth:`commit` then copies the rows from there.
 
         Raises:
             FullError: fewer rows are left in one piece.
@@ -196,7 +199,10 @@ class RolloutBuffer:
         self._columns.release(leaving)
         self._write_apart(rows, {})
         self._reserved = count
-        return self._views(self._columns.own, rows, (count, self.num_envs))
+        tensors = {path: self._columns.whole(path)[rows] for path in self._columns.own}
+        if self.device.type == "cpu":
+            self._handed = [(path, tensor, tensor.data_ptr()) for path, tensor in tensors.items()]
+        return as_tensordict(tensors, (count, self.num_envs))
 
     def commit(self, steps: int | None = None, *, last: bool = False) -> None:
         """The first ``steps`` reserved rows (all of them, by default) are written.
@@ -216,9 +222,11 @@ class RolloutBuffer:
                 "them before they are committed"
             )
         rows = slice(self._columns.next_row, self._columns.next_row + count)
-        tensors = self._columns.tensors
-        if self.debug and ("reward",) in tensors:
-            self._refuse_nonfinite(tensors["reward",][rows], count)
+        for path, tensor, place in self._handed:
+            if tensor.data_ptr() != place:  # it was shared or sent meanwhile, and written elsewhere than here
+                self._columns.put(path, rows, tensor[:count])
+        if self.debug and ("reward",) in self._columns.own:
+            self._refuse_nonfinite(self._columns.whole(("reward",))[rows], count)
         self._advance(count)
         self._has_last = last
 
@@ -246,7 +254,7 @@ class RolloutBuffer:
         """
         if ("final_value",) not in self._apart:
             raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
-        target = self._columns.tensors["final_value",]
+        target = self._columns.whole(("final_value",))
         rows, columns = torch.as_tensor(steps), torch.as_tensor(envs)
         for name, index in (("steps", rows), ("envs", columns)):
             check_castable(index if index.numel() else index.long(), torch.int64, name)
@@ -274,7 +282,7 @@ class RolloutBuffer:
         self._columns.forget()
         self._write_apart(slice(None), {})  # always: masks may also have been written through a view
         self._apart_used = False
-        self._reserved = 0
+        self._reserved, self._handed = 0, []
         self._has_last = False
 
     def interrupt(self) -> None:
@@ -385,7 +393,7 @@ class RolloutBuffer:
             raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {given.device}")
         expected = (self.steps, self.num_envs, *given.shape[2:])
         if path in self._columns.own:
-            target = self._columns.tensors[path]
+            target = self._columns.whole(path)
             expected = (self.steps, self.num_envs, *target.shape[2:])
             check_castable(given, target.dtype, dotted(path))
             given = given.to(target.dtype)
@@ -655,8 +663,8 @@ class RolloutBuffer:
         }
         apart = {".ended": torch.from_numpy(self._ended)}
         if self._states is not None:
-            apart |= {f".states.{dotted(name)}": state for name, state in self._states.tensors.items()}
-            apart |= {f".initial.{dotted(name)}": self._initial(name) for name in self._states.tensors}
+            apart |= {f".states.{dotted(name)}": self._states.whole(name) for name in self._states.own}
+            apart |= {f".initial.{dotted(name)}": self._initial(name) for name in self._states.own}
         save_columns(path, self._columns, facts, apart)
 
     @classmethod
@@ -686,13 +694,21 @@ class RolloutBuffer:
             buffer._ended[:] = tensors[".ended"].numpy()
             buffer._interrupted = entry(content, "interrupted", bool)
             if buffer._states is not None:
-                for name, state in buffer._states.tensors.items():
-                    state.copy_(tensors[f".states.{dotted(name)}"])
+                for name in buffer._states.own:
+                    buffer._states.whole(name).copy_(tensors[f".states.{dotted(name)}"])
                 buffer.initial_hidden = buffer.schema.rebuild(
                     "hidden", lambda path: tensors[f".initial.{dotted(path)}"]
                 )
             buffer._draws, buffer._has_last = entry(content, "draws", int), entry(content, "has_last", bool)
         return buffer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: everything but the reserved rows that somebody else may hold."""
+        return {**self.__dict__, "_handed": []}
+
+    def __copy__(self) -> RolloutBuffer:
+        """As ``copy.deepcopy``: two buffers over one memory would write each other's rows."""
+        return deepcopy(self)
 
     def __repr__(self) -> str:
         further = f"columns={_named(self._standing)}, " if self._standing else ""
@@ -740,7 +756,7 @@ class RolloutBuffer:
         self._interrupted = False
         self._apart_used |= self.wrap and self.is_full
         self._columns.advance(rows)
-        self._reserved = 0
+        self._reserved, self._handed = 0, []
         self._has_last = False
 
     def _write_apart(self, rows: int | slice, given: Mapping[str, Any]) -> None:
@@ -774,7 +790,7 @@ class RolloutBuffer:
         return leaves
 
     def _views(self, paths: Iterable[Path], rows: int | slice, shape: tuple[int, ...]) -> TensorDict:
-        return as_tensordict({path: self._columns.tensors[path][rows] for path in paths}, shape)
+        return as_tensordict({path: self._columns.whole(path)[rows] for path in paths}, shape)
 
     def _for_estimator(self, name: str) -> Any:
         if name == "mask" and not self._has_mask():
@@ -851,7 +867,7 @@ class RolloutBuffer:
     def _pass(self, rows: slice) -> None:
         """Rows (by their place) are about to be given up, being the oldest: remember what they say of the next ones."""
         if {("terminated",), ("truncated",)} <= self._columns.own:
-            flags = (as_host(self._columns.tensors[name,][rows]) for name in ("terminated", "truncated", "mask"))
+            flags = (as_host(self._columns.whole((name,))[rows]) for name in ("terminated", "truncated", "mask"))
             terminated, truncated, real = flags
             self._ended = Flags(terminated | truncated, real, self._ended).ended.view(np.bool_)
 
@@ -861,7 +877,7 @@ class RolloutBuffer:
         states = None
         if hidden and self._states is not None:
             initial = {path: self._initial(path) for path in hidden}
-            states = States({path: self._states.tensors[path] for path in hidden}, self.hidden_every, initial)
+            states = States({path: self._states.whole(path) for path in hidden}, self.hidden_every, initial)
         elif hidden:
             states = States({path: self._columns.ordered(path) for path in hidden}, 1, {})
         return WindowReader(columns, states, self.schema, (self.steps, self.num_envs), self.device, pack, self._memory)
