@@ -24,6 +24,7 @@ LAYERS = {
     "storage": 2,
     "layout": 2,
     "store": 2,
+    "summary": 1,
     "returns": 2,
     "rows": 2,
     "device_rows": 2,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from .checks import numpy_dtype, numpy_view
 from .errors import FullError
 from .layout import typed
 from .memory import zeroed
-from .schema import Field, Path, nest
+from .schema import Field, Path, nest, unknown_field
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["Columns", "as_host", "as_tensordict"]
+__all__ = ["Columns", "as_host", "as_tensordict", "unfinished"]
 
 
 @cache
@@ -44,6 +44,22 @@ def as_tensordict(
     if device is not None:
         leaves = {path: leaf.to(device) for path, leaf in leaves.items()}
     return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size), device=device)
+
+
+def unfinished(batch: TensorDict) -> TensorDict:
+    """The batch of a rollout before ``finish``, whose error for a missing advantage says so.
+
+    TensorDict asks a method without a public name for its error. Where it does not, the error is its own.
+    """
+    cast("Any", batch)._default_get = partial(_missing, tuple(map(str, batch.keys())))
+    return batch
+
+
+def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
+    """As TensorDict's own, whose default for no default is of a type by this name."""
+    if type(default).__name__ != "_NoDefault":
+        return default
+    raise KeyError(unknown_field(key, known, "this batch"))
 
 
 class Columns:
