@@ -999,7 +999,7 @@ class RolloutBuffer:
 
 def _without_advantage(batches: Iterator[EnvBatch]) -> Iterator[EnvBatch]:
     for batch in batches:
-        unfinished(batch.steps)
+        unfinished(cast("TensorDict", batch.steps))
         yield batch
 
 
