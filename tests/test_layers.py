@@ -13,6 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
 LAYERS = {
     "errors": 0,
+    "forks": 0,
     "schema": 0,
     "checks": 1,
     "kernels": 1,
@@ -23,6 +24,7 @@ LAYERS = {
     "storage": 2,
     "layout": 2,
     "store": 2,
+    "summary": 1,
     "returns": 2,
     "rows": 2,
     "device_rows": 2,
@@ -57,6 +59,7 @@ SEAM = {(part, "layout") for part in ("device_rows", "rows", "store", "windows")
 SEAM |= {("device_rows", "rows"), ("device_rows", "store"), ("rows", "store")}
 SAME_LAYER = {
     ("schema", "errors"),
+    ("storage", "layout"),
     ("weights", "ring"),
     ("hindsight", "views"),
     ("replay", "saving"),

@@ -868,6 +868,73 @@ def test_a_seed_that_is_none_is_refused_at_once(seed: Any) -> None:
         ReplayBuffer(PLAIN, 10, seed=seed)
 
 
+def test_a_seed_that_is_not_given_follows_torchs_and_batch_t_follows_the_seed() -> None:
+    rows: list[tuple[int, list[float]]] = []
+    for _ in range(2):
+        torch.manual_seed(42)
+        replay = ReplayBuffer(PLAIN, 40, 2)
+        torch.rand(5)  # what others draw meanwhile changes nothing
+        for t in range(10):
+            replay.add(
+                obs=np.full((2, 2), t), action=[t, t], reward=[t, -t], terminated=[False] * 2, truncated=[False] * 2
+            )
+        replay.sample(4)
+        rows.append((replay.seed, replay.sample(8)["reward"].tolist()))
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("given", [np.zeros((2, 2)), torch.zeros(2), [("obs", 1)], "obs", 5])
+@pytest.mark.parametrize("more", [(), (np.zeros(2), [True, False])])
+def test_a_step_that_is_not_given_by_name_is_refused_with_the_call_that_does(given: Any, more: Any) -> None:
+    replay: Any = ReplayBuffer(PLAIN, 40, 2)
+    for arguments in ((given, *more), (None, given)):
+        with pytest.raises(FieldError, match=r"names of its fields.*add\(obs=\.\.\., action="):
+            replay.add(*arguments)
+    with pytest.raises(FieldError, match="extend: expected a mapping"):
+        replay.extend(given)
+    assert len(replay) == 0
+
+
+NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.strided)
+UNEVEN: dict[str, tuple[Any, str]] = {
+    "nested": (NESTED, r"dense tensor, got a nested one.*to_padded_tensor"),
+    "sparse": (torch.ones(2, 2).to_sparse(), r"dense tensor, got a sparse one.*to_dense"),
+    "ragged list": ([[1.0, 2.0], [1.0]], "rows of different lengths; pad"),
+    "ragged arrays": ([np.ones(3), np.ones(2)], "rows of different lengths; pad"),
+}
+
+
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_what_has_no_one_shape_is_refused_by_the_name_of_its_field(kind: str) -> None:
+    value, message = UNEVEN[kind]
+    replay = ReplayBuffer(PLAIN, 40, 2)
+    step = {
+        "obs": np.zeros((2, 2)),
+        "action": [1, 1],
+        "reward": [0, 0],
+        "terminated": [True] * 2,
+        "truncated": [False] * 2,
+    }
+    for wrong in ({**step, "obs": value}, {**step, "obs": value, "next_obs": step["obs"]}):
+        with pytest.raises(SchemaError, match=rf"'obs'.*{message}"):
+            replay.add(wrong)
+    with pytest.raises(SchemaError, match=rf"'next_obs'.*{message}"):
+        replay.add(step, next_obs=value)
+    with pytest.raises(SchemaError):
+        replay.extend({name: np.asarray(x)[None] for name, x in step.items()} | {"obs": value})
+    assert len(replay) == 0
+    replay.check()
+
+
+@pytest.mark.parametrize("count", [2**31, 2**63, 2**70])
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized, WithoutReplacement, Recent])
+def test_batches_beyond_all_memory_are_refused_in_our_own_words(count: int, sampler: Any) -> None:
+    replay = ReplayBuffer(PLAIN, 40, 2, sampler=sampler())
+    for call in (lambda: replay.sample(count), lambda: replay.batches(2, count)):
+        with pytest.raises(ShapeError, match=rf"batch_size={count}.*from 1 to"):
+            call()
+
+
 def test_a_class_in_place_of_a_part_is_refused() -> None:
     for part in ({"sampler": Prioritized}, {"view": NStep}):
         with pytest.raises(SchemaError, match=r"expected an object, got its class; pass \w+\(\.\.\.\)"):

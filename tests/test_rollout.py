@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tensordict import TensorDict
 from torch import Tensor
 
 import oracle
@@ -1252,6 +1253,104 @@ def test_a_seed_may_be_any_integer(seed: int) -> None:
 def test_a_seed_that_cannot_be_used_is_refused_at_once(seed: Any) -> None:
     with pytest.raises(errors.ReliveError, match="seed"):
         RolloutBuffer(SCHEMA, 2, 2, seed=seed)
+
+
+def test_a_seed_that_is_not_given_is_one_number_of_torchs_default_generator() -> None:
+    seeds: list[list[int]] = []
+    for _ in range(2):
+        torch.manual_seed(42)
+        seeds.append([RolloutBuffer(SCHEMA, 2, 2).seed for _ in range(3)])
+        after = torch.rand(1)
+        torch.manual_seed(42)
+        drawn = [int(torch.empty((), dtype=torch.int64).random_()) for _ in range(3)]
+        assert seeds[-1] == drawn
+        assert torch.equal(after, torch.rand(1))
+        before = torch.get_rng_state()
+        RolloutBuffer(SCHEMA, 2, 2, seed=3)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 3
+    with torch.device("meta"):  # wherever tensors are made by default
+        assert isinstance(RolloutBuffer(SCHEMA, 2, 2, device="cpu").seed, int)
+
+
+@pytest.mark.parametrize("estimator", ["gae", None, 5, lambda **columns: columns], ids=repr)
+def test_what_is_no_estimator_is_refused_with_one_that_is(estimator: Any) -> None:
+    with pytest.raises(errors.SchemaError, match=r"finish\(.*expected an estimator, such as relive\.GAE\("):
+        filled([step(0), step(1)]).finish(estimator)
+
+
+def test_a_batch_without_an_advantage_says_that_finish_has_to_be_called() -> None:
+    rollout = filled([step(0), step(1)])
+    batches: list[Any] = [
+        next(rollout.minibatches(2)), rollout.flat(), rollout.sample(2), rollout.data(), rollout.block, rollout,
+        next(rollout.sequences(2)), next(rollout.chunks(1)), next(rollout.env_batches(1)).steps,
+    ]  # fmt: skip
+    for batch in batches:
+        for name in ("advantage", "return"):
+            with pytest.raises((KeyError, errors.FieldError), match=rf"'{name}'.*finish\(relive\.GAE"):
+                batch[name]
+    for batch in (batches[0], pickle.loads(pickle.dumps(batches[0]))):
+        assert type(batch) is TensorDict
+        assert batch.get("advantage") is None
+        assert batch.get("advantage", 5) == 5
+        assert "advantage" not in batch.keys()
+        with pytest.raises(KeyError, match=r"'rewards'.*did you mean 'reward'"):
+            batch["rewards"]
+    rollout.finish(GAE(), last_value=torch.zeros(2))
+    assert next(rollout.minibatches(2))["advantage"].shape == (2,)
+
+
+def test_an_advantage_that_the_user_attached_is_one() -> None:
+    rollout = filled([step(0), step(1)])
+    rollout["advantage"] = torch.ones(2, 2)
+    assert next(rollout.minibatches(2))["advantage"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("given", [np.zeros((2, 3)), torch.zeros(2), [("obs", 1)], "obs", 5])
+@pytest.mark.parametrize("more", [(), (np.zeros(2), [True, False])])
+def test_a_step_that_is_not_given_by_name_is_refused_with_the_call_that_does(given: Any, more: Any) -> None:
+    rollout: Any = RolloutBuffer(SCHEMA, 2, 2)
+    for arguments in ((given, *more), (None, given)):
+        with pytest.raises(errors.FieldError, match=r"names of its fields.*add\(obs=\.\.\., action="):
+            rollout.add(*arguments)
+    assert rollout.steps == 0
+
+
+NESTED = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.strided)
+UNEVEN: dict[str, tuple[Any, str]] = {
+    "nested": (NESTED, r"dense tensor, got a nested one.*to_padded_tensor"),
+    "sparse": (None, r"dense tensor, got a sparse one.*to_dense"),
+    "ragged list": ([[1.0, 2.0, 3.0], [1.0]], "rows of different lengths; pad"),
+    "ragged arrays": ([np.ones(3), np.ones(2)], "rows of different lengths; pad"),
+}
+
+
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_what_has_no_one_shape_is_refused_by_the_name_of_its_field(kind: str) -> None:
+    value, message = UNEVEN[kind]
+    rollout = filled([step(0), step(1)], num_steps=3)
+    before = rollout.block.clone()
+    for name, shape in (("obs", (2, 2)), ("value", (2,))):
+        given = torch.ones(shape).to_sparse() if kind == "sparse" else value
+        with pytest.raises(errors.SchemaError, match=rf"'{name}.*{message}"):
+            rollout.add({**step(2), name: given})
+        with pytest.raises(errors.SchemaError, match=rf"'{name}.*{message}"):
+            rollout.set_last(**{name: given})
+        with pytest.raises(errors.SchemaError, match="'extra'"):
+            rollout["extra"] = given
+    if "ragged" in kind:
+        with pytest.raises(errors.SchemaError, match="final_value"):
+            rollout.set_final_value([0], [0], value)
+    assert same_data(rollout.block, before)
+
+
+def test_lengths_beyond_all_episodes_are_whole_episodes() -> None:
+    rollout = filled([step(0), step(1)])
+    for length, overlap in ((2**70, "none"), (2**70, 2**69), (2**40, "half")):
+        (seq,) = rollout.sequences(length, overlap=cast("Any", overlap), shuffle=False)
+        (whole,) = rollout.sequences(shuffle=False)
+        assert torch.equal(seq.flat(seq["value"]), whole.flat(whole["value"]))
 
 
 def test_a_class_in_place_of_an_estimator_is_refused() -> None:

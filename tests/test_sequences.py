@@ -1174,9 +1174,8 @@ def test_keeping_states_now_and_then_takes_so_much_less_memory() -> None:
     schema = SMALL.extend(hidden=((2, 64), (2, 64)))
 
     def bytes_of(rollout: RolloutBuffer) -> int:
-        columns = [*rollout._columns.tensors.values()]
-        columns += [] if rollout._states is None else [*rollout._states.tensors.values()]
-        return sum(column.nbytes for column in columns)
+        parts = [part for part in (rollout._columns, rollout._states) if part is not None]
+        return sum(part.whole(path).nbytes for part in parts for path in part.own)
 
     whole = bytes_of(RolloutBuffer(schema, 128, 4))
     state = 4 * 2 * 2 * 64 * 4

@@ -416,7 +416,7 @@ def contents(buffer: ReplayBuffer) -> tuple[bytes, ...]:
     """Every byte a replay keeps: rows, blocks, cursors, counters, and what its sampler knows."""
     ring = buffer._ring
     parts = [ring.store.target, ring.state, ring.counters]
-    parts += [block.view(torch.uint8).numpy() for block in ring.store.blocks.values()]
+    parts += ring.store.blocks.values()
     parts += [np.asarray(value) for value in buffer.sampler.state_dict().values()]
     own = np.array([buffer._draws, buffer._sampled, buffer._late, *ring.rule[:4]])
     return tuple(np.ascontiguousarray(part).tobytes() for part in [*parts, own])

@@ -13,7 +13,7 @@ from torch import Tensor
 from .errors import DeviceError, DTypeError, FieldError, ShapeError
 from .schema import Path, Schema, as_tensor, descend, dotted, unknown_field
 
-__all__ = ["StepChecker", "check_castable", "numpy_dtype", "numpy_view"]
+__all__ = ["StepChecker", "check_castable", "numpy_dtype", "numpy_view", "refuse_sparse"]
 
 Array = NDArray[Any]
 
@@ -181,6 +181,22 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
         f"field '{name}': expected {dtype}, got {tensor.dtype}; convert it yourself if that is meant "
         f"(.to({dtype})), or declare the field as {tensor.dtype}"
     )
+
+
+def refuse_sparse(tree: Any, path: Path = ()) -> None:
+    """Refuse nested and sparse tensors, once something has failed: torch's own errors name no field.
+
+    Raises:
+        DTypeError: there is one.
+    """
+    if isinstance(tree, Tensor):
+        if tree.is_nested or tree.layout is not torch.strided:
+            kind, call = ("nested", "to_padded_tensor(...)") if tree.is_nested else ("sparse", "to_dense()")
+            raise DTypeError(f"field '{dotted(path)}': expected a dense tensor, got a {kind} one; pass .{call} of it")
+        return
+    branches: Any = tree if hasattr(tree, "items") else dict(enumerate(tree)) if isinstance(tree, tuple) else {}
+    for name, member in branches.items():
+        refuse_sparse(member, (*path, str(name)))
 
 
 def _inner(value: Any, path: Path) -> Any:

@@ -22,6 +22,7 @@ from .replay import ReplayBuffer
 from .rollout import RolloutBuffer
 from .schema import Field, Path, descend, dotted
 from .storage import as_host, as_tensordict
+from .summary import Summary, html, text
 from .vectors import (
     Bools,
     copied,
@@ -263,6 +264,22 @@ class Collector:
                 buffer.interrupt()  # whoever adds next does not go on where these envs stopped
             if made:
                 fresh.close()
+
+    def __str__(self) -> str:
+        return text(self._summary())
+
+    def _repr_html_(self) -> str:
+        return html(self._summary())
+
+    def _summary(self) -> Summary:
+        mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.4g}" if self.returns else ""
+        facts = {
+            "envs": f"{self.envs.num_envs} of {self._given!r}, autoreset {self._mode}",
+            "policy": getattr(self.policy, "__qualname__", type(self.policy).__name__),
+            "buffer": str(self.buffer).partition("\n")[0],
+            "episodes": f"{self.total_episodes:,} ended{mean}",
+        }
+        return f"Collector: {self.total_steps:,} steps", facts
 
     # -- one step -----------------------------------------------------------------------------------------------
 

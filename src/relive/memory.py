@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from .forks import shared_lock
 
 __all__ = ["SMALL", "Recycled", "zeroed"]
 
@@ -26,10 +27,14 @@ HUGE = 2**21
 
 
 def zeroed(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory, on huge pages where there are any: at random places most of a read is finding the page."""
+    """Zeroed memory, on huge pages where there are any: at random places most of a read is finding the page.
+
+    It is private, as malloc's is: what a forked child writes to it, its parent never sees. Nor would the system give
+    shared memory huge pages.
+    """
     if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(nbytes, np.uint8)
-    memory = mmap.mmap(-1, -(-nbytes // HUGE) * HUGE)
+    memory = mmap.mmap(-1, -(-nbytes // HUGE) * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8, nbytes)
 
@@ -43,7 +48,7 @@ class Recycled:
 
     def __init__(self) -> None:
         self._blocks: list[NDArray[np.uint8]] = []
-        self._lock = Lock()
+        self._lock = shared_lock()
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
         """``nbytes`` bytes of whatever content."""

@@ -14,6 +14,7 @@ from .parameters import is_count
 from .replay import ReplayBuffer
 from .sequences import SequenceBatch
 from .storage import as_host
+from .summary import Summary, html, text
 from .views import time_first_of
 
 if TYPE_CHECKING:
@@ -114,6 +115,17 @@ class Mixture:
             SchemaError: they do not fit the buffers; nothing is changed.
         """
         self.shares = _normalised(state["shares"], list(self.buffers))
+
+    def __str__(self) -> str:
+        return text(self._summary())
+
+    def _repr_html_(self) -> str:
+        return html(self._summary())
+
+    def _summary(self) -> Summary:
+        buffers = {name: str(buffer).partition("\n")[0] for name, buffer in self.buffers.items()}
+        facts = {name: f"{self.shares[name]:.3g} from {line}" for name, line in buffers.items()}
+        return f"Mixture: of {len(self.buffers)} buffers", facts
 
     def _rows(self, batch_size: int) -> dict[str, int]:
         """How many rows each buffer gives: running shares, rounded, so that they add up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,16 @@ from .layout import BOOKKEEPING, row_layout
 from .parameters import is_count
 from .schema import Field, Path, dotted
 
-__all__ = ["StoragePlan", "free_memory", "storage_plan"]
+__all__ = ["StoragePlan", "free_memory", "readable", "require_free", "storage_plan"]
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+LARGEST = 2**62
+"""Rows, or bytes, of which no machine has as many."""
+
+LIMIT_V2 = "memory.max", "memory.current", "inactive_file"
+LIMIT_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+"""Where a control group says its limit, its use, and how much of that is files that can be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +65,19 @@ class StoragePlan:
         return self.host_bytes + self.device_bytes
 
     def require_memory(self) -> None:
-        """Ask the system, and the device.
-
-        Raises:
-            SchemaError: there is not as much free memory.
-        """
-        wanted = (
-            ("", self.host_bytes, free_memory()),
-            (f" on {self.device}", self.device_bytes, _free_on(self.device)),
-        )
-        for where, size, free in wanted:
-            if free is not None and size > free:
-                raise SchemaError(
-                    f"the replay would take {size:,} bytes{where} and {free:,} are free; lower the capacity:\n{self}"
-                )
+        """As :func:`require_free`, in RAM and on the device."""
+        for device, size in ((torch.device("cpu"), self.host_bytes), (self.device, self.device_bytes)):
+            require_free(size, device, "the replay", f"lower the capacity:\n{self}")
 
     def __str__(self) -> str:
         lines = [f"{self.rows:,} rows, {self.rows // self.num_envs:,} for each of {self.num_envs} envs"]
         width = max(map(len, self.fields))
 
         def add(name: str, size: int) -> None:
-            lines.append(f"  {name:<{width}}  {size:>9,} B a row  {_readable(size * self.rows):>10}")
+            lines.append(f"  {name:<{width}}  {size:>9,} B a row  {readable(size * self.rows):>10}")
 
         def add_whole(name: str, size: int) -> None:
-            lines.append(f"  {name:<{width}}  {'':>17}  {_readable(size):>10}")
+            lines.append(f"  {name:<{width}}  {'':>17}  {readable(size):>10}")
 
         for name, size in self.fields.items():
             add(name, size)
@@ -112,8 +109,8 @@ def storage_plan(
     if (capacity is None) == (capacity_bytes is None):
         raise SchemaError("pass either capacity, in rows, or capacity_bytes")
     for name, size in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("num_envs", num_envs)):
-        if size is not None and not is_count(size, 1):
-            raise SchemaError(f"{name} is a whole number of at least 1, got {size!r}; pass int(...) if that is meant")
+        if size is not None and not (is_count(size, 1) and size <= LARGEST):
+            raise SchemaError(f"{name} is a whole number from 1 to 2**62, got {size!r}; pass int(...) if that is meant")
     known = {dotted(path): field.nbytes for path, field in leaves.items()}
     known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())
     if device.type == "cpu":
@@ -134,8 +131,25 @@ def storage_plan(
     return StoragePlan(rows, int(num_envs), fields, host, device, sampler_bytes(rows))
 
 
+def require_free(size: int, device: torch.device, what: str, advice: str) -> None:
+    """Ask the system, or the device, for memory before it is taken.
+
+    Raises:
+        SchemaError: less than ``size`` bytes are free.
+    """
+    free, where = (free_memory(), "") if device.type == "cpu" else (_free_on(device), f" on {device}")
+    if free is not None and size > free:
+        raise SchemaError(f"{what} would take {size:,} bytes{where} and {free:,} are free; {advice}")
+
+
 def free_memory() -> int | None:
-    """Bytes that can be had without swapping, as far as the system tells."""
+    """Bytes that can be had without swapping, as far as the system tells and the limits of a container allow."""
+    known = [size for size in (_free_of_all(), _free_in_groups()) if size is not None]
+    return min(known, default=None)
+
+
+def _free_of_all() -> int | None:
+    """What the machine has left."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -149,6 +163,39 @@ def free_memory() -> int | None:
     return None
 
 
+def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
+    """What the limits of this process's control groups leave; None where there are none.
+
+    A limit holds for all groups below it, too. Inside a container the group's own path may not be there, and the root
+    is the group's own directory.
+    """
+    free: list[int] = []
+    try:
+        lines = pathlib.Path(mine).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, names = (pathlib.Path(root, "memory"), LIMIT_V1) if controllers else (pathlib.Path(root), LIMIT_V2)
+        path = pathlib.Path(group.lstrip("/"))
+        free += [size for size in (_free_in(top / part, *names) for part in (path, *path.parents)) if size is not None]
+    return min(free, default=None)
+
+
+def _free_in(group: pathlib.Path, limit: str, usage: str, files: str) -> int | None:
+    """What one control group has left; None if it has no limit."""
+    try:
+        most = int((group / limit).read_text(encoding="ascii"))  # "max" is no number
+        used = int((group / usage).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        return max(most - used + int(stat.get(files, 0)), 0)
+    except (OSError, ValueError):
+        return None
+
+
 def _free_on(device: torch.device) -> int | None:
     """Bytes that can be had on a device, with what torch keeps there for later; None where it does not tell."""
     if device.type != "cuda":
@@ -157,7 +204,8 @@ def _free_on(device: torch.device) -> int | None:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _readable(size: float) -> str:
+def readable(size: float) -> str:
+    """Bytes in the unit that suits them."""
     unit = 0
     while size >= 1024 and unit < len(UNITS) - 1:
         size, unit = size / 1024, unit + 1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import EnvError
+from .parameters import seed_or_drawn
 from .schema import Path, Schema, descend
 from .storage import as_host
 from .vectors import Bools, swap_layers
@@ -21,7 +22,7 @@ class RandomPolicy:
 
     def __init__(self, space: Any, schema: Schema, num_envs: int, device: torch.device, seed: int | None) -> None:
         self._space, self._schema, self._num_envs, self._device = space, schema, num_envs, device
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(seed_or_drawn(seed))
         space.seed(int(self._rng.integers(2**31)))
 
     def __call__(self, obs: Any, **inputs: Any) -> dict[str, Any]:

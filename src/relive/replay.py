@@ -6,31 +6,44 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import wraps
-from threading import RLock
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from . import kernels, persist
-from .checks import StepChecker
+from .checks import StepChecker, numpy_view, refuse_sparse
 from .device_rows import DeviceRows
-from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, ReliveError, SchemaError, ShapeError
+from .errors import (
+    DTypeError,
+    FieldError,
+    FileFormatError,
+    LifecycleError,
+    NotFiniteError,
+    ReliveError,
+    SchemaError,
+    ShapeError,
+)
+from .forks import shared_lock
 from .kernels.reference.random import key as stream
+from .layout import typed
 from .parameters import is_count, refuse_class, seed_or_drawn
-from .plan import StoragePlan, storage_plan
+from .plan import StoragePlan, readable, storage_plan
 from .ring import Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
 from .saving import contradictions, describe, entry, rebuild, restore_ring, ring_state
-from .schema import Field, Schema
+from .schema import Field, Schema, not_named
 from .sequence_view import FACTS
 from .sequences import SequenceBatch
 from .storage import as_host, as_tensordict
 from .store import Store
+from .summary import Summary, described, html, text
 from .vectors import swap_layers
 from .views import Transition, View, rule_of, time_first_of
 from .weights import nothing_to_draw
@@ -43,6 +56,8 @@ __all__ = ["ReplayBuffer"]
 KIND = "relive.ReplayBuffer"
 PIECE = 4096
 """Rows stored at once, of many; the memory they are packed in is kept."""
+MOST = 2**31 - 1
+"""Rows of a batch."""
 CHECKERS = 64
 """Numbers of rows for which the check of a step is kept."""
 RESERVED = frozenset(
@@ -88,8 +103,9 @@ class ReplayBuffer:
             Views of single transitions and n-step windows read it, sequences and frame stacks cannot.
         device: where rows and batches live. Off the CPU rewards, flags and bookkeeping stay in RAM, 32 bytes a row,
             and so do samplers; the batches are the same.
-        seed: batch number t is a function of (seed, t) and of what is stored. None draws a seed, which
-            ``buffer.seed`` then tells.
+        seed: batch number t is a function of (seed, t) and of what is stored. None draws one number from torch's
+            default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number. Each worker of
+            a ``torch.utils.data.DataLoader`` draws batches of its own, which its worker seed decides besides.
 
     Raises:
         SchemaError: a schema without these fields, a capacity of less than 2 rows per env, or of more than the memory.
@@ -127,7 +143,7 @@ class ReplayBuffer:
         self._all = np.arange(self.num_envs, dtype=np.int64)
         self._rounds_of: dict[int, Ints] = {}
         self._draws = self._sampled = self._late = 0
-        self.lock = RLock()
+        self.lock = shared_lock()
         self._sampler.attach(self._ring)
         self.view = view or Transition()
 
@@ -155,7 +171,7 @@ class ReplayBuffer:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def add(self, step: Mapping[str, Any] | None = None, /, *, envs: Any = None, **fields: Any) -> None:
+    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
         """Append one step of every env, or of some; NumPy or torch, given as a mapping, as keywords, or both.
 
         Args:
@@ -170,6 +186,8 @@ class ReplayBuffer:
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema, or the final observation
                 of an episode that ended is missing. Nothing is written.
         """
+        if more or not (step is None or hasattr(step, "keys")):
+            raise FieldError(not_named(step))
         values, chosen = fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs)
         with self.lock:  # as _one_at_a_time, which takes longer
             self._add(values, chosen)
@@ -184,10 +202,17 @@ class ReplayBuffer:
         """
         chosen = self._all if envs is None else self._envs(envs)
         fronts: set[tuple[int, ...]] = set()
+        if not hasattr(steps, "items"):
+            raise FieldError(
+                f"extend: expected a mapping of fields, got {type(steps).__name__}; pass {{'obs': ..., ...}}"
+            )
         try:
             values = {name: _flattened(value, fronts) for name, value in steps.items()}
         except ValueError as error:
             raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
+        except RuntimeError:
+            refuse_sparse(steps)
+            raise
         if len(fronts) != 1 or any(front[1:] != chosen.shape for front in fronts):
             raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(fronts)}")
         ((count, _),) = fronts
@@ -481,11 +506,21 @@ class ReplayBuffer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
-        tensors, content = self._state()
+        state, content = self._state()
         sampler = self._sampler if content["sampler"] is None else None
         view = self._view if content["view"] is None else None
-        arrays = {name: torch.as_tensor(value) for name, value in tensors.items()}
-        return type(self)._restored, (arrays, content, str(self.device), sampler, view)
+        # arrays, and no tensors, which multiprocessing would send as open files
+        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
+        arrays = {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
+        return type(self)._unpickled, (arrays, content, str(self.device), sampler, view)
+
+    @classmethod
+    def _unpickled(cls, arrays: Mapping[str, tuple[Any, torch.dtype]], *rest: Any) -> ReplayBuffer:
+        return cls._restored({name: typed(array, dtype) for name, (array, dtype) in arrays.items()}, *rest)
+
+    def __copy__(self) -> ReplayBuffer:
+        """As ``copy.deepcopy``: neither memory nor parts can belong to two buffers."""
+        return deepcopy(self)
 
     @classmethod
     def load(
@@ -548,18 +583,49 @@ class ReplayBuffer:
         """
         self._ring.check()
 
+    def __repr__(self) -> str:
+        return (
+            f"ReplayBuffer({self.schema!r}, capacity={self._plan.rows}, num_envs={self.num_envs}, "
+            f"sampler={self._sampler!r}, view={self._view!r}, ordered={self.ordered}, "
+            f"own_next_obs={self.own_next_obs}, device='{self.device}', seed={self.seed})"
+        )
+
+    def __str__(self) -> str:
+        return text(self._summary())
+
+    def _repr_html_(self) -> str:
+        return html(self._summary())
+
+    def _summary(self) -> Summary:
+        ring, plan = self._ring, self._plan
+        rows = int((ring.heads - ring.oldest).sum())
+        memory = f"{readable(self.nbytes - plan.device_bytes)} in RAM"
+        facts = {
+            "fields": described(self._stored.leaves),
+            "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
+            "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {self.device}",
+            "sampler": repr(self._sampler),
+            "view": repr(self._view),
+            "seed": f"{self.seed}, {self._draws:,} batches drawn",
+        }
+        return f"ReplayBuffer: {rows:,} of {plan.rows:,} rows, {self.num_envs:,} envs", facts
+
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
         count, final, mask = len(envs), None, values.pop("mask", None)
         check = self._checkers.get(count) or self._new_checkers(count)
+        given: dict[str, Any] = {}
         if not self.own_next_obs and "next_obs" in values:
-            given = {"next_obs": values.pop("next_obs")}
+            given["next_obs"] = values.pop("next_obs")
+        try:
             leaves = check[0](values)
-            final = check[1](given)
-        else:
-            leaves = check[0](values)
+            if given:
+                final = check[1](given)
+        except (RuntimeError, TypeError):
+            refuse_sparse(values | given)
+            raise
         kept = None if mask is None else self._mask(mask, count)
         if successive and not (kept is None and count <= self._piece):
             self._add_many(envs, leaves, final, np.ones(count, np.bool_) if kept is None else kept)
@@ -620,7 +686,7 @@ class ReplayBuffer:
         _require_rows(batch_size)
         with self.lock:
             self._keep_rule(self._view)
-            key = stream(self.seed, self._draws)
+            key = stream(_stream_of(self.seed), self._draws)
             places, extras = self._sampler.draw(batch_size, key, update, of)
             self._draws += 1
             self._sampled += batch_size
@@ -714,9 +780,15 @@ def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
     return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
 
 
+def _stream_of(seed: int) -> int:
+    """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
+    worker = get_worker_info()
+    return seed if worker is None else stream(seed, worker.seed)
+
+
 def _require_rows(batch_size: int) -> None:
-    if not is_count(batch_size, 1):
-        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1")
+    if not is_count(batch_size, 1) or batch_size > MOST:
+        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, from 1 to {MOST}")
 
 
 def _kept(value: Any, kept: Any) -> Any:

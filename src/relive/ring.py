@@ -287,6 +287,10 @@ class Ring:
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
         self.counters[DRAWABLE] = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and deepcopy: None. A copy of a sampler or view, whatever it keeps, comes without the ring."""
+        return type(None), ()
+
     def check(self) -> None:
         """Test the invariants.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from . import kernels, persist
 from .batching import parts, require_epochs
-from .checks import StepChecker, check_castable, numpy_view
+from .checks import StepChecker, check_castable, numpy_view, refuse_sparse
 from .errors import (
     DeviceError,
     EmptyError,
@@ -30,12 +31,14 @@ from .errors import (
 from .layout import LARGE_FIELD
 from .memory import Recycled
 from .parameters import is_count, refuse_class, seed_or_drawn
+from .plan import readable, require_free
 from .returns import Estimator, normalize
 from .rows import PackedRows
 from .saving import contradictions, entry, restore_columns, save_columns
-from .schema import Field, Path, Schema, Spec, as_tensor, descend, dotted, unknown_field
+from .schema import Field, Path, Schema, Spec, as_tensor, descend, dotted, not_named, unknown_field
 from .sequences import WHOLE, EnvBatch, Overlap, SequenceBatch, stride_of
-from .storage import Columns, as_host, as_tensordict
+from .storage import Columns, as_host, as_tensordict, unfinished
+from .summary import Summary, described, html, text
 from .windows import Flags, States, WindowReader, cut, env_batches, splitter
 
 if TYPE_CHECKING:
@@ -67,11 +70,11 @@ class RolloutBuffer:
             :meth:`sequences` then start where one is kept.
         columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
             place, by ``r[name] = ...`` or by :meth:`finish`. What is not written holds what was there before.
-        seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws a seed, which
-            ``buffer.seed`` then tells.
+        seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws one number from
+            torch's default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number.
 
     Raises:
-        SchemaError: sizes that are not positive, or a schema that uses the buffer's own names.
+        SchemaError: sizes that are not positive, a schema that uses the buffer's own names, or more than the memory.
     """
 
     initial_hidden: Any = None
@@ -110,17 +113,23 @@ class RolloutBuffer:
             precise = value.dtype if value.dtype is torch.float64 else torch.float32
             apart["final_value",] = Field(value.shape, precise)
         self._apart = apart
+        self._require_memory(self._fields())
+        if self.hidden_every > 1:
+            hidden = {path: field for path, field in schema.leaves.items() if path[0] == "hidden"}
+            rows = -(-num_steps // self.hidden_every)
+            self._states = Columns(hidden, rows, num_envs, self.device, False)
         self._columns = Columns({}, num_steps, num_envs, self.device, wrap)
         self._follow(schema)
         self._ended, self._interrupted = np.ones(num_envs, np.bool_), False
         self._reserved = self._draws = 0
+        self._handed: list[tuple[Path, Tensor, int]] = []
         self._has_last, self._memory = False, Recycled()
         self._write_apart(slice(None), {})
         self._apart_used = False
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def add(self, step: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+    def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, **fields: Any) -> None:
         """Append one vector step; NumPy or torch, given as a mapping, as keywords, or both.
 
         Args:
@@ -133,12 +142,18 @@ class RolloutBuffer:
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema. Nothing is written.
             NotFiniteError: in debug mode, a reward is NaN or infinite. Nothing is written.
         """
+        if more or not (step is None or hasattr(step, "keys")):
+            raise FieldError(not_named(step))
         values = fields if step is None else {**step, **fields}
         apart: dict[str, Any] = {}
         for name in KEPT_APART:
             if name in values:
                 (apart[name],) = self._checked(name, values.pop(name)).values()
-        checked = self._check(values)
+        try:
+            checked = self._check(values)
+        except (RuntimeError, TypeError):
+            refuse_sparse(values)
+            raise
         row = self._columns.next_row
         if self.debug and "reward" in values:
             reward = values["reward"]
@@ -160,7 +175,7 @@ class RolloutBuffer:
                 nested field that is there already may be given with further members.
 
         Raises:
-            SchemaError: a column of that name is there already, or rows of it would be lost.
+            SchemaError: a column of that name is there already, rows of it would be lost, or memory is short.
             LifecycleError: rows are reserved, or hidden states are kept every few steps.
         """
         wider = self.schema.extend(**fields)
@@ -171,6 +186,7 @@ class RolloutBuffer:
             raise SchemaError(f"field '{name}': this rollout has such a column already; give it another name")
         if self._reserved or self._states is not None:
             raise LifecycleError("add_fields() finds rows reserved, or hidden_every above 1; call it before reserve()")
+        self._require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in self.schema.leaves})
         self._follow(wider)
 
     def reserve(self, steps: int | None = None) -> TensorDict:
@@ -178,7 +194,8 @@ class RolloutBuffer:
 
         ``mask`` and, with a value in the schema, ``final_value`` are among them, preset to True and NaN. Call
         :meth:`commit` when the rows are written; until then they are not part of the rollout. A buffer that wraps
-        gives up as many of its oldest steps as it needs, at once.
+        gives up as many of its oldest steps as it needs, at once. The views may be put into shared memory, for other
+        processes to write: :meth:`commit` then copies the rows from there.
 
         Raises:
             FullError: fewer rows are left in one piece.
@@ -196,7 +213,10 @@ class RolloutBuffer:
         self._columns.release(leaving)
         self._write_apart(rows, {})
         self._reserved = count
-        return self._views(self._columns.own, rows, (count, self.num_envs))
+        tensors = {path: self._columns.whole(path)[rows] for path in self._columns.own}
+        if self.device.type == "cpu":
+            self._handed = [(path, tensor, tensor.data_ptr()) for path, tensor in tensors.items()]
+        return as_tensordict(tensors, (count, self.num_envs))
 
     def commit(self, steps: int | None = None, *, last: bool = False) -> None:
         """The first ``steps`` reserved rows (all of them, by default) are written.
@@ -216,9 +236,11 @@ class RolloutBuffer:
                 "them before they are committed"
             )
         rows = slice(self._columns.next_row, self._columns.next_row + count)
-        tensors = self._columns.tensors
-        if self.debug and ("reward",) in tensors:
-            self._refuse_nonfinite(tensors["reward",][rows], count)
+        for path, tensor, place in self._handed:
+            if tensor.data_ptr() != place:  # it was shared or sent meanwhile, and written elsewhere than here
+                self._columns.put(path, rows, tensor[:count])
+        if self.debug and ("reward",) in self._columns.own:
+            self._refuse_nonfinite(self._columns.whole(("reward",))[rows], count)
         self._advance(count)
         self._has_last = last
 
@@ -246,12 +268,12 @@ class RolloutBuffer:
         """
         if ("final_value",) not in self._apart:
             raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
-        target = self._columns.tensors["final_value",]
+        target = self._columns.whole(("final_value",))
         rows, columns = torch.as_tensor(steps), torch.as_tensor(envs)
         for name, index in (("steps", rows), ("envs", columns)):
             check_castable(index if index.numel() else index.long(), torch.int64, name)
         rows, columns = rows.long(), columns.long()
-        given = torch.as_tensor(values).detach()
+        given = values.detach() if isinstance(values, Tensor) else as_tensor(values, "final_value")
         vectors = rows.dim() == 1 and rows.shape == columns.shape == given.shape[:1]
         if not vectors or given.shape[1:] != target.shape[2:]:
             raise ShapeError(
@@ -274,7 +296,7 @@ class RolloutBuffer:
         self._columns.forget()
         self._write_apart(slice(None), {})  # always: masks may also have been written through a view
         self._apart_used = False
-        self._reserved = 0
+        self._reserved, self._handed = 0, []
         self._has_last = False
 
     def interrupt(self) -> None:
@@ -308,11 +330,14 @@ class RolloutBuffer:
             partial: finish a rollout that is not full.
 
         Raises:
+            SchemaError: ``estimator`` is none.
             EmptyError: no step was added.
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
         """
         refuse_class("estimator", estimator)
+        if not (callable(estimator) and hasattr(estimator, "reads")):
+            raise SchemaError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
         self._require_steps()
         if not (self.is_full or partial or self.wrap):
             raise UnfinishedError(
@@ -380,12 +405,16 @@ class RolloutBuffer:
 
     def _fitted(self, path: Path, column: Any) -> Tensor:
         """A column as it is stored, or an error."""
-        given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
+        refuse_sparse(column, path)
+        try:
+            given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(self.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError(f"column '{dotted(path)}': expected a tensor, an array or numbers ({error})") from error
         if given.device != self.device:
             raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {given.device}")
         expected = (self.steps, self.num_envs, *given.shape[2:])
         if path in self._columns.own:
-            target = self._columns.tensors[path]
+            target = self._columns.whole(path)
             expected = (self.steps, self.num_envs, *target.shape[2:])
             check_castable(given, target.dtype, dotted(path))
             given = given.to(target.dtype)
@@ -412,7 +441,8 @@ class RolloutBuffer:
     @property
     def block(self) -> TensorDict:
         """All columns with their bootstrap row as views ``[T + 1, N]``, whatever was written of them."""
-        return self._views(self._columns.live, slice(None), (self.num_steps + 1, self.num_envs))
+        leaves = {path: self._columns.whole(path) for path in self._columns.live}
+        return self._batch(leaves, (self.num_steps + 1, self.num_envs))
 
     @property
     def env_major(self) -> TensorDict:
@@ -422,12 +452,13 @@ class RolloutBuffer:
     @property
     def last(self) -> TensorDict:
         """The bootstrap row as views ``[N]``."""
-        return self._views(self._paths, self._columns.last_row, (self.num_envs,))
+        row = self._columns.last_row
+        return as_tensordict({path: self._columns.whole(path)[row] for path in self._paths}, (self.num_envs,))
 
     def data(self) -> TensorDict:
         """All columns of the steps written so far, ``[T, N]``: what ``r[name]`` gives, together."""
         leaves = {path: self._columns.ordered(path) for path in self._columns.live}
-        return as_tensordict(leaves, (self.steps, self.num_envs))
+        return self._batch(leaves, (self.steps, self.num_envs))
 
     def flat(self, fields: tuple[str, ...] | None = None) -> TensorDict:
         """All real transitions as one batch ``[B]``, time first (row ``t * N + n``), copied.
@@ -439,7 +470,7 @@ class RolloutBuffer:
         rows = self._real_rows()
         columns = self._flat_columns(fields)
         batch = {path: x.clone() if rows is None else x.index_select(0, rows) for path, x in columns.items()}
-        return as_tensordict(batch, (len(self),))
+        return self._batch(batch, (len(self),))
 
     def sample(self, batch_size: int, fields: tuple[str, ...] | None = None) -> TensorDict:
         """One random minibatch ``[batch_size]``, drawn without replacement.
@@ -455,7 +486,7 @@ class RolloutBuffer:
             )
         rows = self._permutation(self._real_rows())[:batch_size]
         batch = {path: x.index_select(0, rows) for path, x in self._flat_columns(fields).items()}
-        return as_tensordict(batch, (batch_size,))
+        return self._batch(batch, (batch_size,))
 
     def minibatches(
         self,
@@ -598,7 +629,10 @@ class RolloutBuffer:
             own = [path for path in own if path not in padded]
         readers = self._window_reader(padded, 0), self._window_reader(own, 0, with_states=False)
         order = self._order(self.num_envs, shuffle) if shuffle else None
-        return env_batches(*readers, windows, order, bounds, epochs)
+        batches = env_batches(*readers, windows, order, bounds, epochs)
+        if ("advantage",) in self._columns.live:
+            return batches
+        return _without_advantage(batches)
 
     def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.
@@ -655,8 +689,8 @@ class RolloutBuffer:
         }
         apart = {".ended": torch.from_numpy(self._ended)}
         if self._states is not None:
-            apart |= {f".states.{dotted(name)}": state for name, state in self._states.tensors.items()}
-            apart |= {f".initial.{dotted(name)}": self._initial(name) for name in self._states.tensors}
+            apart |= {f".states.{dotted(name)}": self._states.whole(name) for name in self._states.own}
+            apart |= {f".initial.{dotted(name)}": self._initial(name) for name in self._states.own}
         save_columns(path, self._columns, facts, apart)
 
     @classmethod
@@ -686,13 +720,21 @@ class RolloutBuffer:
             buffer._ended[:] = tensors[".ended"].numpy()
             buffer._interrupted = entry(content, "interrupted", bool)
             if buffer._states is not None:
-                for name, state in buffer._states.tensors.items():
-                    state.copy_(tensors[f".states.{dotted(name)}"])
+                for name in buffer._states.own:
+                    buffer._states.whole(name).copy_(tensors[f".states.{dotted(name)}"])
                 buffer.initial_hidden = buffer.schema.rebuild(
                     "hidden", lambda path: tensors[f".initial.{dotted(path)}"]
                 )
             buffer._draws, buffer._has_last = entry(content, "draws", int), entry(content, "has_last", bool)
         return buffer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: everything but the reserved rows that somebody else may hold."""
+        return {**self.__dict__, "_handed": []}
+
+    def __copy__(self) -> RolloutBuffer:
+        """As ``copy.deepcopy``: two buffers over one memory would write each other's rows."""
+        return deepcopy(self)
 
     def __repr__(self) -> str:
         further = f"columns={_named(self._standing)}, " if self._standing else ""
@@ -701,6 +743,24 @@ class RolloutBuffer:
             f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, "
             f"hidden_every={self.hidden_every}, {further}seed={self.seed})"
         )
+
+    def __str__(self) -> str:
+        return text(self._summary())
+
+    def _repr_html_(self) -> str:
+        return html(self._summary())
+
+    def _summary(self) -> Summary:
+        further = [name for name in self.keys() if name not in self.schema and name not in KEPT_APART]
+        size = readable(sum(self._sizes(self._fields()).values()))
+        facts = {
+            "fields": described(self.schema.leaves),
+            "attached": ", ".join(further) or "nothing; finish(...) attaches advantages",
+            "memory": f"{size} {'in RAM' if self.device.type == 'cpu' else f'on {self.device}'}",
+            "seed": f"{self.seed}, {self._draws:,} permutations drawn",
+        }
+        full = ", full" if self.is_full else ""
+        return f"RolloutBuffer: {self.steps:,} of {self.num_steps:,} steps, {self.num_envs:,} envs{full}", facts
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -718,11 +778,30 @@ class RolloutBuffer:
             raise SchemaError(
                 f"hidden_every={every!r}: expected at least 1; more than that needs a field 'hidden', and no wrap"
             )
-        self.hidden_every, self._states = int(every), None
-        if every > 1:
-            leaves = {path: field for path, field in self.schema.leaves.items() if path[0] == "hidden"}
-            rows = -(-self.num_steps // every)
-            self._states = Columns(leaves, rows, self.num_envs, self.device, False)
+        self.hidden_every = int(every)
+        self._states: Columns | None = None
+
+    def _require_memory(self, leaves: Mapping[Path, Field]) -> None:
+        """Ask for the memory of columns before it is taken.
+
+        Raises:
+            SchemaError: there is less.
+        """
+        taken = self._sizes(leaves)
+        fields = "".join(f"\n  {name}  {readable(size)}" for name, size in taken.items())
+        require_free(sum(taken.values()), self.device, "the rollout", f"lower num_steps or num_envs:{fields}")
+
+    def _sizes(self, leaves: Mapping[Path, Field]) -> dict[str, int]:
+        """Bytes of each column."""
+        rows, kept = self.num_steps + 1, -(-self.num_steps // self.hidden_every) + 1
+        return {
+            dotted(path): (kept if self._is_sparse(path) else rows) * self.num_envs * field.nbytes
+            for path, field in leaves.items()
+        }
+
+    def _fields(self) -> dict[Path, Field]:
+        """All columns that are there from the start."""
+        return self.schema.leaves | self._apart | self._standing
 
     def _is_sparse(self, path: Path) -> bool:
         return self.hidden_every > 1 and path[0] == "hidden"
@@ -740,7 +819,7 @@ class RolloutBuffer:
         self._interrupted = False
         self._apart_used |= self.wrap and self.is_full
         self._columns.advance(rows)
-        self._reserved = 0
+        self._reserved, self._handed = 0, []
         self._has_last = False
 
     def _write_apart(self, rows: int | slice, given: Mapping[str, Any]) -> None:
@@ -756,7 +835,11 @@ class RolloutBuffer:
         if checker is None:
             raise FieldError(unknown_field(name, tuple(self._field_checkers), "this buffer"))
         leaves = [path for path in (*self._paths, *self._apart) if path[0] == name]
-        return dict(zip(leaves, checker({name: value}), strict=True))
+        try:
+            return dict(zip(leaves, checker({name: value}), strict=True))
+        except (RuntimeError, TypeError):
+            refuse_sparse({name: value})
+            raise
 
     @cached_property
     def _field_checkers(self) -> dict[str, StepChecker]:
@@ -772,9 +855,6 @@ class RolloutBuffer:
         if not leaves:
             raise FieldError(unknown_field(path, self.keys(), "this rollout"))
         return leaves
-
-    def _views(self, paths: Iterable[Path], rows: int | slice, shape: tuple[int, ...]) -> TensorDict:
-        return as_tensordict({path: self._columns.tensors[path][rows] for path in paths}, shape)
 
     def _for_estimator(self, name: str) -> Any:
         if name == "mask" and not self._has_mask():
@@ -851,7 +931,7 @@ class RolloutBuffer:
     def _pass(self, rows: slice) -> None:
         """Rows (by their place) are about to be given up, being the oldest: remember what they say of the next ones."""
         if {("terminated",), ("truncated",)} <= self._columns.own:
-            flags = (as_host(self._columns.tensors[name,][rows]) for name in ("terminated", "truncated", "mask"))
+            flags = (as_host(self._columns.whole((name,))[rows]) for name in ("terminated", "truncated", "mask"))
             terminated, truncated, real = flags
             self._ended = Flags(terminated | truncated, real, self._ended).ended.view(np.bool_)
 
@@ -861,7 +941,7 @@ class RolloutBuffer:
         states = None
         if hidden and self._states is not None:
             initial = {path: self._initial(path) for path in hidden}
-            states = States({path: self._states.tensors[path] for path in hidden}, self.hidden_every, initial)
+            states = States({path: self._states.whole(path) for path in hidden}, self.hidden_every, initial)
         elif hidden:
             states = States({path: self._columns.ordered(path) for path in hidden}, 1, {})
         return WindowReader(columns, states, self.schema, (self.steps, self.num_envs), self.device, pack, self._memory)
@@ -910,7 +990,17 @@ class RolloutBuffer:
                 batch = rows.gather(order[low:high])
                 if normalize_advantage:
                     batch["advantage",] = normalize(batch["advantage",])
-                yield as_tensordict(batch, (high - low,))
+                yield self._batch(batch, (high - low,))
+
+    def _batch(self, leaves: Mapping[Path, Tensor], size: tuple[int, ...]) -> TensorDict:
+        batch = as_tensordict(leaves, size)
+        return batch if ("advantage",) in self._columns.live else unfinished(batch)
+
+
+def _without_advantage(batches: Iterator[EnvBatch]) -> Iterator[EnvBatch]:
+    for batch in batches:
+        unfinished(cast("TensorDict", batch.steps))
+        yield batch
 
 
 def _named(columns: Mapping[Path, Field]) -> dict[str, Field]:

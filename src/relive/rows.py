@@ -71,9 +71,9 @@ class PackedRows:
         return self._memory.empty(shape, dtype)
 
 
-def _block(field: Field, num_rows: int) -> Tensor:
-    bits = zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype))
-    return typed(bits, field.dtype).view(num_rows, *field.shape)
+def _block(field: Field, num_rows: int) -> Array:
+    # an array: a tensor that is handed out may be moved to shared memory, and with it all that share its storage
+    return zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)).reshape(num_rows, *field.shape)
 
 
 def _window_bytes(source: RowLayout, groups: Sequence[Mapping[Path, Field]], given: bool) -> WindowBytes:
@@ -147,7 +147,7 @@ class ReplayRows:
         kept = places >= 0
         for path, value in apart:
             array = numpy_view(value.detach()) if type(value) is Tensor else value
-            numpy_view(self.blocks[path])[places[kept]] = array[kept]
+            self.blocks[path][places[kept]] = array[kept]
 
     def windows(
         self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
@@ -199,7 +199,7 @@ class ReplayRows:
         # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
         target = np.empty((*where.shape, *field.shape), numpy_dtype(field.dtype))
         rows = target.reshape(-1).view(np.uint8).reshape(where.size, field.nbytes)
-        return numpy_view(self.blocks[path]).reshape(self.num_rows, -1).view(np.uint8), target, rows
+        return self.blocks[path].reshape(self.num_rows, -1).view(np.uint8), target, rows
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """See :class:`Store`."""
@@ -213,10 +213,8 @@ class ReplayRows:
 
     def views(self) -> dict[Path, Tensor]:
         """See :class:`Store`."""
-        return {
-            path: self.blocks[path] if path in self.blocks else typed(self.arrays[path], field.dtype)
-            for path, field in self.leaves.items()
-        }
+        arrays = self.arrays | self.blocks
+        return {path: typed(arrays[path], field.dtype) for path, field in self.leaves.items()}
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """See :class:`Store`."""
@@ -231,7 +229,7 @@ class ReplayRows:
         require_dump(self.leaves, len(places), rows, self.layout.nbytes, large)
         self._bytes[places] = rows
         for path, block in self.blocks.items():
-            numpy_view(block)[places] = numpy_view(large[path])
+            block[places] = numpy_view(large[path])
 
 
 def staged_leaves(leaves: Iterable[Path], role: str) -> list[Path]:

@@ -51,20 +51,24 @@ NAMES = {part.__name__: part for part in PARAMETERS}
 
 
 def describe(part: Any) -> dict[str, Any] | None:
-    """A sampler or view of relive's own as JSON; None for one that a user wrote, which has to be passed to ``load``."""
+    """A sampler or view of relive's own as JSON; None for one that a user wrote, or that has a function of theirs.
+
+    Such a one has to be passed to ``load``.
+    """
     names = PARAMETERS.get(cast("type[Any]", type(part)))
-    if names is None:
+    if names is None or getattr(part, "each_reward", None) is not None:  # a function of the user's
         return None
     values = {POSITIONAL.get(name, name): getattr(part, name) for name in names}
-    return {"part": type(part).__name__, **{name: _plain(value) for name, value in values.items()}}
+    inner = {name: describe(value) for name, value in values.items() if isinstance(value, tuple(PARAMETERS))}
+    if None in inner.values():
+        return None
+    return {"part": type(part).__name__, **{name: _plain(value) for name, value in (values | inner).items()}}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(member) for member in cast("tuple[Any, ...]", value)]
-    if isinstance(value, np.generic):  # a number as Python has it, which JSON takes
-        return cast("Any", value).item()
-    return describe(value) if type(value) in PARAMETERS else value
+    return cast("Any", value).item() if isinstance(value, np.generic) else value  # a number as JSON takes it
 
 
 def rebuild(data: Any, what: str) -> Any:
@@ -203,7 +207,7 @@ def restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Ma
         raise FileFormatError(f"{steps} steps are saved of a rollout of {columns.num_steps}")
     attached = [tuple(name) for name in entry(content, "attached", list)]
     for name in columns.own:
-        column, target = tensors[dotted(name)], columns.tensors[name]
+        column, target = tensors[dotted(name)], columns.whole(name)
         if column.dtype is not target.dtype or column.shape != (steps + 1, *target.shape[1:]):
             raise FileFormatError(f"column '{dotted(name)}' is saved as {column.dtype} {tuple(column.shape)}")
         target[: steps + 1] = column.to(target.device)

@@ -15,7 +15,7 @@ import torch
 
 from .errors import FieldError, SchemaError, ShapeError, SpaceError
 
-__all__ = ["Field", "Path", "Schema", "Spec", "as_tensor", "descend", "dotted", "nest", "unknown_field"]
+__all__ = ["Field", "Path", "Schema", "Spec", "as_tensor", "descend", "dotted", "nest", "not_named", "unknown_field"]
 
 Path: TypeAlias = tuple[str, ...]
 """Where a leaf sits: ("obs",), ("obs", "camera"), ("hidden", "0")."""
@@ -203,11 +203,25 @@ def dotted(path: Path | str) -> str:
     return path if isinstance(path, str) else ".".join(path)
 
 
+ATTACHED = ("advantage", "return")
+"""What estimators attach to a rollout."""
+
+
+def not_named(given: Any) -> str:
+    """The message for a step that does not come by the names of its fields."""
+    return (
+        f"a step comes by the names of its fields, got {type(given).__name__}; pass add(obs=..., action=...) or "
+        "add({'obs': ..., 'action': ...})"
+    )
+
+
 def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
     """The message for a name that is not there, with the closest one that is."""
     text = dotted(name)
     close = difflib.get_close_matches(text, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
+    if text in ATTACHED:
+        hint = "; a rollout has it once finish(...) was called, such as finish(relive.GAE())."
     return f"unknown field {text!r} in {where}{hint} It has: {', '.join(known)}"
 
 
@@ -242,6 +256,8 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
             array = array.copy()  # torch warns of a tensor that must not be written to
         return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except (TypeError, ValueError) as error:
+        if "inhomogeneous" in str(error):
+            raise ShapeError(f"field '{name}': got rows of different lengths; pad them to one shape first") from error
         raise ShapeError(
             f"field '{name}': expected an array, a tensor or numbers, got {type(value).__name__} ({error})"
         ) from error

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from . import kernels
-from .checks import numpy_view
+from .checks import numpy_dtype, numpy_view
 from .errors import FullError
+from .layout import typed
 from .memory import zeroed
-from .schema import Field, Path, nest
+from .schema import Field, Path, nest, unknown_field
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["Columns", "as_host", "as_tensordict"]
+__all__ = ["Columns", "as_host", "as_tensordict", "unfinished"]
 
 
 @cache
@@ -45,18 +46,39 @@ def as_tensordict(
     return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size), device=device)
 
 
+def unfinished(batch: TensorDict) -> TensorDict:
+    """The batch of a rollout before ``finish``, whose error for a missing advantage says so.
+
+    TensorDict asks a method without a public name for its error. Where it does not, the error is its own.
+    """
+    cast("Any", batch)._default_get = partial(_missing, tuple(map(str, batch.keys())))
+    return batch
+
+
+def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
+    """As TensorDict's own, whose default for no default is of a type by this name."""
+    if type(default).__name__ != "_NoDefault":
+        return default
+    raise KeyError(unknown_field(key, known, "this batch"))
+
+
 class Columns:
     """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows, and after the newest the bootstrap row.
 
     ``own`` columns are there from the start; others are attached to the steps of the moment and go with them.
-    Everything but :meth:`put` and the tensors themselves counts rows in the order of time, oldest first.
+    Everything but :meth:`whole`, :meth:`write` and :meth:`put` counts rows in the order of time, oldest first.
+
+    On the CPU the memory is NumPy's, and every tensor that is handed out is a new one over it. ``share_memory_()`` and
+    ``torch.multiprocessing`` move what a tensor lies in: they move that tensor alone, never the columns.
     """
 
     def __init__(
         self, leaves: Mapping[Path, Field], num_steps: int, num_envs: int, device: torch.device, wrap: bool
     ) -> None:
         self.num_steps, self.num_envs, self.device, self.wrap = num_steps, num_envs, device, wrap
-        self.tensors: dict[Path, Tensor] = {}
+        self._on_host = device.type == "cpu"
+        self._memory: dict[Path, Any] = {}
+        self._dtypes: dict[Path, torch.dtype] = {}
         self._attached: set[Path] = set()
         self._start = self.count = 0
         self.own = frozenset[Path]()
@@ -64,40 +86,59 @@ class Columns:
 
     def include(self, leaves: Mapping[Path, Field]) -> None:
         """``leaves``, in their order, are the own columns from now on: those there are stay, others begin as zeros."""
-        attached = {path: self.tensors[path] for path in self._attached}
-        self.tensors = {
-            path: self.tensors[path] if path in self.own else self._zeros(field.shape, field.dtype)
-            for path, field in leaves.items()
-        }
-        self.own = frozenset(self.tensors)
+        before, kept, attached = self._memory, self.own, self._attached
+        self._memory, self.own = {}, frozenset(leaves)
+        for path, field in leaves.items():
+            if path in kept:
+                self._memory[path] = before[path]
+            else:
+                self._make(path, field.shape, field.dtype)
         self._find()
-        self.tensors |= attached
+        self._memory |= {path: before[path] for path in attached}
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
-            full = self.num_steps + 1, self.num_envs, *shape
-            nbytes = math.prod(full) * dtype.itemsize
-            if self.device.type != "cpu" or not nbytes:
-                return torch.zeros(full, dtype=dtype, device=self.device)
-            return torch.from_numpy(zeroed(nbytes)).view(dtype).view(full)
+    def _make(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Memory for one column, zeros."""
+        full = self.num_steps + 1, self.num_envs, *shape
+        self._dtypes[path] = dtype
+        if self._on_host:
+            self._memory[path] = zeroed(math.prod(full) * dtype.itemsize).view(numpy_dtype(dtype)).reshape(full)
+        else:
+            with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
+                self._memory[path] = torch.zeros(full, dtype=dtype, device=self.device)
 
     def _find(self) -> None:
-        """Note where the own columns lie."""
-        own = {path: tensor for path, tensor in self.tensors.items() if path in self.own}
+        """Note where the own columns lie: on the CPU nobody else can move them."""
+        own = [self._memory[path] for path in self._memory if path in self.own]
         # Assigning through NumPy costs a tenth of what torch does, and copying tensors by address less than that.
-        self._hosts = {p: numpy_view(t) for p, t in own.items()} if self.device.type == "cpu" else None
-        self._host_list = list((self._hosts or {}).values())
+        self._own = own
         self._sources = np.zeros(len(own), np.uint64)
-        self._targets = np.array([t.data_ptr() for t in own.values()], np.uint64)
-        self._row_bytes = np.array([t[0].nbytes for t in own.values()], np.int64)
+        self._targets = np.array([array.ctypes.data for array in own] if self._on_host else [], np.uint64)
+        self._row_bytes = np.array([column[0].nbytes for column in own], np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
-        places = {"_hosts", "_host_list", "_sources", "_targets", "_row_bytes"}
-        return {name: value for name, value in self.__dict__.items() if name not in places}
+        """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
+        places = {"_own", "_sources", "_targets", "_row_bytes"}
+        state = {name: value for name, value in self.__dict__.items() if name not in places}
+        if not self._on_host:
+            state["_memory"] = {path: numpy_view(column.cpu()) for path, column in self._memory.items()}
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if not self._on_host:
+            columns = {path: typed(array, self._dtypes[path]) for path, array in self._memory.items()}
+            self._memory = {path: column.to(self.device) for path, column in columns.items()}
         self._find()
+
+    def whole(self, path: Path) -> Tensor:
+        """One column ``[T + 1, N, ...]``, by places in storage, as a new tensor over its memory."""
+        memory = self._memory[path]
+        if not self._on_host:
+            return memory
+        if not torch.is_inference_mode_enabled():
+            return typed(memory, self._dtypes[path])
+        with torch.inference_mode(False):  # as above
+            return typed(memory, self._dtypes[path])
 
     @property
     def is_full(self) -> bool:
@@ -143,11 +184,11 @@ class Columns:
 
     def write(self, row: int, values: Sequence[Any]) -> None:
         """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""
-        if self._hosts is None:
-            for tensor, value in zip(self.tensors.values(), values, strict=False):
+        if not self._on_host:
+            for tensor, value in zip(self._own, values, strict=False):
                 tensor[row].copy_(value, non_blocking=True)
             return
-        sources, hosts, tensors = self._sources, self._host_list, False
+        sources, hosts, tensors = self._sources, self._own, False
         for i, value in enumerate(values):
             if type(value) is not Tensor:
                 hosts[i][row] = value
@@ -161,10 +202,9 @@ class Columns:
 
     def put(self, path: Path, rows: int | slice, value: Any) -> None:
         """Assign to rows of one column, by their place in storage."""
-        if self._hosts is not None:
-            self._hosts[path][rows] = numpy_view(value.detach()) if isinstance(value, Tensor) else value
-        else:
-            self.tensors[path][rows] = value
+        if self._on_host and isinstance(value, Tensor):
+            value = numpy_view(value.detach())
+        self._memory[path][rows] = value
 
     def place(self, rows: Tensor) -> Tensor:
         """Where rows, counted from the oldest, lie in storage."""
@@ -173,7 +213,7 @@ class Columns:
     @property
     def live(self) -> list[Path]:
         """The columns that belong to the steps of the moment."""
-        return [path for path in self.tensors if path in self.own or path in self._attached]
+        return [path for path in self._memory if path in self.own or path in self._attached]
 
     def below(self, path: Path) -> list[Path]:
         """The live leaves at or below a path."""
@@ -183,23 +223,24 @@ class Columns:
 
     def ordered(self, path: Path) -> Tensor:
         """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
-        tensor, end = self.tensors[path], self._start + self.count
+        tensor, end = self.whole(path), self._start + self.count
         if end <= self.num_steps:
             return tensor[self._start : end]
         return torch.cat([tensor[self._start : self.num_steps], tensor[: end - self.num_steps]])
 
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
-        tensor = self.tensors[path]
+        tensor = self.whole(path)
         if not self._start:
             return tensor[: self.count + 1]
         return torch.cat([self.ordered(path), tensor[self.num_steps :]])
 
     def attach(self, path: Path, column: Tensor) -> None:
         """Write a whole column ``[T, N, ...]``, a new one if there is none of that shape and dtype."""
-        target = self.tensors.get(path)
-        if target is None or target.shape[2:] != column.shape[2:] or target.dtype is not column.dtype:
-            target = self.tensors[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
+        known = self._memory.get(path)
+        if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
+            self._make(path, tuple(column.shape[2:]), column.dtype)
+        target = self.whole(path)
         split = min(self.num_steps - self._start, self.count)
         target[self._start : self._start + split].copy_(column[:split])
         if split < self.count:

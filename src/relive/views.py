@@ -74,7 +74,8 @@ class NStep:
         n: rewards per window.
         gamma: discount per step, from 0 to 1.
         each_reward: what each reward counts as, before they are summed: float32 ``[B, n]`` -> ``[B, n]``, such as a
-            normalization with running statistics. It is not saved. All may be changed at any time.
+            normalization with running statistics. A save does not hold it: pass ``load(..., view=...)``. All may be
+            changed at any time.
 
     Raises:
         SchemaError: n or gamma is out of range, here or when it is set later.

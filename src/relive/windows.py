@@ -49,7 +49,7 @@ class Flags:
 
 def cut(flags: Flags, length: int | None, stride: int, drop_tail: bool, complete: bool) -> Ints:
     """The windows ``[K, 5]``: env, start, length, where the episode starts (or 0), whether it does start there."""
-    size = WHOLE if length is None else length
+    size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
     arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
     room = np.empty((flags.done.size // min(stride, size) + flags.done.size // 8 + 8, 5), np.int64)
     found = kernels.fast().plan_windows(*arguments, room)

@@ -154,8 +154,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._samples(dict(self._drawn(batch_size, env).items()), env)
 
     def _drawn(self, batch_size: int, env: Any) -> Any:
-        self._view.each_reward = None if env is None else env.normalize_reward
-        return self._replay.sample(batch_size)
+        if env is None:
+            return self._replay.sample(batch_size)
+        self._view.each_reward = env.normalize_reward
+        try:
+            return self._replay.sample(batch_size)
+        finally:
+            self._view.each_reward = None  # copies of the buffer come without the env
 
     def _samples(self, batch: Any, env: Any) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)

@@ -1,0 +1,592 @@
+"""The edge of a process: what is sent, shared, forked or copied never takes a buffer's memory with it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader, IterableDataset
+
+from relive import (
+    GAE,
+    Collector,
+    Field,
+    FrameStack,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    RolloutBuffer,
+    Schema,
+    Sequence,
+    Uniform,
+    errors,
+    forks,
+)
+from twins import contents, same_batches
+
+LARGE = Schema({"obs": (256,), "action": Field((), torch.int64), "reward": (), "terminated": Field((), torch.bool)})
+LARGE = LARGE.extend(truncated=Field((), torch.bool), value=(), hidden=(2, 3), image=Field((4, 4), torch.uint8))
+LARGE = LARGE.extend(half=Field((3,), torch.bfloat16))
+
+
+def written(schema: Schema, envs: int, number: int) -> dict[str, Any]:
+    """A vector step in which every value says its number; even fields come as arrays, odd ones as tensors."""
+    step: dict[str, Any] = {}
+    for i, (path, field) in enumerate(schema.leaves.items()):
+        name = path[0]
+        if name in ("terminated", "truncated"):
+            step[name] = np.zeros(envs, np.bool_)
+            continue
+        value = torch.full((envs, *field.shape), number % 100, dtype=field.dtype)
+        step[name] = value.numpy() if i % 2 and field.dtype is not torch.bfloat16 else value
+    return step
+
+
+def fill(rollout: RolloutBuffer, how: str, first: int) -> None:
+    """One whole rollout whose steps are numbered from ``first`` on."""
+    steps = [written(rollout.schema, rollout.num_envs, first + t) for t in range(rollout.num_steps)]
+    if how == "add":
+        for step in steps:
+            rollout.add(step)
+    else:
+        rows = rollout.reserve()
+        for t, step in enumerate(steps):
+            for name, value in step.items():
+                rows[name][t] = torch.as_tensor(value)
+        rollout.commit()
+    rollout.set_last(value=torch.zeros(rollout.num_envs))
+
+
+def holds(rollout: RolloutBuffer, first: int) -> bool:
+    """Whether columns, minibatches and advantages are those of the steps numbered from ``first`` on."""
+    rollout.finish(GAE())
+    batch = torch.cat(list(rollout.minibatches(num_batches=2)))
+    for (name, *_), field in rollout.schema.leaves.items():
+        if name in ("terminated", "truncated"):
+            continue
+        numbers = (torch.arange(first, first + rollout.num_steps) % 100).to(field.dtype)
+        column, rows = rollout[name].flatten(1), batch[name].reshape(len(batch), -1)
+        served = numbers.repeat_interleave(rollout.num_envs)
+        if not torch.equal(column, numbers[:, None].expand_as(column)):
+            return False
+        if not torch.equal(rows.sort(0).values, served.sort().values[:, None].expand_as(rows)):
+            return False
+    return True
+
+
+def sent(thing: Any) -> Any:
+    """What a queue of torch.multiprocessing, or Process(args=...) that spawns, makes of it, on both of its sides."""
+    return ForkingPickler.loads(ForkingPickler.dumps(thing))
+
+
+def shared(thing: Any) -> None:
+    thing.share_memory_()
+
+
+WAYS: dict[str, Callable[[RolloutBuffer], Any]] = {
+    "the buffer is sent": sent,
+    "data() is sent": lambda r: sent(r.data()),
+    "one column is sent": lambda r: sent(r["obs"]),
+    "a row of one column is sent": lambda r: sent(r["obs"][1]),
+    "a column with an attached one is sent": lambda r: (sent(r["advantage"]), sent(r["mask"])),
+    "block is shared": lambda r: shared(r.block),
+    "env_major is sent": lambda r: sent(r.env_major),
+    "the last row is shared": lambda r: shared(r.last),
+    "one column is shared": lambda r: [shared(r[name]) for name in r.keys()],
+    "the storage of a column is shared": lambda r: r["reward"].untyped_storage().share_memory_(),
+    "minibatches are sent": lambda r: [sent(batch) for batch in r.minibatches(num_batches=3, epochs=2)],
+    "minibatches are shared": lambda r: [shared(batch) for batch in r.minibatches(num_batches=3, epochs=2)],
+    "chunks are sent": lambda r: [sent(seq["obs"]) for seq in r.chunks(1)],
+    "sequences are sent": lambda r: [sent(seq) for seq in r.sequences(2, batch_size=2)],
+    "batches of envs are shared": lambda r: [shared(b.steps) for b in r.env_batches(1, fields=("reward",))],
+    "all at once": lambda r: [sent(x) for x in (r, r.data(), r.block, r["value"], r.last)],
+}
+"""Every way in which what a rollout hands out can change hands."""
+
+
+@pytest.mark.parametrize("how", ["add", "reserve"])
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_is_sent_or_shared_the_next_rollouts_are_right(way: str, how: str) -> None:
+    rollout = RolloutBuffer(LARGE, 4, 3, seed=0)
+    for k in range(3):
+        fill(rollout, how, 50 * k)
+        assert holds(rollout, 50 * k)
+        WAYS[way](rollout)
+        assert holds(rollout, 50 * k)
+        rollout.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["the buffer is sent", "data() is sent", "block is shared", "minibatches are shared"])
+def test_the_same_of_rollouts_of_many_megabytes(way: str) -> None:
+    rollout = RolloutBuffer(LARGE, 64, 1024, seed=0)
+    for k in range(3):
+        fill(rollout, "add", 50 * k)
+        assert holds(rollout, 50 * k)
+        WAYS[way](rollout)
+        rollout.clear()
+
+
+def test_a_large_column_that_was_shared_leaves_the_buffer_its_memory() -> None:
+    rollout = RolloutBuffer(Schema({"obs": (256,)}), 16, 1024, seed=0)
+    for k in range(3):
+        for t in range(16):
+            rollout.add(obs=np.full((1024, 256), 100 * k + t, np.float32))
+        assert rollout["obs"][:, 0, 0].tolist() == [100 * k + t for t in range(16)]
+        view = rollout["obs"]
+        view.share_memory_()
+        sent(rollout.data())
+        rollout.clear()
+        assert view[3, 5, 7] == 100 * k + 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_collector_fills_a_rollout_alike_whether_it_was_sent_or_not(way: str) -> None:
+    def policy(obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"action": (obs[:, 2] > 0).long(), "value": obs[:, 0]}
+
+    rollouts: list[RolloutBuffer] = []
+    for sends in (False, True):
+        envs = gym.make_vec("CartPole-v1", num_envs=2)
+        rollouts.append(RolloutBuffer(Schema.from_env(envs, value=()), 12, 2, seed=0))
+        collector = Collector(envs, policy, rollouts[-1], seed=0)
+        for _ in range(3):
+            collector.collect()
+            rollouts[-1].finish(GAE())
+            if sends:
+                WAYS[way](rollouts[-1])
+        envs.close()
+    plain, other = (rollout.data() for rollout in rollouts)
+    assert all(torch.equal(plain[name], other[name]) for name in rollouts[0].keys() if name != "final_value")
+
+
+@pytest.mark.parametrize("share", [shared, sent])
+def test_reserved_rows_may_be_shared_and_written_where_they_went(share: Callable[[Any], Any]) -> None:
+    rollout = RolloutBuffer(LARGE, 4, 3, seed=0)
+    for k in range(2):
+        for count in (1, 3):
+            rows = rollout.reserve(count)
+            share(rows)
+            for t in range(count):
+                number = 50 * k + rollout.steps + t
+                for name, value in written(LARGE, 3, number).items():
+                    rows[name][t] = torch.as_tensor(value)
+            rollout.commit()
+        rollout.set_last(value=torch.zeros(3))
+        assert holds(rollout, 50 * k)
+        rollout.clear()
+
+
+def test_views_of_a_rollout_are_still_views() -> None:
+    rollout = RolloutBuffer(LARGE, 4, 3, seed=0)
+    fill(rollout, "add", 0)
+    with torch.inference_mode():
+        made_there = rollout["value"]
+    for k, view in enumerate((rollout["value"], rollout.data()["value"], rollout.block["value"], made_there), 1):
+        view[2] = 7.5 * k
+        assert rollout["value"][2].tolist() == [7.5 * k] * 3
+        assert rollout.env_major["value"][:, 2].tolist() == [7.5 * k] * 3
+    rollout.last["value"][1] = -3.0
+    assert rollout.block["value"][4].tolist() == [0.0, -3.0, 0.0]
+
+
+IMAGES = Schema({"obs": Field((40, 32), torch.uint8), "small": (3,), "reward": (), "terminated": Field((), torch.bool)})
+IMAGES = IMAGES.extend(truncated=Field((), torch.bool))
+
+
+def replay_of(steps: int, rows: int = 64, schema: Schema = IMAGES, **options: Any) -> ReplayBuffer:
+    """Two envs, each step with its number in every field."""
+    replay = ReplayBuffer(schema, rows, 2, seed=0, **options)
+    for t in range(steps):
+        replay.add(written(schema, 2, t))
+    return replay
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda r: shared(r.block),
+        lambda r: sent(r.block),
+        lambda r: sent(r.block["obs"]),
+        lambda r: [sent(x) for x in (r, r.data(), r.slice(0), copy.copy(r).sample(5))],
+        lambda r: [shared(x) for x in (r.data(), r.slice(0), copy.copy(r).sample(5))],
+    ],
+)
+def test_a_replay_keeps_its_memory_whatever_is_sent_or_shared(way: Callable[[ReplayBuffer], Any]) -> None:
+    replay, plain = replay_of(20), replay_of(20)
+    outside = replay.block["obs"]
+    way(replay)
+    theirs = replay.block["obs"].share_memory_()
+    theirs.fill_(99)  # by whoever it was sent to
+    assert not torch.equal(theirs, replay.block["obs"])
+    for t in range(20, 50):
+        for each in (replay, plain):
+            each.add(written(IMAGES, 2, t))
+    assert same_batches(replay.data(), plain.data())
+    assert same_batches(replay.sample(40), plain.sample(40))
+    assert torch.equal(outside, replay.block["obs"])
+
+
+# Forked children
+
+
+def in_child(task: Callable[[], Any], seconds: int = 20) -> Any:
+    """What a task comes to in a forked child, which is killed if it hangs."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            signal.alarm(seconds)
+            os.write(writer, pickle.dumps(task()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        data = answer.read()
+    os.waitpid(pid, 0)
+    assert data, "the child hung, or failed"
+    return pickle.loads(data)
+
+
+BIG = Schema({"obs": (128,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)})
+
+
+def test_what_a_forked_child_adds_its_parent_never_sees() -> None:
+    replay = replay_of(10, 10_000, BIG)  # of more than two megabytes, which once were shared
+    rollout = RolloutBuffer(BIG, 16, 1024, seed=0)
+    for t in range(16):
+        rollout.add(written(BIG, 1024, t))
+    before, columns = replay.data().clone(), rollout.data().clone()
+
+    def task() -> float:
+        for t in range(6_000):
+            replay.add(written(BIG, 2, 1000 + t))
+        rollout.clear()
+        rollout.add(written(BIG, 1024, 77))
+        rollout["obs"][:] = 5
+        return float(replay.sample(9)["obs"].min())
+
+    assert in_child(task) >= 0
+    assert same_batches(replay.data(), before)
+    assert same_batches(rollout.data(), columns)
+
+
+def test_a_batch_in_recycled_memory_is_not_changed_by_a_forked_child() -> None:
+    rollout = RolloutBuffer(BIG, 16, 1024, seed=0)
+    for t in range(16):
+        rollout.add(written(BIG, 1024, t))
+    batch = next(rollout.minibatches(8192))
+    kept = batch.clone()
+
+    def task() -> int:
+        for other in rollout.minibatches(8192, epochs=3):
+            other["obs"].fill_(-1)
+        batch["obs"].fill_(-1)
+        return 1
+
+    assert in_child(task)
+    assert same_batches(batch, kept)
+
+
+def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works() -> None:
+    replay, rollout = replay_of(0, 4096, BIG), RolloutBuffer(BIG, 16, 512, seed=0)
+    steps = {name: torch.as_tensor(value)[None].expand(64, *value.shape) for name, value in written(BIG, 2, 3).items()}
+    for t in range(16):
+        rollout.add(written(BIG, 512, t))
+    done = threading.Event()
+
+    def adds() -> None:
+        while not done.is_set():
+            replay.extend(steps)
+
+    def draws() -> None:
+        while not done.is_set():
+            for _ in rollout.minibatches(4096):
+                pass
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (adds, draws)]
+    for thread in threads:
+        thread.start()
+    while not len(replay):
+        pass
+
+    def task() -> int:
+        replay.check()
+        replay.add(written(BIG, 2, 1))
+        assert len(next(rollout.minibatches(4096))) == 4096
+        return len(replay.sample(16))
+
+    try:
+        assert [in_child(task, 5) for _ in range(10)] == [16] * 10
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork() -> None:
+    locks = [forks.shared_lock() for _ in range(3)]
+    done = threading.Event()
+
+    def takes(order: list[Any]) -> None:
+        while not done.is_set():
+            with order[0], order[1]:
+                pass
+
+    threads = [threading.Thread(target=takes, args=(locks[i : i + 2],), daemon=True) for i in range(2)]
+    for thread in threads:
+        thread.start()
+
+    def task() -> bool:
+        return all(lock.acquire(timeout=1) for lock in locks)
+
+    try:
+        for _ in range(10):
+            assert in_child(task)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(lock.acquire(blocking=False) for lock in locks), "a fork kept a lock"
+
+
+def test_a_lock_that_is_gone_is_forgotten() -> None:
+    before = len(forks._locks)
+    locks = [forks.shared_lock() for _ in range(5)]
+    assert len(forks._locks) == before + 5
+    del locks
+    assert len(forks._locks) == before
+
+
+# Copies
+
+
+class Mine(Uniform):
+    """A sampler of the user's that is one of relive's."""
+
+
+class Wrapped:
+    """One that has one of relive's, and keeps the ring in its own way."""
+
+    per_row = ()
+
+    def __init__(self, inner: Any = None) -> None:
+        self.inner, self.rings, self.drawn = inner or Uniform(), {}, 0
+
+    @property
+    def watches(self) -> bool:
+        return self.inner.watches
+
+    def attach(self, ring: Any) -> None:
+        self.rings["only"] = ring
+        self.inner.attach(ring)
+
+    def changed(self, places: Any, opens: Any) -> None:
+        self.inner.changed(places, opens)
+
+    def draw(self, count: int, key: int, update: int, of: int) -> Any:
+        assert self.rings["only"] is self.inner._ring
+        self.drawn += count
+        return self.inner.draw(count, key, update, of)
+
+    def nbytes(self, rows: int) -> int:
+        return self.inner.nbytes(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drawn = state["drawn"]
+
+
+def doubled(rewards: Any) -> Any:
+    return 2 * rewards
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "Uniform": Uniform,
+    "Mine": Mine,
+    "Wrapped": Wrapped,
+    "Wrapped(Prioritized)": lambda: Wrapped(Prioritized()),
+    "Recent(Prioritized)": lambda: Recent(c_min=5, inner=Prioritized()),
+}
+VIEWS: dict[str, Callable[[], Any]] = {
+    "NStep": lambda: NStep(3),
+    "NStep with a function": lambda: NStep(2, each_reward=doubled),
+    "FrameStack with a function": lambda: FrameStack(2, NStep(2, each_reward=doubled)),
+    "Sequence": lambda: Sequence(4),
+}
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "multiprocessing": sent,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_copy_of_a_replay_goes_on_alike_and_apart(view: str, sampler: str, how: str) -> None:
+    replay = replay_of(30, view=VIEWS[view](), sampler=SAMPLERS[sampler]())
+    replay.sample(8)
+    again = COPIES[how](replay)
+    assert type(again.sampler) is type(replay.sampler)
+    assert again.sampler is not replay.sampler
+    assert again.view == replay.view
+    assert again.view is not replay.view
+    for t in range(30, 45):
+        for each in (replay, again):
+            each.add(written(IMAGES, 2, t))
+    again.check()
+    for _ in range(3):
+        assert same_batches(replay.sample(8), again.sample(8))
+    before = contents(replay)
+    for t in range(60):
+        again.add(written(IMAGES, 2, t))
+    assert contents(replay) == before
+    if "function" in view:
+        view_of = again.view.window if view.startswith("Frame") else again.view
+        assert view_of.each_reward is doubled
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_a_rollout_has_memory_of_its_own(how: str) -> None:
+    rollout = RolloutBuffer(LARGE, 4, 3, seed=0)
+    fill(rollout, "add", 0)
+    again = COPIES[how](rollout)
+    assert holds(again, 0)
+    again.clear()
+    fill(again, "add", 50)
+    assert holds(again, 50)
+    assert holds(rollout, 0)
+
+
+def test_a_copy_made_while_rows_are_reserved_leaves_them_to_the_original() -> None:
+    rollout = RolloutBuffer(Schema({"x": ()}), 2, 1)
+    rows = rollout.reserve()
+    again = sent(rollout)
+    rows["x"][:] = 3
+    for each in (rollout, again):
+        each.commit()
+    assert rollout["x"].flatten().tolist() == [3, 3]
+    assert again["x"].flatten().tolist() == [0, 0]
+
+
+def test_a_view_with_a_function_is_not_saved_without_it(tmp_path: Path) -> None:
+    for number, view in enumerate((NStep(2, each_reward=doubled), FrameStack(2, NStep(2, each_reward=doubled)))):
+        replay = replay_of(30, view=view)
+        replay.save(tmp_path / str(number))
+        with pytest.raises(errors.FileFormatError, match=r"functions of yours.*view="):
+            ReplayBuffer.load(tmp_path / str(number))
+        again = ReplayBuffer.load(tmp_path / str(number), view=copy.deepcopy(view))
+        assert same_batches(replay.sample(8), again.sample(8))
+
+
+# Other processes, for real
+
+
+def draws(replay: ReplayBuffer, answers: Any) -> None:
+    """In another process: what is drawn before and after a step is added."""
+    first = replay.sample(8)["small"].tolist()
+    replay.add(written(IMAGES, 2, 99))
+    replay.check()
+    answers.put((first, len(replay)))
+
+
+def plays(rollout: RolloutBuffer, answers: Any) -> None:
+    """In another process: what came, and another rollout."""
+    came = holds(rollout, 0)
+    rollout.clear()
+    fill(rollout, "add", 50)
+    answers.put((came, holds(rollout, 50)))
+
+
+CONTEXTS = ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("method", CONTEXTS)
+@pytest.mark.parametrize("sampler", ["Uniform", "Wrapped", "Recent(Prioritized)"])
+def test_a_replay_is_an_argument_of_a_process(method: str, sampler: str) -> None:
+    context = mp.get_context(method)
+    replay, answers = replay_of(30, sampler=SAMPLERS[sampler]()), context.SimpleQueue()
+    process = context.Process(target=draws, args=(replay, answers))
+    process.start()
+    first, count = answers.get()
+    process.join()
+    assert count == len(replay) + 2
+    assert first == replay.sample(8)["small"].tolist()
+    replay.add(written(IMAGES, 2, 30))
+
+
+@pytest.mark.parametrize("method", CONTEXTS)
+def test_a_rollout_is_an_argument_of_a_process_and_goes_through_a_queue(method: str) -> None:
+    context = mp.get_context(method)
+    rollout, answers = RolloutBuffer(LARGE, 4, 3, seed=0), context.Queue()
+    rollout.initial_hidden = torch.ones(2, 3)
+    fill(rollout, "add", 0)
+    process = context.Process(target=plays, args=(rollout, answers))
+    process.start()
+    assert answers.get(timeout=60) == (True, True)
+    process.join()
+    for thing in (rollout, rollout.data(), rollout["obs"], next(rollout.minibatches(4))):
+        answers.put(thing)
+        answers.get(timeout=20)
+    assert holds(rollout, 0)
+    for k in (1, 2):
+        rollout.clear()
+        fill(rollout, "reserve", 50 * k)
+        assert holds(rollout, 50 * k)
+
+
+class Batches(IterableDataset[Any]):
+    """Four batches of a replay."""
+
+    def __init__(self, replay: ReplayBuffer) -> None:
+        self.replay = replay
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.replay.sample(8) for _ in range(4))
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def loaded(replay: ReplayBuffer, workers: int, method: str | None = None) -> list[Any]:
+    loader = DataLoader(
+        Batches(replay), batch_size=None, num_workers=workers, collate_fn=as_it_is, multiprocessing_context=method
+    )
+    return [batch["small"].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("method", CONTEXTS)
+def test_each_worker_of_a_loader_draws_batches_of_its_own_that_a_seed_repeats(method: str) -> None:
+    rounds: list[list[Any]] = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        rounds.append(loaded(replay_of(30), 2, method))
+    one, same, other = rounds
+    assert one == same
+    everything = [*one, *other]
+    assert len(everything) == 16
+    assert all(a != b for i, a in enumerate(everything) for b in everything[:i])
+
+
+def test_a_loader_without_workers_draws_what_the_buffer_itself_would() -> None:
+    replay = replay_of(30)
+    assert loaded(replay_of(30), 0) == [replay.sample(8)["small"].tolist() for _ in range(4)]
