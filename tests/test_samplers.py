@@ -829,6 +829,22 @@ def test_recent_and_prioritized_together_draw_by_priority_within_the_window() ->
     check_weights(twin.buffer.sampler.inner, twin.buffer.sample(50), known, every[-9:])
 
 
+@pytest.mark.parametrize("old", [30.0, 1e3, 1e30])
+@pytest.mark.parametrize("name", ["in one env", "in three envs"])
+def test_a_window_of_errors_of_0_is_drawn_right_beside_errors_of_any_size_before_it(name: str, old: float) -> None:
+    make = {"in one env": lambda **options: Twin(1, 40, **options).play(*("." * 61)), "in three envs": uneven}[name]
+    for normalize in ("batch", "buffer"):
+        sampler = Recent(0.5, 4, inner=Prioritized(alpha=2.0, stratified=False, normalize=normalize))
+        twin = make(sampler=sampler)
+        every = [twin.truth.index(row) for row in twin.anchors()]
+        errors = [old] * (len(every) - 4) + [0.0] * 4
+        twin.buffer.update_priorities(every, errors)
+        known = oracle.Priorities()
+        known.errors = dict(zip(every, errors, strict=True))
+        check_weights(sampler.inner, twin.buffer.sample(50), known, every[-4:])
+        check_fit_of_one_percent(many(twin, 400_000), known.probabilities(2.0, EPS, every[-4:]))
+
+
 def test_weights_within_a_window_are_divided_by_the_largest_that_any_transition_of_it_has() -> None:
     sampler = Recent(0.5, 9, inner=Prioritized(alpha=1.0, beta=0.5, normalize="buffer"))
     twin = uneven(sampler=sampler)

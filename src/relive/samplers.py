@@ -14,7 +14,7 @@ from .errors import LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .parameters import Rule, checked, is_count, is_flag, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
-from .weights import WindowWeights, nothing_to_draw, recent_masses
+from .weights import WindowWeights, draw_recent, nothing_to_draw
 
 __all__ = ["LARGEST_ERROR", "Extras", "Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement"]
 
@@ -317,9 +317,9 @@ class Prioritized:
         ring = self._ring
         if ring is None or not ring.drawable:
             raise nothing_to_draw(ring)
-        recent = recent_masses(self._tree, ring, newest, lambda total: self.masses(count, key, total))
+        recent = draw_recent(self._tree, ring, newest, lambda total: self.masses(count, key, total))
         lowest = self._tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else None
-        return self.weighted(self._tree.find(recent.masses), recent.total, lowest)
+        return self.weighted(recent.places, recent.total, lowest)
 
     def masses(self, count: int, key: int, total: float) -> Doubles:
         """Random numbers in [0, total), stratified if that is wanted."""
