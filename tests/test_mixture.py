@@ -11,7 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive import FrameStack, Mixture, NStep, Prioritized, Recent, Transition, Uniform, WithoutReplacement
+from relive import (
+    FrameStack,
+    Mixture,
+    NStep,
+    Prioritized,
+    Recent,
+    Sequence,
+    SequenceBatch,
+    Transition,
+    Uniform,
+    WithoutReplacement,
+)
 from relive.errors import EmptyError, NotFiniteError, SchemaError, ShapeError
 from twins import Twin, contents, same_batches
 
@@ -158,14 +169,26 @@ def test_priorities_that_come_too_late_are_counted_over_all_buffers() -> None:
     assert [one.buffer.stats()["late_updates"] for one in twins] == [0.0, 5.0]
 
 
-def test_errors_of_sequences_go_back_with_their_masks() -> None:
-    mixture, twins = mixed({"a": 1, "b": 1}, {"a": Prioritized(eta=0.5), "b": Prioritized(eta=0.5)})
+@pytest.mark.parametrize("time_first", [True, False])
+@pytest.mark.parametrize("padding", [4.0, math.nan])
+def test_errors_of_sequences_go_back_with_their_masks(time_first: bool, padding: float) -> None:
+    twins = [Twin(1, 30, sampler=Prioritized(eta=0.5), view=Sequence(2, time_first=time_first)) for _ in range(2)]
+    for one in twins:
+        one.play(*"..........")
+    mixture = Mixture({"a": twins[0].buffer, "b": twins[1].buffer}, {"a": 1, "b": 1})
     batch = mixture.sample(4)
-    errors, mask = np.array([[2.0, 4.0]] * 4), np.array([[True, True], [True, False]] * 2)
-    assert mixture.update_priorities(batch, errors, torch.as_tensor(mask)) == 0
+    assert isinstance(batch, SequenceBatch)
+    errors, mask = np.array([[2.0, 4.0], [2.0, padding]] * 2), np.array([[True, True], [True, False]] * 2)
+    given_ = (errors.T, mask.T) if time_first else (errors, mask)
+    assert mixture.update_priorities(batch, given_[0], torch.as_tensor(given_[1])) == 0
     want = {i: 3.5 if mask[row, 1] else 2.0 for row, i in enumerate(batch["index"].tolist()) if row < 2}
     places, _ = twins[0].buffer._ring.find(np.array(list(want), np.int64))
     assert twins[0].buffer.sampler.state_dict()["errors"][places].tolist() == list(want.values())
+    before = [contents(one.buffer) for one in twins]
+    if padding != padding:
+        with pytest.raises(NotFiniteError, match="td_error: entry 1 is"):
+            mixture.update_priorities(batch, given_[0], torch.ones(4, 2, dtype=torch.bool).view(given_[0].shape))
+    assert [contents(one.buffer) for one in twins] == before
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,58 @@ def test_a_masked_row_is_not_stored_and_nothing_is_joined_across_it() -> None:
     assert POISON not in twin.buffer.data()["obs"]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_step_before_a_masked_time_limit_is_kept_with_the_observation_it_led_to(at_once: bool) -> None:
+    twin = Twin(2, 20, view=NStep(2, 0.5), sampler=Prioritized())
+    plays = ["..", "..", "U.", "..", ".U", "..", "..", "..", "UU", "..", ".."]
+    masks = [[letter != "U" for letter in kinds] for kinds in plays]
+    if at_once:
+        twin.extend(plays, masks)
+    else:
+        for kinds, mask in zip(plays, masks, strict=True):
+            twin.add(kinds, mask=mask)
+    twin.check()
+    # of each env's eleven steps two are masked, and the newest is not known to lead anywhere yet
+    assert len(twin.buffer) == 2 * (11 - 2 - 1)
+    data = twin.buffer.data()
+    assert not (data["truncated"] | data["terminated"]).any()
+    twin.check_batch(twin.buffer.sample(32))
+
+
+def test_a_masked_time_limit_after_no_step_is_left_out_whole() -> None:
+    twin = Twin(1, 9)
+    twin.add("U", mask=[False])
+    twin.play("T")
+    twin.add("U", mask=[False])
+    twin.extend([".", "U", "U", "U"], [[True], [False], [False], [False]])
+    assert twin.buffer._ring.heads.tolist() == [4]  # a step and what it ended on; a step and what it led to
+    twin.check()
+    assert len(twin.buffer) == 2
+
+
+def test_a_masked_time_limit_is_found_among_steps_of_own_next_observations() -> None:
+    step = {"obs": np.zeros((1, 2)), "action": [0], "reward": [1.0], "terminated": [False], "next_obs": np.ones((1, 2))}
+    for options in ({"own_next_obs": True}, {"ordered": False}):
+        buffer = ReplayBuffer(PLAIN, 9, **options)
+        buffer.add(step, truncated=[False])
+        buffer.add(step, truncated=[True], mask=np.array([False]))
+        assert len(buffer) == 1  # what the first led to it told itself
+        assert buffer._ring.heads.tolist() == [1]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, np.bool_, torch.tensor, lambda x: [x], lambda x: np.array([x])])
+def test_with_one_env_a_mask_may_be_a_single_bool(wrap: Callable[[bool], Any]) -> None:
+    buffer = ReplayBuffer(PLAIN, 9)
+    step = {"obs": [0.0, 1.0], "action": 0, "reward": 1.0, "terminated": False, "truncated": False}
+    for kept in (True, True, False, True):
+        buffer.add(step, mask=wrap(kept))
+    assert buffer._ring.heads.tolist() == [3]
+    assert len(buffer) == 1
+    several = ReplayBuffer(PLAIN, 18, 2)
+    with pytest.raises(ShapeError, match=r"mask: expected bool \(2,\), got bool \(\)"):
+        several.add({name: np.stack([value, value]) for name, value in step.items()}, mask=True)
+
+
 def test_a_mask_may_leave_rows_out_of_fields_of_every_dtype_and_size() -> None:
     schema = Schema({"obs": (2,), "reward": (), **FLAGS, "half": Field((3,), torch.bfloat16), "large": (400,)})
     buffer = ReplayBuffer(schema, 12, 3)
@@ -783,15 +835,15 @@ def test_nothing_is_drawn_before_a_transition_is_complete(name: str) -> None:
         ([[0, 1]], [[1.0, 2.0]], None, ShapeError, "expected an index"),
         (3, 1.0, None, ShapeError, "expected an index"),
         ([0, 1], np.ones((2, 3, 4)), None, ShapeError, "expected an index"),
-        ([0, 1], np.ones((2, 3)), np.ones((2, 4), bool), ShapeError, "mask"),
-        ([0, 1], np.ones((2, 3)), np.ones(2, bool), ShapeError, "mask"),
+        ([0, 1], np.ones((2, 2)), None, ShapeError, r"errors \[B\], got \(2,\), \(2, 2\); .* value\.squeeze\(-1\)"),
+        ([0, 1], np.ones((2, 1)), None, ShapeError, r"errors \[B\], got \(2,\), \(2, 1\); .* value\.squeeze\(-1\)"),
+        ([0, 1], np.ones((2, 3)), np.ones((2, 3), bool), ShapeError, "belong to a view that reads sequences"),
         ([0, 1], np.ones(2), np.ones((2, 3), bool), ShapeError, "mask"),
-        ([0, 1], np.ones((2, 3)), np.ones((2, 3)), ShapeError, "mask"),
+        ([0, 1], np.ones(2), np.ones(2, bool), ShapeError, "mask"),
         ([0.5, 1.2], [1.0, 1.0], None, DTypeError, "index: expected integers"),
         ([True, False], [1.0, 1.0], None, DTypeError, "index: expected integers"),
         ([0, 1, 2], [1.0, math.nan, 1.0], None, NotFiniteError, "td_error: entry 1 is nan"),
         ([0, 1, 2], [1.0, 1.0, -math.inf], None, NotFiniteError, "td_error: entry 2 is -inf"),
-        ([0, 1], [[1.0, 2.0], [math.nan, 1.0]], None, NotFiniteError, "td_error: entry 1 is"),
         ([0, -1], [1.0, 1.0], None, ShapeError, "index: entry 1, -1, was never issued"),
         ([10**6, 0], [1.0, 1.0], None, ShapeError, "index: entry 0, 1000000, was never issued"),
     ],
@@ -830,7 +882,7 @@ def test_no_priorities_at_all_are_nothing() -> None:
     before = contents(twin.buffer)
     assert twin.buffer.update_priorities(np.zeros(0, np.int64), np.zeros(0)) == 0
     assert twin.buffer.update_priorities([], []) == 0
-    assert twin.buffer.update_priorities(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 5)) == 0
+    assert twin.buffer.update_priorities(torch.zeros(0, dtype=torch.int64), torch.zeros(0)) == 0
     assert contents(twin.buffer) == before
 
 

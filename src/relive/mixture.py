@@ -91,7 +91,9 @@ class Mixture:
         axis = 1 if errors.ndim == 2 and isinstance(batch, SequenceBatch) and batch.time_first else 0
         if errors.shape[axis : axis + 1] != source.shape:
             raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
-        by_item = np.moveaxis(errors, axis, 0)
+        real = None if mask is None else as_host(mask)
+        counted = errors if real is None or real.shape != errors.shape else np.where(real, errors, 0.0)
+        by_item = np.moveaxis(counted, axis, 0)
         usable = np.abs(by_item) <= np.finfo(np.float32).max
         if not usable.all():  # before any buffer is changed
             bad = np.flatnonzero(~usable.reshape(len(by_item), -1).all(1))[0]
@@ -99,7 +101,7 @@ class Mixture:
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)
             if len(rows) and buffer.has_priorities:
-                inner = None if mask is None else as_host(mask).take(rows, axis)
+                inner = None if real is None else real.take(rows, axis)
                 late += buffer.update_priorities(as_host(batch["index"])[rows], errors.take(rows, axis), inner)
         return late
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...samplers import Prioritized, Recent, Sampler
+from ...storage import as_host
 from .keys import ALGORITHM
 from .replay import Data, Factory, NStepReplayBuffer
 
@@ -129,9 +130,7 @@ class PERBuffer(NStepReplayBuffer):
             assert errors is not None or not weighted, "TD errors missing!"
             index = batch.pop("idxs")
             if errors is not None:
-                found = torch.as_tensor(errors).reshape(len(index), -1)
-                if self.recurrent_actor:
-                    self._stored.replay.update_priorities(index, found, torch.ones(found.shape, dtype=torch.bool))
-                else:
-                    self._stored.replay.update_priorities(index, found.reshape(-1))
+                found = as_host(torch.as_tensor(errors).reshape(len(index), -1).double())
+                each = self._priorities.reduced(found) if self.recurrent_actor else found.reshape(-1)
+                self._stored.replay.update_priorities(index, each)
         return info
