@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from relive import (
     FrameStack,
+    Hindsight,
     Mixture,
     NStep,
     Prioritized,
@@ -24,7 +25,7 @@ from relive import (
     WithoutReplacement,
 )
 from relive.errors import EmptyError, NotFiniteError, SchemaError, ShapeError
-from twins import Twin, contents, same_batches
+from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, contents, same_batches
 
 VIEW = NStep(2, 0.5)
 
@@ -132,9 +133,40 @@ def test_fields_that_not_all_buffers_have_are_left_out() -> None:
     assert {"weight", "probability"} <= set(both.keys())
     one = mixed({"a": 1, "b": 1}, {"a": Prioritized(), "b": Uniform()})[0].sample(6)
     assert not {"weight", "probability"} & set(one.keys())
-    # a buffer without rows in the batch does not count
-    mixture = mixed({"a": 1, "b": 0}, {"a": Prioritized(), "b": Uniform()})[0]
-    assert {"weight", "probability"} <= set(mixture.sample(6).keys())
+
+
+@pytest.mark.parametrize("shares", [{"a": 1, "b": 3}, {"a": 3, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 1}])
+@pytest.mark.parametrize("view", [*VIEWS, *SEQUENCES])
+def test_the_fields_of_a_batch_follow_from_the_buffers_and_not_from_its_size(shares: Any, view: str) -> None:
+    make = {**VIEWS, **SEQUENCES}[view]
+    cases = [(Prioritized, Uniform), (Prioritized, lambda: Recent(0.9, 5, inner=Prioritized())), (Uniform, Uniform)]
+    for samplers in cases:
+        twins = [Twin(1, 40, sampler=sampler(), view=make()) for sampler in samplers]
+        for one in twins:
+            one.play(*"..T....U.........T")
+        mixture = Mixture({"a": twins[0].buffer, "b": twins[1].buffer}, shares)
+        want = set.intersection(*(set(one.buffer.sample(3).keys()) for one in twins)) | {"source"}
+        assert want & {"weight"} == ({"weight"} if samplers[1] is not Uniform else set())
+        for size in (1, 2, 5):
+            assert set(mixture.sample(size).keys()) == want, size
+
+
+@pytest.mark.parametrize("options", [{"ordered": False}, {"dress": "mixed"}])
+def test_a_buffer_knows_the_fields_of_its_batches_before_it_has_any(options: dict[str, Any]) -> None:
+    for make in SAMPLERS.values():
+        one = Twin(2, 9, sampler=make(), view=NStep(1, 0.5), **options)
+        before = one.buffer.batch_fields
+        assert one.buffer.stats()["batches"] == 0
+        one.play("..", "TU", "..")
+        assert set(before) == set(one.buffer.batch_fields) == set(one.buffer.sample(2).keys())
+        assert len(before) == len(set(before))
+
+
+def test_a_buffer_with_hindsight_knows_the_fields_of_its_batches_as_well() -> None:
+    view = Hindsight(lambda achieved, desired: (achieved - desired)[:, 0], gamma=0.5)
+    one = Twin(1, 9, dress="goals", view=view)
+    assert "relabelled" in one.buffer.batch_fields
+    assert set(one.buffer.batch_fields) == set(one.play(*"...").buffer.sample(2).keys())
 
 
 @pytest.mark.parametrize("dress", ["dict", "mixed", "image"])

@@ -263,6 +263,13 @@ class ReplayBuffer:
         self._keep_rule(self._view)
         return self._ring.drawable
 
+    @property
+    @_one_at_a_time
+    def batch_fields(self) -> tuple[str, ...]:
+        """The names of the fields of a batch, as view and sampler are now; nothing has to be stored."""
+        self._keep_rule(self._view)
+        return (*self._read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
+
     def sample(self, batch_size: int) -> TensorDict:
         """One batch ``[batch_size]``, as :attr:`view` reads it, with what the sampler adds (weight, probability).
 
@@ -494,7 +501,8 @@ class ReplayBuffer:
         Args:
             path: the directory.
             device: where its rows are to live, wherever the saved ones did.
-            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew.
+            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew,
+                and so does another inner sampler of :class:`relive.Recent`.
             view: needed likewise.
 
         Raises:
@@ -570,8 +578,8 @@ class ReplayBuffer:
     def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
         """Which rows to store, where some are left out, and the leaves to store of them.
 
-        A row that is left out and truncated is a step whose final observation is hidden. No transition starts there, but
-        the one before it ends there. So the row is stored, as a step that goes on, and is then interrupted.
+        A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,
+        but the one before it ends there. So the row is stored, as a step that goes on, and is then interrupted.
         """
         at = {path[0]: i for i, path in enumerate(self._stored.leaves)}
         flags = {name: as_host(leaves[at[name]]) for name in ("terminated", "truncated")}

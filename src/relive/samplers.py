@@ -38,6 +38,11 @@ class Sampler(Protocol):
         """Whether :meth:`changed` has to be called."""
         ...
 
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The names of the further fields that :meth:`draw` gives, always."""
+        ...
+
     def changed(self, places: Ints, opens: Any) -> None:
         """Rows that can be drawn from now on (1) or no more (0), in order."""
         ...
@@ -72,6 +77,7 @@ class Uniform:
     """Every transition with the same probability, with replacement; of sequences each, or as their view weighs them."""
 
     per_row = ()
+    extras = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -126,6 +132,7 @@ class WithoutReplacement:
 
     watches = False
     per_row = ()
+    extras = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -231,6 +238,7 @@ class Prioritized:
 
     watches = True
     per_row = ("errors",)
+    extras = "weight", "probability"
 
     def __init__(
         self,
@@ -465,6 +473,11 @@ class Recent:
     def watches(self) -> bool:
         """As the inner sampler."""
         return self.inner.watches
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """As the inner sampler."""
+        return self.inner.extras
 
     @property
     def per_row(self) -> tuple[str, ...]:
