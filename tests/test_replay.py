@@ -951,6 +951,62 @@ def test_parameters_that_are_numbers_of_numpy_are_saved(sampler: Any, view: Any,
     assert torch.equal(again.sample(5)["index"], buffer.sample(5)["index"])
 
 
+ERRORS_SAVED = [5.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("saved", "given_", "rated"),
+    [
+        (lambda: Recent(0.9, 2), lambda: Recent(0.5, 3, inner=Prioritized()), False),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), lambda: Recent(0.5, 3), False),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), lambda: Recent(0.5, 3, inner=Prioritized(0.1)), True),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), Prioritized, False),
+        (Prioritized, lambda: Recent(0.9, 2, inner=Prioritized()), False),
+        (Uniform, Prioritized, False),
+        (Prioritized, WithoutReplacement, False),
+    ],
+)
+def test_a_save_is_loaded_with_another_sampler_which_goes_on_as_far_as_it_is_alike(
+    saved: Any, given_: Any, rated: bool, tmp_path: Path
+) -> None:
+    twin = Twin(2, 12, sampler=saved(), seed=4).play("..", "..", ".T", "..", "..")
+    if twin.buffer.has_priorities:
+        twin.buffer.update_priorities([0, 1, 2, 3], ERRORS_SAVED)
+    if isinstance(twin.buffer.sampler, Recent):
+        twin.buffer.sampler.observe(3.0)
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay", sampler=given_())
+    sampler, state = loaded.sampler, loaded.sampler.state_dict()
+    if isinstance(sampler, Recent) and isinstance(twin.buffer.sampler, Recent):
+        assert (sampler.eta, state["returns"].tolist()) == (0.9, [3.0])
+    if loaded.has_priorities:
+        inner = getattr(sampler, "inner", sampler)
+        places, _ = loaded._ring.find(np.arange(4))
+        assert inner.state_dict()["errors"][places].tolist() == (ERRORS_SAVED if rated else [1.0] * 4)
+        assert inner.state_dict()["largest"] == (5.0 if rated else 1.0)
+        assert (inner.priorities() > 0).all()
+        inner._tree.check()
+    assert same_batches(loaded.data(), twin.buffer.data())
+    for _ in range(3):
+        twin.check_batch(loaded.sample(3))
+
+
+@pytest.mark.parametrize("sampler", ["prioritized, stratified", "recent, prioritized", "without replacement"])
+@pytest.mark.parametrize("weigh", ["steps", "episodes"])
+def test_a_save_of_weighed_sequences_is_loaded_with_a_sampler_and_a_view_that_know_no_weights(
+    sampler: str, weigh: Any, tmp_path: Path
+) -> None:
+    for kind in (Uniform, lambda: Recent(0.9, 2)):
+        twin = Twin(2, 12, sampler=kind(), view=Sequence(2, 1, weigh=weigh)).play("..", "..", ".T", "..", "..", "U.")
+        twin.buffer.save(tmp_path / "replay")
+        view = NStep(2, 0.5)
+        loaded = ReplayBuffer.load(tmp_path / "replay", sampler=SAMPLERS[sampler](), view=view)
+        loaded.check()
+        for _ in range(3):
+            twin.check_batch(loaded.sample(3), view, twin.truth.anchors())
+        assert len(loaded) == len(twin.truth.anchors())
+
+
 # What it takes.
 
 
