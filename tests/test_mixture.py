@@ -27,12 +27,10 @@ from relive import (
 from relive.errors import EmptyError, NotFiniteError, SchemaError, ShapeError
 from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, contents, same_batches
 
-VIEW = NStep(2, 0.5)
-
 
 def twin(steps: int, sampler: Any = None, num_envs: int = 2, **options: Any) -> Twin:
     """A buffer with this many steps of each env."""
-    made = Twin(num_envs, 40, sampler=sampler, view=VIEW, **options)
+    made = Twin(num_envs, 40, sampler=sampler, view=NStep(2, 0.5), **options)
     for t in range(steps):
         made.add("".join("T" if (t + env) % 7 == 6 else "." for env in range(num_envs)))
     return made

@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
@@ -365,8 +366,10 @@ def test_extend_is_a_loop_of_add(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_envs, rows = int(rng.integers(1, 4)), int(rng.integers(2, 9))
     for dress in ("box", "mixed"):
-        options: dict[str, Any] = {"dress": dress, "view": FrameStack(2, NStep(2, 0.5))}
-        one, other = (Twin(num_envs, rows, sampler=Prioritized(), **options) for _ in range(2))
+        one, other = (
+            Twin(num_envs, rows, dress=dress, sampler=Prioritized(), view=FrameStack(2, NStep(2, 0.5)))
+            for _ in range(2)
+        )
         for round_ in range(4):
             plays = random_plays(seed * 10 + round_, num_envs, int(rng.integers(1, 40)))
             masks = (rng.random((len(plays), num_envs)) < 0.8).tolist() if round_ % 2 else None
@@ -1224,7 +1227,7 @@ def test_appending_another_buffer_adds_its_transitions_as_they_were(ordered: boo
         target.buffer.append(source.buffer)
         target.buffer.check()
         for view in (Transition(0.5), NStep(3, 0.5), FrameStack(2, NStep(2, 0.5))) if ordered else (Transition(0.5),):
-            source.buffer.view, target.buffer.view = view, view
+            source.buffer.view, target.buffer.view = view, deepcopy(view)
             got, want = target.buffer.data(), source.buffer.data()
             own = got["index"] % 2 + 2 * (got["index"] // 2 < 2)
             new = got[own < 2] if ordered else got[had:]

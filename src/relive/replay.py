@@ -6,10 +6,12 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import wraps
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ from .sequences import SequenceBatch
 from .storage import as_host, as_tensordict
 from .store import Store
 from .vectors import swap_layers
-from .views import Transition, View, rule_of, time_first_of
+from .views import FrameStack, Transition, View, rule_of, time_first_of
 from .weights import nothing_to_draw
 
 if TYPE_CHECKING:
@@ -224,18 +226,35 @@ class ReplayBuffer:
 
     @property
     def view(self) -> View:
-        """How batches are read; may be replaced, or changed (``replay.view.n = 5``), at any time."""
+        """How batches are read; may be replaced, or changed (``replay.view.n = 5``), at any time.
+
+        Each buffer has a view of its own.
+
+        Raises:
+            SchemaError: what is set is no view, or one that cannot read what is stored.
+            LifecycleError: it is the view of another buffer.
+        """
         return self._view
 
     @view.setter
     @_one_at_a_time
     def view(self, view: View) -> None:
         refuse_class("view", view)
+        if not hasattr(view, "read"):
+            raise SchemaError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+        for part in _parts(view):
+            reader = _READERS.get(id(part))
+            if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
+                raise LifecycleError(
+                    f"{part!r} is the view of another buffer, and a change of it would change what both read; "
+                    "make each buffer a view of its own"
+                )
         require = getattr(view, "require", None)
         if require is not None:
             require(self._ring)
         self._keep_rule(view)
         self._view = view
+        _READERS.update({id(part): self for part in _parts(view)})
 
     @property
     def sampler(self) -> Sampler:
@@ -483,7 +502,7 @@ class ReplayBuffer:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
         tensors, content = self._state()
         sampler = self._sampler if content["sampler"] is None else None
-        view = self._view if content["view"] is None else None
+        view = copy(self._view) if content["view"] is None else None  # copy.copy would have both read through one
         arrays = {name: torch.as_tensor(value) for name, value in tensors.items()}
         return type(self)._restored, (arrays, content, str(self.device), sampler, view)
 
@@ -714,6 +733,15 @@ class ReplayBuffer:
         if kept.shape != (count,) or kept.dtype != np.bool_:
             raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
         return kept
+
+
+_READERS: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
+"""Which buffer reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
+
+
+def _parts(view: View) -> list[Any]:
+    """A view, and the one that it reads through."""
+    return [view, view.window] if isinstance(view, FrameStack) else [view]
 
 
 def _stored(schema: Schema, own_next_obs: bool) -> Schema:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import persist
-from .errors import FileFormatError, ReliveError
+from .errors import FileFormatError, LifecycleError, ReliveError
 from .ring import RULE, Ring, Rule, Weigh
 from .samplers import Prioritized, Recent, Sampler, Uniform, WithoutReplacement
 from .schema import dotted
@@ -233,10 +233,13 @@ def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
 
     Raises:
         FileFormatError: in place of the error.
+        LifecycleError: a sampler or view to load it with is another buffer's, which is not the save's fault.
     """
     try:
         yield
     except FileFormatError:
         raise
     except (ReliveError, ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as error:
+        if type(error) is LifecycleError:
+            raise
         raise FileFormatError(f"the save in '{path}' contradicts itself: {error}") from error

@@ -125,9 +125,10 @@ class Flat:
 
     def resize(self, max_size: int, sampler: Sampler) -> None:
         """Make room for another number of steps, and keep the newest."""
-        old = self.replay
+        old, view = self.replay, self.view
+        old.view = NStep()  # each buffer has a view of its own
         self.replay = ReplayBuffer(
-            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler, view=old.view,
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler, view=view,
             seed=old.seed,
         )  # fmt: skip
         self.replay.append(old)
