@@ -266,6 +266,10 @@ class Replay:
         complete = [(row.env, row.number) for row in self.all_rows(env) if row.complete]
         self.completed += sorted(set(complete) - set(self.completed))
 
+    def goes_on(self, env: int) -> bool:
+        """Whether an episode is under way in ``env``."""
+        return any(not (episode.done or episode.cut) for episode in self.experience.episodes(env)[-1:])
+
     def interrupt(self, env: int) -> None:
         """The episode under way in ``env`` does not go on."""
         self.experience.interrupt(env)

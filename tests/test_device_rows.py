@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from pathlib import Path as File
 from types import SimpleNamespace
 from typing import Any
@@ -260,7 +261,7 @@ def test_every_dtype_keeps_its_bits(place: Place) -> None:
         ram.add(step)
         there.add(place.tensors(step))
     for view in (Transition(), FrameStack(3), FrameStack(2, NStep(3), pad="zeros")):
-        ram.view = there.view = view
+        ram.view, there.view = view, deepcopy(view)
         alike(ram.sample(32), there.sample(32), place.device)
     alike(ram.slice(1), there.slice(1), place.device)
 
@@ -344,7 +345,9 @@ def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: 
     weigh = "episodes" if sampler == "uniform" else "windows"
     views = [SequenceView(4, 2, "half", 3), SequenceView(3, time_first=False, weigh=weigh), SequenceView(5, 1)]
     build = twins.SAMPLERS[sampler]
-    ram, there = (make(schema, 60, 2, seed=5, view=views[0], sampler=build()) for make in (ReplayBuffer, place.buffer))
+    ram, there = (
+        make(schema, 60, 2, seed=5, view=deepcopy(views[0]), sampler=build()) for make in (ReplayBuffer, place.buffer)
+    )
     generator = np.random.default_rng(1)
     for turn in range(90):
         step = random_step(schema, generator)
@@ -352,7 +355,7 @@ def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: 
         there.add(mixed(place, step, turn))
         if turn in (40, 60, 89):
             for view in views:
-                ram.view = there.view = view
+                ram.view, there.view = view, deepcopy(view)
                 for ours, theirs in ((ram.sample(9), there.sample(9)), (ram.data(), there.data())):
                     alike_sequences(ours, theirs, place.device)
                 if ram.has_priorities:

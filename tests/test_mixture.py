@@ -11,16 +11,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive import FrameStack, Mixture, NStep, Prioritized, Recent, Transition, Uniform, WithoutReplacement
+from relive import (
+    FrameStack,
+    Hindsight,
+    Mixture,
+    NStep,
+    Prioritized,
+    Recent,
+    Sequence,
+    SequenceBatch,
+    Transition,
+    Uniform,
+    WithoutReplacement,
+)
 from relive.errors import EmptyError, NotFiniteError, SchemaError, ShapeError
-from twins import Twin, contents, same_batches
-
-VIEW = NStep(2, 0.5)
+from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, contents, same_batches
 
 
 def twin(steps: int, sampler: Any = None, num_envs: int = 2, **options: Any) -> Twin:
     """A buffer with this many steps of each env."""
-    made = Twin(num_envs, 40, sampler=sampler, view=VIEW, **options)
+    made = Twin(num_envs, 40, sampler=sampler, view=NStep(2, 0.5), **options)
     for t in range(steps):
         made.add("".join("T" if (t + env) % 7 == 6 else "." for env in range(num_envs)))
     return made
@@ -121,9 +131,40 @@ def test_fields_that_not_all_buffers_have_are_left_out() -> None:
     assert {"weight", "probability"} <= set(both.keys())
     one = mixed({"a": 1, "b": 1}, {"a": Prioritized(), "b": Uniform()})[0].sample(6)
     assert not {"weight", "probability"} & set(one.keys())
-    # a buffer without rows in the batch does not count
-    mixture = mixed({"a": 1, "b": 0}, {"a": Prioritized(), "b": Uniform()})[0]
-    assert {"weight", "probability"} <= set(mixture.sample(6).keys())
+
+
+@pytest.mark.parametrize("shares", [{"a": 1, "b": 3}, {"a": 3, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 1}])
+@pytest.mark.parametrize("view", [*VIEWS, *SEQUENCES])
+def test_the_fields_of_a_batch_follow_from_the_buffers_and_not_from_its_size(shares: Any, view: str) -> None:
+    make = {**VIEWS, **SEQUENCES}[view]
+    cases = [(Prioritized, Uniform), (Prioritized, lambda: Recent(0.9, 5, inner=Prioritized())), (Uniform, Uniform)]
+    for samplers in cases:
+        twins = [Twin(1, 40, sampler=sampler(), view=make()) for sampler in samplers]
+        for one in twins:
+            one.play(*"..T....U.........T")
+        mixture = Mixture({"a": twins[0].buffer, "b": twins[1].buffer}, shares)
+        want = set.intersection(*(set(one.buffer.sample(3).keys()) for one in twins)) | {"source"}
+        assert want & {"weight"} == ({"weight"} if samplers[1] is not Uniform else set())
+        for size in (1, 2, 5):
+            assert set(mixture.sample(size).keys()) == want, size
+
+
+@pytest.mark.parametrize("options", [{"ordered": False}, {"dress": "mixed"}])
+def test_a_buffer_knows_the_fields_of_its_batches_before_it_has_any(options: dict[str, Any]) -> None:
+    for make in SAMPLERS.values():
+        one = Twin(2, 9, sampler=make(), view=NStep(1, 0.5), **options)
+        before = one.buffer.batch_fields
+        assert one.buffer.stats()["batches"] == 0
+        one.play("..", "TU", "..")
+        assert set(before) == set(one.buffer.batch_fields) == set(one.buffer.sample(2).keys())
+        assert len(before) == len(set(before))
+
+
+def test_a_buffer_with_hindsight_knows_the_fields_of_its_batches_as_well() -> None:
+    view = Hindsight(lambda achieved, desired: (achieved - desired)[:, 0], gamma=0.5)
+    one = Twin(1, 9, dress="goals", view=view)
+    assert "relabelled" in one.buffer.batch_fields
+    assert set(one.buffer.batch_fields) == set(one.play(*"...").buffer.sample(2).keys())
 
 
 @pytest.mark.parametrize("dress", ["dict", "mixed", "image"])
@@ -158,14 +199,26 @@ def test_priorities_that_come_too_late_are_counted_over_all_buffers() -> None:
     assert [one.buffer.stats()["late_updates"] for one in twins] == [0.0, 5.0]
 
 
-def test_errors_of_sequences_go_back_with_their_masks() -> None:
-    mixture, twins = mixed({"a": 1, "b": 1}, {"a": Prioritized(eta=0.5), "b": Prioritized(eta=0.5)})
+@pytest.mark.parametrize("time_first", [True, False])
+@pytest.mark.parametrize("padding", [4.0, math.nan])
+def test_errors_of_sequences_go_back_with_their_masks(time_first: bool, padding: float) -> None:
+    twins = [Twin(1, 30, sampler=Prioritized(eta=0.5), view=Sequence(2, time_first=time_first)) for _ in range(2)]
+    for one in twins:
+        one.play(*"..........")
+    mixture = Mixture({"a": twins[0].buffer, "b": twins[1].buffer}, {"a": 1, "b": 1})
     batch = mixture.sample(4)
-    errors, mask = np.array([[2.0, 4.0]] * 4), np.array([[True, True], [True, False]] * 2)
-    assert mixture.update_priorities(batch, errors, torch.as_tensor(mask)) == 0
+    assert isinstance(batch, SequenceBatch)
+    errors, mask = np.array([[2.0, 4.0], [2.0, padding]] * 2), np.array([[True, True], [True, False]] * 2)
+    given_ = (errors.T, mask.T) if time_first else (errors, mask)
+    assert mixture.update_priorities(batch, given_[0], torch.as_tensor(given_[1])) == 0
     want = {i: 3.5 if mask[row, 1] else 2.0 for row, i in enumerate(batch["index"].tolist()) if row < 2}
     places, _ = twins[0].buffer._ring.find(np.array(list(want), np.int64))
     assert twins[0].buffer.sampler.state_dict()["errors"][places].tolist() == list(want.values())
+    before = [contents(one.buffer) for one in twins]
+    if padding != padding:
+        with pytest.raises(NotFiniteError, match="td_error: entry 1 is"):
+            mixture.update_priorities(batch, given_[0], torch.ones(4, 2, dtype=torch.bool).view(given_[0].shape))
+    assert [contents(one.buffer) for one in twins] == before
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
@@ -286,6 +287,58 @@ def test_a_masked_row_is_not_stored_and_nothing_is_joined_across_it() -> None:
     assert POISON not in twin.buffer.data()["obs"]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_step_before_a_masked_time_limit_is_kept_with_the_observation_it_led_to(at_once: bool) -> None:
+    twin = Twin(2, 20, view=NStep(2, 0.5), sampler=Prioritized())
+    plays = ["..", "..", "U.", "..", ".U", "..", "..", "..", "UU", "..", ".."]
+    masks = [[letter != "U" for letter in kinds] for kinds in plays]
+    if at_once:
+        twin.extend(plays, masks)
+    else:
+        for kinds, mask in zip(plays, masks, strict=True):
+            twin.add(kinds, mask=mask)
+    twin.check()
+    # of each env's eleven steps two are masked, and the newest is not known to lead anywhere yet
+    assert len(twin.buffer) == 2 * (11 - 2 - 1)
+    data = twin.buffer.data()
+    assert not (data["truncated"] | data["terminated"]).any()
+    twin.check_batch(twin.buffer.sample(32))
+
+
+def test_a_masked_time_limit_after_no_step_is_left_out_whole() -> None:
+    twin = Twin(1, 9)
+    twin.add("U", mask=[False])
+    twin.play("T")
+    twin.add("U", mask=[False])
+    twin.extend([".", "U", "U", "U"], [[True], [False], [False], [False]])
+    assert twin.buffer._ring.heads.tolist() == [4]  # a step and what it ended on; a step and what it led to
+    twin.check()
+    assert len(twin.buffer) == 2
+
+
+def test_a_masked_time_limit_is_found_among_steps_of_own_next_observations() -> None:
+    step = {"obs": np.zeros((1, 2)), "action": [0], "reward": [1.0], "terminated": [False], "next_obs": np.ones((1, 2))}
+    for options in ({"own_next_obs": True}, {"ordered": False}):
+        buffer = ReplayBuffer(PLAIN, 9, **options)
+        buffer.add(step, truncated=[False])
+        buffer.add(step, truncated=[True], mask=np.array([False]))
+        assert len(buffer) == 1  # what the first led to it told itself
+        assert buffer._ring.heads.tolist() == [1]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, np.bool_, torch.tensor, lambda x: [x], lambda x: np.array([x])])
+def test_with_one_env_a_mask_may_be_a_single_bool(wrap: Callable[[bool], Any]) -> None:
+    buffer = ReplayBuffer(PLAIN, 9)
+    step = {"obs": [0.0, 1.0], "action": 0, "reward": 1.0, "terminated": False, "truncated": False}
+    for kept in (True, True, False, True):
+        buffer.add(step, mask=wrap(kept))
+    assert buffer._ring.heads.tolist() == [3]
+    assert len(buffer) == 1
+    several = ReplayBuffer(PLAIN, 18, 2)
+    with pytest.raises(ShapeError, match=r"mask: expected bool \(2,\), got bool \(\)"):
+        several.add({name: np.stack([value, value]) for name, value in step.items()}, mask=True)
+
+
 def test_a_mask_may_leave_rows_out_of_fields_of_every_dtype_and_size() -> None:
     schema = Schema({"obs": (2,), "reward": (), **FLAGS, "half": Field((3,), torch.bfloat16), "large": (400,)})
     buffer = ReplayBuffer(schema, 12, 3)
@@ -313,8 +366,10 @@ def test_extend_is_a_loop_of_add(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_envs, rows = int(rng.integers(1, 4)), int(rng.integers(2, 9))
     for dress in ("box", "mixed"):
-        options: dict[str, Any] = {"dress": dress, "view": FrameStack(2, NStep(2, 0.5))}
-        one, other = (Twin(num_envs, rows, sampler=Prioritized(), **options) for _ in range(2))
+        one, other = (
+            Twin(num_envs, rows, dress=dress, sampler=Prioritized(), view=FrameStack(2, NStep(2, 0.5)))
+            for _ in range(2)
+        )
         for round_ in range(4):
             plays = random_plays(seed * 10 + round_, num_envs, int(rng.integers(1, 40)))
             masks = (rng.random((len(plays), num_envs)) < 0.8).tolist() if round_ % 2 else None
@@ -783,15 +838,15 @@ def test_nothing_is_drawn_before_a_transition_is_complete(name: str) -> None:
         ([[0, 1]], [[1.0, 2.0]], None, ShapeError, "expected an index"),
         (3, 1.0, None, ShapeError, "expected an index"),
         ([0, 1], np.ones((2, 3, 4)), None, ShapeError, "expected an index"),
-        ([0, 1], np.ones((2, 3)), np.ones((2, 4), bool), ShapeError, "mask"),
-        ([0, 1], np.ones((2, 3)), np.ones(2, bool), ShapeError, "mask"),
+        ([0, 1], np.ones((2, 2)), None, ShapeError, r"errors \[B\], got \(2,\), \(2, 2\); .* value\.squeeze\(-1\)"),
+        ([0, 1], np.ones((2, 1)), None, ShapeError, r"errors \[B\], got \(2,\), \(2, 1\); .* value\.squeeze\(-1\)"),
+        ([0, 1], np.ones((2, 3)), np.ones((2, 3), bool), ShapeError, "belong to a view that reads sequences"),
         ([0, 1], np.ones(2), np.ones((2, 3), bool), ShapeError, "mask"),
-        ([0, 1], np.ones((2, 3)), np.ones((2, 3)), ShapeError, "mask"),
+        ([0, 1], np.ones(2), np.ones(2, bool), ShapeError, "mask"),
         ([0.5, 1.2], [1.0, 1.0], None, DTypeError, "index: expected integers"),
         ([True, False], [1.0, 1.0], None, DTypeError, "index: expected integers"),
         ([0, 1, 2], [1.0, math.nan, 1.0], None, NotFiniteError, "td_error: entry 1 is nan"),
         ([0, 1, 2], [1.0, 1.0, -math.inf], None, NotFiniteError, "td_error: entry 2 is -inf"),
-        ([0, 1], [[1.0, 2.0], [math.nan, 1.0]], None, NotFiniteError, "td_error: entry 1 is"),
         ([0, -1], [1.0, 1.0], None, ShapeError, "index: entry 1, -1, was never issued"),
         ([10**6, 0], [1.0, 1.0], None, ShapeError, "index: entry 0, 1000000, was never issued"),
     ],
@@ -830,7 +885,7 @@ def test_no_priorities_at_all_are_nothing() -> None:
     before = contents(twin.buffer)
     assert twin.buffer.update_priorities(np.zeros(0, np.int64), np.zeros(0)) == 0
     assert twin.buffer.update_priorities([], []) == 0
-    assert twin.buffer.update_priorities(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 5)) == 0
+    assert twin.buffer.update_priorities(torch.zeros(0, dtype=torch.int64), torch.zeros(0)) == 0
     assert contents(twin.buffer) == before
 
 
@@ -964,6 +1019,62 @@ def test_parameters_that_are_numbers_of_numpy_are_saved(sampler: Any, view: Any,
     again = ReplayBuffer.load(tmp_path / "replay")
     assert again.view == buffer.view
     assert torch.equal(again.sample(5)["index"], buffer.sample(5)["index"])
+
+
+ERRORS_SAVED = [5.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("saved", "given_", "rated"),
+    [
+        (lambda: Recent(0.9, 2), lambda: Recent(0.5, 3, inner=Prioritized()), False),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), lambda: Recent(0.5, 3), False),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), lambda: Recent(0.5, 3, inner=Prioritized(0.1)), True),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), Prioritized, False),
+        (Prioritized, lambda: Recent(0.9, 2, inner=Prioritized()), False),
+        (Uniform, Prioritized, False),
+        (Prioritized, WithoutReplacement, False),
+    ],
+)
+def test_a_save_is_loaded_with_another_sampler_which_goes_on_as_far_as_it_is_alike(
+    saved: Any, given_: Any, rated: bool, tmp_path: Path
+) -> None:
+    twin = Twin(2, 12, sampler=saved(), seed=4).play("..", "..", ".T", "..", "..")
+    if twin.buffer.has_priorities:
+        twin.buffer.update_priorities([0, 1, 2, 3], ERRORS_SAVED)
+    if isinstance(twin.buffer.sampler, Recent):
+        twin.buffer.sampler.observe(3.0)
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay", sampler=given_())
+    sampler, state = loaded.sampler, loaded.sampler.state_dict()
+    if isinstance(sampler, Recent) and isinstance(twin.buffer.sampler, Recent):
+        assert (sampler.eta, state["returns"].tolist()) == (0.9, [3.0])
+    if loaded.has_priorities:
+        inner = getattr(sampler, "inner", sampler)
+        places, _ = loaded._ring.find(np.arange(4))
+        assert inner.state_dict()["errors"][places].tolist() == (ERRORS_SAVED if rated else [1.0] * 4)
+        assert inner.state_dict()["largest"] == (5.0 if rated else 1.0)
+        assert (inner.priorities() > 0).all()
+        inner._tree.check()
+    assert same_batches(loaded.data(), twin.buffer.data())
+    for _ in range(3):
+        twin.check_batch(loaded.sample(3))
+
+
+@pytest.mark.parametrize("sampler", ["prioritized, stratified", "recent, prioritized", "without replacement"])
+@pytest.mark.parametrize("weigh", ["steps", "episodes"])
+def test_a_save_of_weighed_sequences_is_loaded_with_a_sampler_and_a_view_that_know_no_weights(
+    sampler: str, weigh: Any, tmp_path: Path
+) -> None:
+    for kind in (Uniform, lambda: Recent(0.9, 2)):
+        twin = Twin(2, 12, sampler=kind(), view=Sequence(2, 1, weigh=weigh)).play("..", "..", ".T", "..", "..", "U.")
+        twin.buffer.save(tmp_path / "replay")
+        view = NStep(2, 0.5)
+        loaded = ReplayBuffer.load(tmp_path / "replay", sampler=SAMPLERS[sampler](), view=view)
+        loaded.check()
+        for _ in range(3):
+            twin.check_batch(loaded.sample(3), view, twin.truth.anchors())
+        assert len(loaded) == len(twin.truth.anchors())
 
 
 # What it takes.
@@ -1183,7 +1294,7 @@ def test_appending_another_buffer_adds_its_transitions_as_they_were(ordered: boo
         target.buffer.append(source.buffer)
         target.buffer.check()
         for view in (Transition(0.5), NStep(3, 0.5), FrameStack(2, NStep(2, 0.5))) if ordered else (Transition(0.5),):
-            source.buffer.view, target.buffer.view = view, view
+            source.buffer.view, target.buffer.view = view, deepcopy(view)
             got, want = target.buffer.data(), source.buffer.data()
             own = got["index"] % 2 + 2 * (got["index"] // 2 < 2)
             new = got[own < 2] if ordered else got[had:]

@@ -24,6 +24,7 @@ from relive import (
     Recent,
     ReplayBuffer,
     Schema,
+    Sequence,
     Transition,
     Uniform,
     WithoutReplacement,
@@ -33,6 +34,7 @@ from relive.kernels import cpu, reference
 from twins import SAMPLERS, VIEWS, Twin, batch_leaves, contents, same_batches
 
 EPS = 1e-6
+NAN, INF = float("nan"), float("inf")
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 
 # Every sampler with every view.
@@ -506,18 +508,30 @@ def test_of_an_index_that_comes_twice_the_last_error_counts() -> None:
     assert twin.buffer.sampler.state_dict()["largest"] == 9.0
 
 
-def test_errors_of_sequences_come_to_eta_times_the_largest_and_the_rest_of_the_mean() -> None:
-    errors = np.array([[1.0, -3.0, 2.0], [4.0, 0.0, 100.0], [0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("time_first", [True, False])
+@pytest.mark.parametrize("padding", [100.0, NAN, INF])
+def test_errors_of_sequences_come_to_eta_times_the_largest_and_the_rest_of_the_mean(
+    time_first: bool, padding: float
+) -> None:
+    errors = np.array([[1.0, -3.0, 2.0], [4.0, 0.0, padding], [0.0, padding, padding]])
     mask = np.array([[True, True, True], [True, True, False], [True, False, False]])
+    if time_first:
+        errors, mask = errors.T, mask.T
     for eta in (0.0, 0.5, 0.9, 1.0):
         want = [eta * 3 + (1 - eta) * 2, eta * 4 + (1 - eta) * 2, 0.0]
         for wrap in (np.asarray, torch.as_tensor):
-            twin = Twin(1, 20, sampler=Prioritized(alpha=1.0, eta=eta)).play(*"....")
+            view = Sequence(1, overlap="none", time_first=time_first)
+            twin = Twin(1, 20, sampler=Prioritized(alpha=1.0, eta=eta), view=view).play(*"....")
             assert twin.buffer.update_priorities([0, 1, 2], wrap(errors), wrap(mask)) == 0
             assert twin.buffer.sampler.priorities().tolist() == pytest.approx([w + EPS for w in want], rel=1e-6)
-    twin = Twin(1, 20, sampler=Prioritized(alpha=1.0, eta=0.5)).play(*"....")
-    twin.buffer.update_priorities([0, 1, 2], errors)
-    assert twin.buffer.sampler.priorities()[1] == pytest.approx(0.5 * 100 + 0.5 * 104 / 3)
+            assert twin.buffer.update_priorities([0, 1, 2], [1.0, 2.0, 3.0]) == 0  # reduced already
+            assert twin.buffer.sampler.priorities().tolist() == pytest.approx([1 + EPS, 2 + EPS, 3 + EPS])
+    before = contents(twin.buffer)
+    for wrong in (NAN, INF):
+        counted = np.where(mask, wrong, errors)
+        with pytest.raises(NotFiniteError, match="td_error: entry 0 is"):
+            twin.buffer.update_priorities([0, 1, 2], counted, mask)
+    assert contents(twin.buffer) == before
 
 
 def test_priorities_follow_their_transitions_round_the_ring() -> None:
@@ -829,6 +843,22 @@ def test_recent_and_prioritized_together_draw_by_priority_within_the_window() ->
     check_weights(twin.buffer.sampler.inner, twin.buffer.sample(50), known, every[-9:])
 
 
+@pytest.mark.parametrize("old", [30.0, 1e3, 1e30])
+@pytest.mark.parametrize("name", ["in one env", "in three envs"])
+def test_a_window_of_errors_of_0_is_drawn_right_beside_errors_of_any_size_before_it(name: str, old: float) -> None:
+    make = {"in one env": lambda **options: Twin(1, 40, **options).play(*("." * 61)), "in three envs": uneven}[name]
+    for normalize in ("batch", "buffer"):
+        sampler = Recent(0.5, 4, inner=Prioritized(alpha=2.0, stratified=False, normalize=normalize))
+        twin = make(sampler=sampler)
+        every = [twin.truth.index(row) for row in twin.anchors()]
+        errors = [old] * (len(every) - 4) + [0.0] * 4
+        twin.buffer.update_priorities(every, errors)
+        known = oracle.Priorities()
+        known.errors = dict(zip(every, errors, strict=True))
+        check_weights(sampler.inner, twin.buffer.sample(50), known, every[-4:])
+        check_fit_of_one_percent(many(twin, 400_000), known.probabilities(2.0, EPS, every[-4:]))
+
+
 def test_weights_within_a_window_are_divided_by_the_largest_that_any_transition_of_it_has() -> None:
     sampler = Recent(0.5, 9, inner=Prioritized(alpha=1.0, beta=0.5, normalize="buffer"))
     twin = uneven(sampler=sampler)
@@ -886,9 +916,6 @@ def test_a_sampler_belongs_to_one_buffer(make: Callable[[], Any]) -> None:
     Twin(1, 5, sampler=sampler)
     with pytest.raises(LifecycleError, match="give each buffer a sampler of its own"):
         Twin(1, 5, sampler=sampler)
-
-
-NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -34,16 +35,31 @@ def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
+def starts_of(tree: SumTree) -> np.ndarray:
+    """Where the intervals of all leaves start, and at last the total, by the definition of a node's interval."""
+    edges = [0.0, tree.total]
+    for below in reversed(tree._offsets[:-1].tolist()):
+        cuts: list[float] = []
+        for node, (start, end) in enumerate(itertools.pairwise(edges)):
+            weights = tree._nodes[below + 8 * node : below + 8 * node + 8].tolist()
+            last = max((k for k, weight in enumerate(weights) if weight > 0), default=-1)
+            for k, weight in enumerate(weights):
+                cuts.append(start if k <= last or k == 0 else end)
+                start = min(start + weight, end)
+        edges = [*cuts, tree.total]
+    return np.array([*edges[: len(tree)], tree.total])
+
+
 def edges(tree: SumTree) -> np.ndarray:
     """Masses where a leaf's interval starts, and those just below."""
-    starts = tree.prefix(np.arange(len(tree) + 1))
+    starts = starts_of(tree)
     masses = np.concatenate([starts, np.nextafter(starts, 0), [0.0]])
     return masses[masses < tree.total]
 
 
 def check_tiling(tree: SumTree, more: Any = ()) -> None:
     """The intervals of the leaves cover [0, total) without gap or overlap, and find tells whose a mass is."""
-    starts = tree.prefix(np.arange(len(tree) + 1))
+    starts = starts_of(tree)
     assert starts[0] == 0
     assert starts[-1] == tree.total
     assert (np.diff(starts) >= 0).all()
@@ -67,7 +83,7 @@ def test_tiny_trees_find_what_a_running_sum_finds_at_every_mass(size: int) -> No
         tree, sums = tree_of(weights), np.concatenate([[0.0], np.cumsum(weights)])
         tree.check()
         assert tree.total == sums[-1]
-        assert tree.prefix(np.arange(size + 1)).tolist() == sums.tolist()
+        assert starts_of(tree).tolist() == sums.tolist()
         assert tree.get(np.arange(size)).tolist() == weights.tolist()
         masses = np.arange(0, sums[-1], 0.5)
         assert tree.find(masses).tolist() == (np.searchsorted(sums, masses, side="right") - 1).tolist()
@@ -86,7 +102,7 @@ def test_each_leaf_of_a_tiny_tree_can_be_the_only_one(size: int) -> None:
 
 
 @given(st.lists(WEIGHTS, min_size=1, max_size=150), st.lists(st.floats(0, 1, exclude_max=True), max_size=20))
-def test_prefix_and_find_agree_to_the_last_bit_and_never_on_a_leaf_of_weight_zero(
+def test_every_mass_falls_on_the_leaf_whose_interval_holds_it_and_never_on_one_of_weight_zero(
     weights: list[float], parts: list[float]
 ) -> None:
     tree = tree_of(weights)
@@ -97,19 +113,54 @@ def test_prefix_and_find_agree_to_the_last_bit_and_never_on_a_leaf_of_weight_zer
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=300))
 def test_intervals_are_as_long_as_weights_to_within_rounding(weights: list[float]) -> None:
     tree = tree_of(weights)
-    lengths = np.diff(tree.prefix(np.arange(len(weights) + 1)))
+    lengths = np.diff(starts_of(tree))
     assert np.abs(lengths - weights).max() <= 64 * np.spacing(tree.total)
 
 
-@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=200), st.data())
-def test_a_mass_between_two_prefixes_falls_between_their_positions(weights: list[float], data: st.DataObject) -> None:
+RANGES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=6)
+
+
+def bounds(ranges: list[tuple[float, float]], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges of so many leaves, given as parts of them."""
+    found = np.array([sorted((round(a * size), round(b * size))) for a, b in ranges], np.int64).reshape(-1, 2)
+    begins, ends = np.ascontiguousarray(found.T)
+    return begins, ends
+
+
+@given(SIZES, RANGES, st.integers(0, 2**32))
+def test_masses_among_ranges_fall_on_what_a_running_sum_over_their_leaves_finds(
+    size: int, ranges: list[tuple[float, float]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(0, 4, size) * 1.0
+    begins, ends = bounds(ranges, size)
+    cover = tree_of(weights).cover(begins, ends)
+    leaves = np.concatenate([np.arange(0), *map(np.arange, begins, ends)])
+    sums = np.cumsum(weights[leaves])
+    assert cover.total == weights[leaves].sum()
+    masses = np.arange(0, cover.total, 0.5)
     tree = tree_of(weights)
-    first = data.draw(st.integers(0, len(weights) - 1))
-    after = data.draw(st.integers(first + 1, len(weights)))
-    low, high = tree.prefix([first, after])
-    masses = low + np.array([0.0, 0.3, 0.999, 1 - 2**-53]) * (high - low)
-    found = tree.find(np.minimum(masses, np.nextafter(high, 0)))
-    assert ((found >= first) & (found < after)).all()
+    assert tree.find(masses, cover).tolist() == leaves[np.searchsorted(sums, masses, side="right")].tolist()
+    for wrong in (cover.total, -0.5, math.nan):
+        with pytest.raises(EmptyError if not tree.total else NotFiniteError):
+            tree.find([*masses, wrong], cover)
+
+
+@pytest.mark.parametrize("size", [9, 100, 513, 5000])
+def test_a_range_is_exact_whatever_the_leaves_beside_it_weigh(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for scale in (1e3, 1e17, 1e200):
+        weights = scale * rng.random(size)
+        low, high = np.sort(rng.choice(size + 1, 2, replace=False))
+        weights[low:high] = rng.random(high - low) + 0.5
+        cover = tree_of(weights).cover(np.array([low]), np.array([high]))
+        assert cover.total == pytest.approx(math.fsum(weights[low:high]), rel=1e-14)
+        assert len(cover.until) <= 14 * 5  # and no more than a few nodes of each level
+        masses = (np.arange(20_000) + 0.5) / 20_000 * cover.total
+        found = np.bincount(tree_of(weights).find(masses, cover), minlength=size)
+        assert not found[:low].any()
+        assert not found[high:].any()
+        assert np.abs(found[low:high] - 20_000 * weights[low:high] / cover.total).max() <= 2
 
 
 class AgainstTheTwin(RuleBasedStateMachine):
@@ -182,9 +233,10 @@ test_a_random_walk_keeps_every_invariant = AgainstTheTwin.TestCase
 # The kernels against each other
 
 
-@given(SIZES, st.booleans(), st.integers(0, 2**32))
-def test_the_twins_agree_bit_for_bit(size: int, track: bool, seed: int) -> None:
+@given(SIZES, st.booleans(), RANGES, st.integers(0, 2**32))
+def test_the_twins_agree_bit_for_bit(size: int, track: bool, ranges: list[tuple[float, float]], seed: int) -> None:
     rng = np.random.default_rng(seed)
+    begins, ends = bounds(ranges, size)
     offsets = cpu.tree_offsets(size)
     trees = [np.zeros(int(offsets[-1]) + 1) for _ in range(2)]
     minima = [np.full(len(trees[0]) - int(offsets[1]) if track else 0, np.inf) for _ in range(2)]
@@ -196,11 +248,14 @@ def test_the_twins_agree_bit_for_bit(size: int, track: bool, seed: int) -> None:
         results: list[list[Any]] = []
         for twin, nodes, lows in zip((cpu, reference), trees, minima, strict=True):
             done = twin.tree_set(nodes, offsets, lows, size, positions, values)
-            found, starts, weights = np.full(30, -7), np.empty(size + 1), np.empty(size)
-            refused = twin.tree_find(nodes, offsets, masses * nodes[-1], found)
-            assert twin.tree_prefix(nodes, offsets, size, np.arange(size + 1), starts) == -1
+            found, among, weights = np.full(30, -7), np.full(30, -7), np.empty(size)
+            refused = [twin.tree_find(nodes, offsets, offsets[-1:].astype(int), nodes[-1:], masses * nodes[-1], found)]
+            places, until = np.full(300, -7), np.full(300, -7.0)
+            count = twin.tree_cover(nodes, offsets, begins, ends, places, until)
+            cover = places[:count], until[:count]
+            refused.append(twin.tree_find(nodes, offsets, *cover, masses * (until[count - 1] if count else 0.0), among))
             assert twin.tree_get(nodes, size, np.arange(size), weights) == -1
-            results.append([done, refused, *map(bits, (nodes, lows, found, starts, weights))])
+            results.append([done, refused, count, *map(bits, (nodes, lows, found, weights, places, until, among))])
         assert results[0][0] == -1
         assert results[0] == results[1]
 
@@ -217,10 +272,10 @@ def test_both_twins_name_the_first_bad_entry_and_write_nothing(twin: Any, bad: f
     assert twin.tree_set(nodes, offsets, none, 10, np.array([-1, 0]), np.ones(2)) == 0
     assert not nodes.any()
     assert twin.tree_get(nodes, 10, np.array([0, 10]), out) == 1
-    assert twin.tree_prefix(nodes, offsets, 10, np.array([10, 11]), out) == 1
     assert twin.tree_set(nodes, offsets, none, 10, np.array([0]), np.ones(1)) == -1
     for mass in (-1e-300, 1.0, math.nan, math.inf):
-        assert twin.tree_find(nodes, offsets, np.array([0.5, mass]), np.empty(2, np.int64)) == 1
+        whole = offsets[-1:].astype(int), nodes[-1:]
+        assert twin.tree_find(nodes, offsets, *whole, np.array([0.5, mass]), np.empty(2, np.int64)) == 1
 
 
 def test_levels_are_whole_blocks_of_eight_on_cache_lines() -> None:
@@ -255,7 +310,6 @@ def test_every_one_of_the_newest_of_2_to_the_25_equal_rows_can_be_drawn() -> Non
     newest = np.arange(size - 100_000, size)
     for part in (0.0, 0.5, 1 - 2**-20):
         assert np.array_equal(tree.find(newest + part), newest)
-    assert tree.prefix([size - 1, size]).tolist() == [size - 1, size]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0, -5e-324, 1e308])
@@ -279,9 +333,6 @@ def test_a_position_outside_is_refused_by_name_and_nothing_is_written(position: 
         with pytest.raises(ShapeError, match=rf"entry 1 is {position}, not in 0\.\.3"):
             call()
     assert bits(tree._nodes) == before
-    if position != 4:
-        with pytest.raises(ShapeError, match=rf"entry 0 is {position}, not in 0\.\.4"):
-            tree.prefix([position])
 
 
 def test_saved_weights_give_the_same_draws_and_are_copies() -> None:  # P4
@@ -352,7 +403,7 @@ def test_a_mass_that_rounding_leaves_beyond_every_child_falls_on_the_last_positi
     masses = np.arange(2.0**53, tree.total, 2.0)
     assert len(masses) >= 2
     assert tree.find(masses).tolist() == [12] * len(masses)
-    assert tree.prefix([8, 12, 13, 16, 24]).tolist() == [2.0**53, 2.0**53, *[tree.total] * 3]
+    assert starts_of(tree)[[8, 12, 13, 16, 24]].tolist() == [2.0**53, 2.0**53, *[tree.total] * 3]
 
 
 def test_children_that_rounding_pushes_beyond_their_parent_end_where_it_does() -> None:
@@ -364,7 +415,7 @@ def test_children_that_rounding_pushes_beyond_their_parent_end_where_it_does() -
     check_tiling(tree, np.arange(2.0**53, tree.total, 2.0))
 
 
-@given(SIZES, st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=6), st.integers(0, 2**32))
+@given(SIZES, RANGES, st.integers(0, 2**32))
 def test_the_twins_find_the_same_minimum_of_any_ranges_and_it_is_that_of_the_leaves(
     size: int, ranges: list[tuple[float, float]], seed: int
 ) -> None:
@@ -373,10 +424,9 @@ def test_the_twins_find_the_same_minimum_of_any_ranges_and_it_is_that_of_the_lea
     weights[rng.integers(size)] = 1.0
     tree = tree_of(weights)
     assert tree.minimum_positive() == weights[weights > 0].min()
-    bounds = np.array([sorted((round(a * size), round(b * size))) for a, b in ranges], np.int64).reshape(-1, 2)
-    begins, ends = np.ascontiguousarray(bounds.T)
+    begins, ends = bounds(ranges, size)
     lows = [twin.tree_lowest(tree._nodes, tree._offsets, tree._minima, begins, ends) for twin in (cpu, reference)]
-    among = np.concatenate([weights[:0], *(weights[begin:end] for begin, end in bounds.tolist())])
+    among = np.concatenate([weights[:0], *(weights[begin:end] for begin, end in zip(begins, ends, strict=True))])
     want = among[among > 0].min(initial=np.inf)
     assert lows == [want, want]
     if want < np.inf:
@@ -438,7 +488,7 @@ def test_positions_of_any_integers_and_values_of_any_numbers_are_taken() -> None
     tree.set([], 3.0)
     tree.set([], [])
     assert (tree.get(5).item(), tree.total, len(tree), repr(tree)) == (7.0, 10.0, 10, "SumTree(10)")
-    assert tree.find([]).size == tree.get([]).size == tree.prefix([]).size == 0
+    assert tree.find([]).size == tree.get([]).size == 0
 
 
 def test_of_several_weights_for_one_leaf_the_last_stays() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Transition
-from relive.errors import SchemaError
+from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Sequence, Transition, Uniform
+from relive.errors import LifecycleError, SchemaError
 from twins import DRESSES, VIEWS, Twin, batch_leaves, same_batches
 
 
@@ -338,15 +341,76 @@ def test_windows_of_several_steps_are_refused_where_steps_have_no_order() -> Non
     twin.buffer.sample(1)
 
 
-# One view on several buffers.
+# One view for each buffer.
 
 
-def test_one_view_reads_buffers_of_different_schemas_right() -> None:
-    view = NStep(2, 0.5)
-    twins = [Twin(1, 8, dress=dress, view=view).play(".", ".", "T", ".", ".") for dress in DRESSES]
-    for _ in range(2):
-        for twin in twins:
-            twin.check()
+SHARED: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "transitions": lambda: (view := Transition(0.5), view),
+    "windows": lambda: (view := NStep(2, 0.5), view),
+    "sequences": lambda: (view := Sequence(2, gamma=0.5), view),
+    "stacks": lambda: (view := FrameStack(2, NStep(1, 0.5)), view),
+    "the window of a stack": lambda: (view := FrameStack(2, NStep(1, 0.5)), view.window),
+    "a window in a stack": lambda: (view := NStep(1, 0.5), FrameStack(2, view)),
+    "a window in two stacks": lambda: (FrameStack(2, view := NStep(1, 0.5)), FrameStack(3, view)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_view_belongs_to_one_buffer(kind: str) -> None:
+    mine, other = SHARED[kind]()
+    one, two = Twin(1, 8, view=mine).play(*"..T.."), Twin(1, 8, view=Transition(0.5)).play(*"..T..")
+    before = repr(two.buffer.view)
+    with pytest.raises(LifecycleError, match="is the view of another buffer"):
+        two.buffer.view = other
+    with pytest.raises(LifecycleError, match="is the view of another buffer"):
+        Twin(1, 8, view=other)
+    assert repr(two.buffer.view) == before
+    two.check()
+    one.buffer.view = one.buffer.view  # its own may be set again
+    one.buffer.view = deepcopy(other)
+    two.buffer.view = other  # which is free now
+    one.check()
+    two.check()
+
+
+def test_copies_and_saves_have_views_of_their_own(tmp_path: Path) -> None:
+    twin = Twin(1, 8, view=Own()).play(*"..T..")
+    twin.buffer.save(tmp_path / "replay")
+    made = [copy(twin.buffer), deepcopy(twin.buffer), pickle.loads(pickle.dumps(twin.buffer))]
+    loaded = ReplayBuffer.load(tmp_path / "replay", view=Own())
+    views = [buffer.view for buffer in (twin.buffer, *made, loaded)]
+    assert len({id(view) for view in views}) == 5
+    for buffer in (*made, loaded):
+        assert isinstance(buffer.view, Own)
+        buffer.view.shift = 2.0
+        assert torch.equal(buffer.data()["reward"], twin.buffer.data()["reward"] + 2)
+    with pytest.raises(LifecycleError, match="is the view of another buffer"):
+        ReplayBuffer.load(tmp_path / "replay", view=twin.buffer.view)
+
+
+class Own:
+    """A view that a user wrote."""
+
+    history = 0
+
+    def __init__(self) -> None:
+        self.shift, self.window = 0.0, 3  # of which the second is no view
+
+    def read(self, ring: Any, places: Any, key: Any = None) -> Any:
+        fields = NStep(1, 0.5).read(ring, places, key)
+        fields["reward",] += self.shift
+        return fields
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "NStep", Uniform()])
+def test_what_is_no_view_is_refused_and_the_view_stays(wrong: Any) -> None:
+    twin = Twin(1, 8, view=NStep(2, 0.5)).play(*"..T..")
+    with pytest.raises(SchemaError, match=r"view=.*: expected a view, such as NStep\(3, gamma=0\.99\)"):
+        twin.buffer.view = wrong
+    twin.check()
+    with pytest.raises(SchemaError, match=r"view=.*: expected"):
+        twin.buffer.view = NStep
+    twin.check()
 
 
 def test_a_view_that_outlives_its_buffer_reads_the_next_one_right() -> None:
@@ -405,8 +469,8 @@ def test_a_transition_whose_frames_have_left_the_ring_can_no_longer_be_drawn() -
 
 
 def test_the_depth_can_be_changed_on_a_living_buffer() -> None:
-    view = FrameStack(2, NStep(1, 0.5))
     for question in ("data", "sample", "len", "stats"):
+        view = FrameStack(2, NStep(1, 0.5))
         twin = Twin(2, 10, view=view)
         for t in range(30):
             twin.add(".T" if t % 7 == 6 else "..")

@@ -33,7 +33,8 @@ KINDS: dict[str, tagged.Kind | None] = {".": None, "T": "terminated", "U": "trun
 """How one letter of a play says that a step ends: it goes on, terminates, is truncated, both."""
 
 POISON = 77
-"""What stands in the next_obs of a step that goes on, and in all fields of a row that is masked: nobody may see it."""
+"""What stands in the next_obs of a step that goes on, and in all fields of a row that is masked, unless it was
+truncated: nobody may see it."""
 
 EXACT_GAMMAS = (0.0, 0.5, 1.0)
 """Discounts by which rewards of tagged envs are summed without rounding."""
@@ -161,7 +162,10 @@ class Twin:
     # What happens, in both.
 
     def add(self, kinds: str, envs: Sequence[int] | None = None, mask: Sequence[bool] | None = None) -> None:
-        """One step of each of ``envs``, ended as the letters of KINDS say; a masked one is cut off instead."""
+        """One step of each of ``envs``, ended as the letters of KINDS say; a masked one is cut off instead.
+
+        If it was truncated, the step before it has its next observation; else nothing of it counts.
+        """
         step = self.step(kinds, envs, mask)
         self.buffer.add(step) if envs is None else self.buffer.add(step, envs=np.array(envs))
 
@@ -199,10 +203,18 @@ class Twin:
         real = [True] * len(chosen) if mask is None else list(mask)
         steps: list[dict[str, Any]] = []
         for env, letter, counts in zip(chosen, kinds, real, strict=True):
+            if not counts and self.ordered and letter in "UB" and self.truth.goes_on(env):
+                last = self._dressed(self.lives[env].step())
+                self.truth.add(env, **last)
+                self.truth.interrupt(env)
+                self.lives[env].restart()
+                unseen = {"next_obs": poisoned(last["next_obs"]), "reward": np.float32(POISON)}
+                steps.append({**last, **unseen, "truncated": np.bool_(True), "terminated": np.bool_(letter == "B")})
+                continue
             if not counts:
                 self.truth.interrupt(env)
                 self.lives[env].restart()
-                steps.append({**poisoned(self._example()), "terminated": np.bool_(True)})
+                steps.append({**poisoned(self._example()), "truncated": np.bool_(letter in "UB")})
                 continue
             step = self._dressed(self.lives[env].step(KINDS[letter]))
             self.truth.add(env, **step)

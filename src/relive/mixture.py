@@ -27,8 +27,8 @@ class Mixture:
     """Batches in which every buffer has a fixed share (Ball et al. 2023 mix offline and online data half and half).
 
     Each buffer draws with its own sampler and view. A batch of B has share · B rows of each buffer, one after
-    another, rounded such that they add up to B. ``source`` (int64) tells which buffer a row comes from; fields
-    that not all of them have are left out.
+    another, rounded such that they add up to B. ``source`` (int64) tells which buffer a row comes from. A batch has the
+    fields that the batches of every buffer have, whether or not that buffer has rows in this one.
 
     Args:
         buffers: name -> buffer, of one schema.
@@ -74,13 +74,17 @@ class Mixture:
                 "Mixture: the buffers' views give transitions and sequences, or sequences of different shapes: "
                 f"{views}; let all of them agree"
             )
-        rounds = [
-            (i, self.buffers[name].batches(count, rows))
-            for i, (name, rows) in enumerate(self._rows(batch_size).items())
-            if rows
-        ]
-        sources = [source for source, _ in rounds]
-        return (_together([next(batches) for _, batches in rounds], sources, self.device) for _ in range(count))
+        rounds: dict[int, Iterator[Any]] = {}
+        without: list[tuple[str, ...]] = []
+        for i, (name, rows) in enumerate(self._rows(batch_size).items()):
+            if rows:
+                rounds[i] = self.buffers[name].batches(count, rows)
+            else:
+                without.append(self.buffers[name].batch_fields)
+        return (
+            _together([next(batches) for batches in rounds.values()], without, list(rounds), self.device)
+            for _ in range(count)
+        )
 
     def update_priorities(self, batch: TensorDict | SequenceBatch, td_error: Any, mask: Any = None) -> int:
         """Pass TD errors on to the buffers the rows of ``batch`` came from; returns how many came too late.
@@ -92,7 +96,9 @@ class Mixture:
         axis = 1 if errors.ndim == 2 and isinstance(batch, SequenceBatch) and batch.time_first else 0
         if errors.shape[axis : axis + 1] != source.shape:
             raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
-        by_item = np.moveaxis(errors, axis, 0)
+        real = None if mask is None else as_host(mask)
+        counted = errors if real is None or real.shape != errors.shape else np.where(real, errors, 0.0)
+        by_item = np.moveaxis(counted, axis, 0)
         usable = np.abs(by_item) <= np.finfo(np.float32).max
         if not usable.all():  # before any buffer is changed
             bad = np.flatnonzero(~usable.reshape(len(by_item), -1).all(1))[0]
@@ -100,7 +106,7 @@ class Mixture:
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)
             if len(rows) and buffer.has_priorities:
-                inner = None if mask is None else as_host(mask).take(rows, axis)
+                inner = None if real is None else real.take(rows, axis)
                 late += buffer.update_priorities(as_host(batch["index"])[rows], errors.take(rows, axis), inner)
         return late
 
@@ -147,12 +153,16 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
     return {name: float(shares[name] / total) for name in names}
 
 
-def _together(parts: list[Any], sources: list[int], device: torch.device) -> Any:
-    """One batch of several, with the number of the buffer that each row, or sequence, is from."""
+def _together(parts: list[Any], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Any:
+    """One batch of several, with the number of the buffer that each row, or sequence, is from.
+
+    ``without`` has the fields of the buffers that have no rows in it.
+    """
+    shared = [key for key in parts[0].keys() if all(key in known for known in (*(p.keys() for p in parts), *without))]
     if isinstance(parts[0], SequenceBatch):
         counts = torch.tensor([part.num_sequences for part in parts])
-        return SequenceBatch.joined(parts, {"source": torch.tensor(sources).repeat_interleave(counts).to(device)})
+        source = torch.tensor(sources).repeat_interleave(counts).to(device)
+        return SequenceBatch.joined(parts, shared, {"source": source})
     for part, source in zip(parts, sources, strict=True):
         part["source"] = torch.full(part.batch_size, source, device=device)
-    shared = [key for key in parts[0].keys() if all(key in part.keys() for part in parts)]
-    return torch.cat([part.select(*shared) for part in parts])
+    return torch.cat([part.select(*shared, "source") for part in parts])

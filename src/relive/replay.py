@@ -6,10 +6,11 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ from .storage import as_host, as_tensordict
 from .store import Store
 from .summary import Summary, described, html, text
 from .vectors import swap_layers
-from .views import Transition, View, rule_of, time_first_of
+from .views import FrameStack, Transition, View, rule_of, time_first_of
 from .weights import nothing_to_draw
 
 if TYPE_CHECKING:
@@ -249,18 +250,35 @@ class ReplayBuffer:
 
     @property
     def view(self) -> View:
-        """How batches are read; may be replaced, or changed (``replay.view.n = 5``), at any time."""
+        """How batches are read; may be replaced, or changed (``replay.view.n = 5``), at any time.
+
+        Each buffer has a view of its own.
+
+        Raises:
+            SchemaError: what is set is no view, or one that cannot read what is stored.
+            LifecycleError: it is the view of another buffer.
+        """
         return self._view
 
     @view.setter
     @_one_at_a_time
     def view(self, view: View) -> None:
         refuse_class("view", view)
+        if not hasattr(view, "read"):
+            raise SchemaError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+        for part in _parts(view):
+            reader = _READERS.get(id(part))
+            if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
+                raise LifecycleError(
+                    f"{part!r} is the view of another buffer, and a change of it would change what both read; "
+                    "make each buffer a view of its own"
+                )
         require = getattr(view, "require", None)
         if require is not None:
             require(self._ring)
         self._keep_rule(view)
         self._view = view
+        _READERS.update({id(part): self for part in _parts(view)})
 
     @property
     def sampler(self) -> Sampler:
@@ -287,6 +305,13 @@ class ReplayBuffer:
         """The number of transitions that can be drawn; of sequences, through a view that reads such."""
         self._keep_rule(self._view)
         return self._ring.drawable
+
+    @property
+    @_one_at_a_time
+    def batch_fields(self) -> tuple[str, ...]:
+        """The names of the fields of a batch, as view and sampler are now; nothing has to be stored."""
+        self._keep_rule(self._view)
+        return (*self._read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
 
     def sample(self, batch_size: int) -> TensorDict:
         """One batch ``[batch_size]``, as :attr:`view` reads it, with what the sampler adds (weight, probability).
@@ -318,25 +343,22 @@ class ReplayBuffer:
         Args:
             index: int64 ``[B]``, ``batch["index"]``. Of a transition named twice the last error counts; one that was
                 overwritten meanwhile is left alone, and counted.
-            td_error: ``[B]``; their size counts, not their sign. For sequences ``[T, B]`` or ``[B, T]``, as the batch
-                that :attr:`view` reads, which the sampler reduces to one error each.
-            mask: bool, of the same shape: ``batch["mask"]``, the steps whose errors count; sequences need it.
+            td_error: ``[B]``; their size counts, not their sign. Where :attr:`view` reads sequences also ``[T, B]`` or
+                ``[B, T]``, as its batches are, which the sampler reduces to one error each.
+            mask: bool, of the same shape: ``batch["mask"]``, the steps whose errors count; such errors need it. What
+                the others are does not matter; they may be NaN.
 
         Raises:
             LifecycleError: the sampler knows no priorities.
             ShapeError: the shapes differ, or are not of the batch's layout, or an index was never issued.
-            NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
+            NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in either case.
         """
         self._keep_rule(self._view)
         sampler = self._priorities
         if sampler is None:
             raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
         where = _integers(index, "index")
-        errors, real = self._by_item(where.size, _doubles(td_error), None if mask is None else as_host(mask))
-        if where.ndim != 1 or errors.shape[:1] != where.shape or errors.ndim > 2:
-            raise ShapeError(
-                f"update_priorities: expected an index [B] and errors [B], got {where.shape}, {errors.shape}"
-            )
+        errors, real = self._by_item(where, _doubles(td_error), None if mask is None else as_host(mask))
         sizes = np.empty(errors.size, np.float32)
         bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
         if bad >= 0:
@@ -344,8 +366,6 @@ class ReplayBuffer:
             raise NotFiniteError(
                 f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
             )
-        if real is not None and (errors.ndim != 2 or real.shape != errors.shape or real.dtype != np.bool_):
-            raise ShapeError(f"mask: expected bool {errors.shape} for errors [B, L], got {real.dtype} {real.shape}")
         places, unknown = self._ring.find(where)
         if unknown >= 0:
             raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
@@ -508,7 +528,7 @@ class ReplayBuffer:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
         state, content = self._state()
         sampler = self._sampler if content["sampler"] is None else None
-        view = self._view if content["view"] is None else None
+        view = copy(self._view) if content["view"] is None else None  # copy.copy would have both read through one
         # arrays, and no tensors, which multiprocessing would send as open files
         tensors = {name: torch.as_tensor(value) for name, value in state.items()}
         arrays = {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
@@ -536,7 +556,8 @@ class ReplayBuffer:
         Args:
             path: the directory.
             device: where its rows are to live, wherever the saved ones did.
-            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew.
+            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew,
+                and so does another inner sampler of :class:`relive.Recent`.
             view: needed likewise.
 
         Raises:
@@ -626,31 +647,54 @@ class ReplayBuffer:
         except (RuntimeError, TypeError):
             refuse_sparse(values | given)
             raise
-        kept = None if mask is None else self._mask(mask, count)
-        if successive and not (kept is None and count <= self._piece):
-            self._add_many(envs, leaves, final, np.ones(count, np.bool_) if kept is None else kept)
-        elif kept is None:
+        if mask is None and not (successive and count > self._piece):
             if count:
                 self._store(envs, leaves, final)
-        else:
-            if kept.any():
-                rows = [_kept(value, kept) for value in leaves]
-                self._store(envs[kept], rows, None if final is None else [_kept(value, kept) for value in final])
-            self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+            return
+        kept = np.ones(count, np.bool_) if mask is None else self._mask(mask, count)
+        leaves, stored = self._with_last(envs, leaves, kept)
+        if successive:
+            self._add_many(envs, leaves, final, kept, stored)
+            return
+        if stored.any():
+            rows = [_kept(value, stored) for value in leaves]
+            self._store(envs[stored], rows, None if final is None else [_kept(value, stored) for value in final])
+        self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+
+    def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
+        """Which rows to store, where some are left out, and the leaves to store of them.
+
+        A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,
+        but the one before it ends there. So the row is stored, as a step that goes on, and is then interrupted.
+        """
+        at = {path[0]: i for i, path in enumerate(self._stored.leaves)}
+        flags = {name: as_host(leaves[at[name]]) for name in ("terminated", "truncated")}
+        cut = flags["truncated"] & ~kept
+        if self.own_next_obs or not cut.any():
+            return leaves, kept
+        again = np.flatnonzero(envs[1:] == envs[0])
+        width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
+        goes_on = kept & ~(flags["terminated"] | flags["truncated"])
+        follows = np.concatenate([self._ring.under_way[envs[:width]], goes_on[:-width]])
+        leaves = list(leaves)
+        for name, flag in flags.items():
+            leaves[at[name]] = flag & kept
+        return leaves, kept | (cut & follows)
 
     @property
     def _piece(self) -> int:
         """Steps stored at once: no more than what cannot come round and meet itself, each taking up to two rows."""
         return max(min(self._ring.rows // 2, PIECE), 1)
 
-    def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any) -> None:
+    def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
         """Store several steps, piece by piece; a row left out comes between those before and those after it."""
         if final is None and not self.own_next_obs:
             self._require_final(leaves, envs, kept)
         piece, low = self._piece, 0
         for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
-            for start in range(low, end, piece):
-                part = slice(start, min(start + piece, end))
+            until = end + 1 if end < len(envs) and stored[end] else end
+            for start in range(low, until, piece):
+                part = slice(start, min(start + piece, until))
                 self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
             self._interrupt(envs[end : end + 1])
             low = end + 1
@@ -717,21 +761,28 @@ class ReplayBuffer:
             self._ring.rule = before
             raise
 
-    def _by_item(self, count: int, errors: Any, mask: Any) -> tuple[Any, Any]:
-        """Errors of sequences, and their mask, item by item: ``[B, T]``."""
-        time_first = time_first_of(self._view)
+    def _by_item(self, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
+        """Errors ``[B]``, or those of sequences and their mask, item by item: ``[B, T]``, 0 where they do not count."""
+        time_first, count = time_first_of(self._view), index.size
         if errors.ndim != 2 or time_first is None:
-            return errors, mask
+            if index.ndim != 1 or errors.shape != index.shape:
+                raise ShapeError(_not_by_item(index.shape, errors.shape))
+            if mask is not None:
+                raise ShapeError(
+                    f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out what is not meant"
+                )
+            return errors, None
         axes = "[T, B]" if time_first else "[B, T]"
-        if errors.shape[1 if time_first else 0] != count:
+        if index.ndim != 1 or errors.shape[1 if time_first else 0] != count:
             raise ShapeError(
                 f"td_error: expected {axes} of {count} sequences, as the view has time "
                 f"{'first' if time_first else 'second'}, got {errors.shape}"
             )
         if mask is None:
             raise ShapeError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
-        if mask.shape != errors.shape:
+        if mask.shape != errors.shape or mask.dtype != np.bool_:
             raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
+        errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN
         return (errors.T, mask.T) if time_first else (errors, mask)
 
     def _envs(self, envs: Any) -> Ints:
@@ -744,9 +795,20 @@ class ReplayBuffer:
 
     def _mask(self, mask: Any, count: int) -> Any:
         kept = as_host(mask)
+        if count == 1 and not kept.ndim:  # as any field of one env
+            kept = kept.reshape(1)
         if kept.shape != (count,) or kept.dtype != np.bool_:
             raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
         return kept
+
+
+_READERS: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
+"""Which buffer reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
+
+
+def _parts(view: View) -> list[Any]:
+    """A view, and the one that it reads through."""
+    return [view, view.window] if isinstance(view, FrameStack) else [view]
 
 
 def _stored(schema: Schema, own_next_obs: bool) -> Schema:
@@ -784,6 +846,17 @@ def _stream_of(seed: int) -> int:
     """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
     worker = get_worker_info()
     return seed if worker is None else stream(seed, worker.seed)
+
+
+def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
+    """What is wrong with errors that are not one for each index."""
+    message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
+    if len(index) == 1 and len(errors) == 2:
+        message += (
+            "; a target [B] minus a value [B, 1] is [B, B]: take value.squeeze(-1). "
+            "Errors of two axes belong to a view that reads sequences, such as Sequence"
+        )
+    return message
 
 
 def _require_rows(batch_size: int) -> None:

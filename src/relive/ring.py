@@ -128,6 +128,11 @@ class Ring:
         return self.state[:, HEAD]
 
     @property
+    def under_way(self) -> Any:
+        """Whether the newest row of each env is of an episode that goes on with the next, bool ``[N]``."""
+        return self.state[:, NEXT] > 0
+
+    @property
     def rule(self) -> Rule:
         """What can be drawn; set by the view that reads it.
 

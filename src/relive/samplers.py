@@ -14,7 +14,7 @@ from .errors import LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .parameters import Rule, checked, is_count, is_flag, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
-from .weights import WindowWeights, nothing_to_draw, recent_masses
+from .weights import WindowWeights, draw_recent, nothing_to_draw
 
 __all__ = ["LARGEST_ERROR", "Extras", "Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement"]
 
@@ -36,6 +36,11 @@ class Sampler(Protocol):
     @property
     def watches(self) -> bool:
         """Whether :meth:`changed` has to be called."""
+        ...
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The names of the further fields that :meth:`draw` gives, always."""
         ...
 
     def changed(self, places: Ints, opens: Any) -> None:
@@ -72,6 +77,7 @@ class Uniform:
     """Every transition with the same probability, with replacement; of sequences each, or as their view weighs them."""
 
     per_row = ()
+    extras = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -126,6 +132,7 @@ class WithoutReplacement:
 
     watches = False
     per_row = ()
+    extras = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -231,6 +238,7 @@ class Prioritized:
 
     watches = True
     per_row = ("errors",)
+    extras = "weight", "probability"
 
     def __init__(
         self,
@@ -317,9 +325,9 @@ class Prioritized:
         ring = self._ring
         if ring is None or not ring.drawable:
             raise nothing_to_draw(ring)
-        recent = recent_masses(self._tree, ring, newest, lambda total: self.masses(count, key, total))
+        recent = draw_recent(self._tree, ring, newest, lambda total: self.masses(count, key, total))
         lowest = self._tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else None
-        return self.weighted(self._tree.find(recent.masses), recent.total, lowest)
+        return self.weighted(recent.places, recent.total, lowest)
 
     def masses(self, count: int, key: int, total: float) -> Doubles:
         """Random numbers in [0, total), stratified if that is wanted."""
@@ -465,6 +473,11 @@ class Recent:
     def watches(self) -> bool:
         """As the inner sampler."""
         return self.inner.watches
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """As the inner sampler."""
+        return self.inner.extras
 
     @property
     def per_row(self) -> tuple[str, ...]:

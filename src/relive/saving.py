@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import persist
-from .errors import FileFormatError, ReliveError
+from .errors import FileFormatError, LifecycleError, ReliveError
 from .ring import RULE, Ring, Rule, Weigh
 from .samplers import Prioritized, Recent, Sampler, Uniform, WithoutReplacement
 from .schema import dotted
@@ -145,7 +145,7 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
     Raises:
         FileFormatError, InvariantError, ValueError, KeyError: it does not.
     """
-    store = ring.store
+    store, wanted = ring.store, ring.rule
     state = np.array(entry(content, "state", list), np.int64).reshape(ring.state.shape)
     if (state < 0).any() or (state[:, 1] > state[:, 0]).any():
         raise FileFormatError("the saved cursors are not numbers of rows")
@@ -165,10 +165,21 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
             parts[key] = full.numpy()
         elif key != name:
             parts[key] = tensor.numpy()
+    saved, given = _kinds(content.get("sampler")), _kinds(describe(sampler))
+    alike = saved == given or not (saved and given)  # what a user wrote knows by itself what it can go on from
+    if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
+        ring.rule = wanted
     sampler.attach(ring)
-    saved, given = content.get("sampler"), describe(sampler)
-    if saved is None or given is None or saved["part"] == given["part"]:
+    if alike:
         sampler.load_state_dict(parts)
+    elif saved[0] == given[0]:  # around another inner sampler, which starts anew
+        inner = {name: value for name, value in sampler.state_dict().items() if name.startswith("inner.")}
+        sampler.load_state_dict({**parts, **inner})
+
+
+def _kinds(part: Any) -> tuple[Any, ...]:
+    """What kind a described sampler is of, and the one inside it; nothing for one that a user wrote."""
+    return () if part is None else (part["part"], *_kinds(part.get("inner")))
 
 
 def _rule(parts: list[Any]) -> Rule:
@@ -226,10 +237,13 @@ def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
 
     Raises:
         FileFormatError: in place of the error.
+        LifecycleError: a sampler or view to load it with is another buffer's, which is not the save's fault.
     """
     try:
         yield
     except FileFormatError:
         raise
     except (ReliveError, ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as error:
+        if type(error) is LifecycleError:
+            raise
         raise FileFormatError(f"the save in '{path}' contradicts itself: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -206,10 +206,8 @@ class SequenceBatch(Mapping[str, Any]):
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
     @staticmethod
-    def joined(batches: Sequence[SequenceBatch], facts: Mapping[str, Tensor]) -> SequenceBatch:
-        """The sequences of several batches, one after another, with further ``facts`` ``[B]``.
-
-        Fields that not all of them have are left out.
+    def joined(batches: Sequence[SequenceBatch], names: Container[str], facts: Mapping[str, Tensor]) -> SequenceBatch:
+        """The sequences of several batches, one after another: the fields ``names``, and further ``facts`` ``[B]``.
 
         Raises:
             ShapeError: they have not as many rows, or not all of them time first.
@@ -219,9 +217,9 @@ class SequenceBatch(Mapping[str, Any]):
             shapes = [tuple(batch.shape) for batch in batches]
             raise ShapeError(f"batches of sequences of {shapes} do not fit together; let all views be the same")
         some, axis = batches[0], 1 if batches[0].time_first else 0
-        paths = [path for path in some._leaves if all(path in batch._leaves for batch in batches)]
+        paths = [path for path in some._leaves if path[0] in names]
         leaves = {path: torch.cat([batch._leaves[path] for batch in batches], axis) for path in paths}
-        shared = [name for name in some._facts if all(name in batch._facts for batch in batches)]
+        shared = [name for name in some._facts if name in names]
         known = {name: torch.cat([batch._facts[name] for batch in batches]) for name in shared}
         hidden = together([batch._hidden for batch in batches])
         return SequenceBatch(leaves, {**known, **facts}, hidden, time_first=some.time_first)

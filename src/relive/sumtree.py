@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import kernels
 from .errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ShapeError
+from .kernels.reference.tree import FANOUT
 
-__all__ = ["SumTree"]
+__all__ = ["Cover", "SumTree"]
 
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,11 +22,25 @@ ALIGNMENT = 8
 _INT64 = np.dtype(np.int64)
 
 
+class Cover(NamedTuple):
+    """Some leaves of a tree as the fewest nodes that make them up, from left to right, until the next write."""
+
+    places: Ints
+    """Where those nodes lie."""
+    until: Doubles
+    """The sum of the weights up to and with each."""
+
+    @property
+    def total(self) -> float:
+        """The sum of the weights of those leaves, and of no others."""
+        return self.until.item(-1) if self.until.size else 0.0
+
+
 class SumTree:
     """``size`` weights (float64), all 0 at first, and the sums over them that make drawing one of them quick.
 
-    Leaf i owns the masses from ``prefix(i)`` up to ``prefix(i + 1)``, which is its weight to within rounding. All sums
-    are functions of the weights, whatever the order in which these came, so nothing drifts. Only one thread may write.
+    Leaf i owns as many masses as it weighs, to within rounding, behind those of the leaves before it. All sums are
+    functions of the weights, whatever the order in which these came, so nothing drifts. Only one thread may write.
     How it is laid out and summed is told in :mod:`relive.kernels.reference.tree`.
 
     Args:
@@ -37,6 +52,7 @@ class SumTree:
             raise ShapeError(f"a sum tree needs at least 1 leaf, got size {size}")
         self._size = int(size)
         self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
+        self._root = self._offsets[-1:].astype(np.int64)
         self._nodes = _aligned(int(self._offsets[-1]) + 1)
         self._minima: Doubles = np.empty(0)  # not kept before somebody asks for the smallest weight
 
@@ -68,7 +84,7 @@ class SumTree:
         out = np.empty(index.size)
         bad = kernels.fast().tree_get(self._nodes, self._size, index, out)
         if bad >= 0:
-            raise _no_position(index, bad, self._size - 1)
+            raise self._no_position(index, bad)
         return out
 
     def set(self, positions: ArrayLike, values: ArrayLike) -> None:
@@ -87,14 +103,25 @@ class SumTree:
         bad = kernels.fast().tree_set(self._nodes, self._offsets, self._minima, self._size, index, weights)
         if bad >= 0:
             if not 0 <= index[bad] < self._size:
-                raise _no_position(index, bad, self._size - 1)
+                raise self._no_position(index, bad)
             given, most = weights[bad % weights.size], kernels.reference.heaviest(self._size)
             raise NotFiniteError(f"values: entry {bad}, for position {index[bad]}, is {given}; pass 0 to {most:.1e}")
 
-    def find(self, masses: ArrayLike) -> Ints:
-        """The leaves ``[B]`` (int64) that own ``masses`` (``[B]``): each the first i with ``prefix(i + 1) > mass``.
+    def cover(self, begins: Ints, ends: Ints) -> Cover:
+        """The leaves from each of ``begins`` up to that of ``ends`` (int64, in 0..size, begin <= end), to draw from.
 
-        A leaf of weight 0 is never among them.
+        Sums and draws are exact however much the other leaves weigh: no difference of two sums is taken.
+        """
+        most = 2 * (FANOUT - 1) * len(self._offsets) * len(begins)
+        places, until = np.empty(most, np.int64), np.empty(most)
+        count = kernels.fast().tree_cover(self._nodes, self._offsets, begins, ends, places, until)
+        return Cover(places[:count], until[:count])
+
+    def find(self, masses: ArrayLike, among: Cover | None = None) -> Ints:
+        """The leaves ``[B]`` (int64) that own ``masses`` (``[B]``, in [0, total)), of all or ``among`` some.
+
+        A leaf of weight 0 is never one of them. Among some the masses are counted from the first of these on, up to
+        the ``total`` of the cover.
 
         Raises:
             EmptyError: all weights are 0.
@@ -102,27 +129,12 @@ class SumTree:
         """
         wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
         out = np.empty(wanted.size, np.int64)
-        bad = kernels.fast().tree_find(self._nodes, self._offsets, wanted, out)
+        places, until = (self._root, self._nodes[-1:]) if among is None else among
+        bad = kernels.fast().tree_find(self._nodes, self._offsets, places, until, wanted, out)
         if bad >= 0:
             self._refuse_empty()
-            given, total = wanted[bad], self.total
+            given, total = wanted[bad], Cover(places, until).total
             raise NotFiniteError(f"masses: entry {bad} is {given}, not in [0, {total}); pass u * total with u < 1")
-        return out
-
-    def prefix(self, positions: ArrayLike) -> Doubles:
-        """The sums ``[B]`` (float64) of the weights before ``positions`` (integers in 0..size, ``[B]``).
-
-        They agree with :meth:`find` to the last bit: ``find(mass) >= i`` if and only if ``mass >= prefix(i)``. So a
-        mass in [prefix(a), prefix(b)) falls on one of the leaves a..b - 1.
-
-        Raises:
-            ShapeError: a position is not in 0..size; names the first.
-        """
-        index = _integers(positions)
-        out = np.empty(index.size)
-        bad = kernels.fast().tree_prefix(self._nodes, self._offsets, self._size, index, out)
-        if bad >= 0:
-            raise _no_position(index, bad, self._size)
         return out
 
     def shares(self, positions: Ints, total: float) -> tuple[Doubles, float]:
@@ -184,6 +196,12 @@ class SumTree:
         _require("a node is the sum of its children, from left to right", nodes == self._nodes, self._nodes)
         _require("a minimum is the smallest positive one below it", minima == self._minima, self._minima)
 
+    def _no_position(self, index: Ints, bad: int) -> ShapeError:
+        last = self._size - 1
+        return ShapeError(
+            f"positions: entry {bad} is {index[bad]}, not in 0..{last}; pass places of this tree's leaves"
+        )
+
     def _refuse_empty(self) -> None:
         if not self.total > 0:
             raise EmptyError("all weights of the sum tree are 0; set some before you ask for one of them")
@@ -208,10 +226,6 @@ def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
     if array.ndim != 1:
         raise ShapeError(f"{name}: expected one axis, got shape {array.shape}; flatten them")
     return array
-
-
-def _no_position(index: Ints, bad: int, last: int) -> ShapeError:
-    return ShapeError(f"positions: entry {bad} is {index[bad]}, not in 0..{last}; pass places of this tree's leaves")
 
 
 def _aligned(count: int) -> Doubles:

@@ -15,7 +15,7 @@ from .kernels.reference.random import mix
 from .ring import Ints, Ring
 from .sumtree import SumTree
 
-__all__ = ["WindowWeights", "nothing_to_draw", "recent_masses"]
+__all__ = ["WindowWeights", "draw_recent", "nothing_to_draw"]
 
 Doubles = NDArray[np.float64]
 
@@ -56,11 +56,10 @@ class WindowWeights:
         if not ring.drawable:
             raise nothing_to_draw(ring)
         if newest:
-            recent = recent_masses(self._tree, ring, newest, lambda total: _uniform(count, key, total))
-            masses, oldest = recent.masses, recent.first
+            recent = draw_recent(self._tree, ring, newest, lambda total: _uniform(count, key, total))
+            places, oldest = recent.places, recent.first
         else:
-            masses, oldest = _uniform(count, key, self._tree.total), ring.oldest
-        places = self._tree.find(masses)
+            places, oldest = self._tree.find(_uniform(count, key, self._tree.total)), ring.oldest
         if ring.rule.weigh == "episodes":
             return self._of_episodes(places, oldest, _uniform(count, mix(key), 1.0))
         return places
@@ -95,10 +94,10 @@ class WindowWeights:
         return env * ring.rows + (number - back) % ring.rows
 
 
-class RecentMasses(NamedTuple):
-    """Random masses of a sum tree within the newest transitions."""
+class RecentDraw(NamedTuple):
+    """Leaves of a sum tree drawn from the newest transitions."""
 
-    masses: Doubles
+    places: Ints
     total: float
     """The weight of all those transitions."""
     first: Ints
@@ -108,8 +107,8 @@ class RecentMasses(NamedTuple):
     """The runs of places that they take."""
 
 
-def recent_masses(tree: SumTree, ring: Ring, newest: int, masses: Callable[[float], Doubles]) -> RecentMasses:
-    """Masses that fall on leaves among the ``newest`` transitions.
+def draw_recent(tree: SumTree, ring: Ring, newest: int, masses: Callable[[float], Doubles]) -> RecentDraw:
+    """Leaves drawn by their weights among the ``newest`` transitions.
 
     Where none of those has any weight, twice as many are looked at, and so on. ``masses`` draws numbers in [0, total).
 
@@ -118,20 +117,15 @@ def recent_masses(tree: SumTree, ring: Ring, newest: int, masses: Callable[[floa
     """
     while True:
         begins, ends = ring.window_places(newest)
-        below = tree.prefix(begins)
-        upper = tree.prefix(ends)
-        until = np.cumsum(upper - below)
-        total = float(until[-1])
+        cover = tree.cover(begins, ends)
+        total = cover.total
         if total > 0:
             break
         if newest >= ring.transitions:
             raise nothing_to_draw(ring)
         newest *= 2
-    drawn = masses(total)
-    part: Any = np.searchsorted(until, drawn, side="right")
-    inside = below[part] + (drawn - (until - (upper - below))[part])
     first = ring.heads - (ends - begins).reshape(-1, 2).sum(1)
-    return RecentMasses(np.clip(inside, below[part], np.nextafter(upper[part], 0)), total, first, begins, ends)
+    return RecentDraw(tree.find(masses(total), cover), total, first, begins, ends)
 
 
 def nothing_to_draw(ring: Ring | None) -> EmptyError:

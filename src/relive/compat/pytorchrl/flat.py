@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -161,10 +160,11 @@ class Flat:
 
     def resize(self, max_size: int, sampler: Sampler) -> None:
         """Make room for another number of steps, and keep the newest."""
-        old = self.replay
+        old, view = self.replay, self.view
+        old.view = NStep()  # each buffer has a view of its own
         self.replay = ReplayBuffer(
-            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler,
-            view=replace(self.view), seed=old.seed,
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler, view=view,
+            seed=old.seed,
         )  # fmt: skip
         self.replay.append(old)
         kept = len(self.replay) // self.num_envs

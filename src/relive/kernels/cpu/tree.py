@@ -18,11 +18,11 @@ from .jit import jit, prefetch
 __all__ = [
     "magnitudes",
     "tree_build",
+    "tree_cover",
     "tree_find",
     "tree_get",
     "tree_lowest",
     "tree_offsets",
-    "tree_prefix",
     "tree_set",
     "tree_shares",
 ]
@@ -142,17 +142,46 @@ def magnitudes(values: Doubles, limit: float, out: Any) -> int:
 
 
 @jit
-def tree_find(nodes: Doubles, offsets: Offsets, masses: Doubles, out: Ints) -> int:
+def tree_cover(nodes: Doubles, offsets: Offsets, begins: Ints, ends: Ints, places: Ints, until: Doubles) -> int:
+    """See :func:`relive.kernels.reference.tree.tree_cover`: up the levels on the left of a range, down on its right."""
+    count, total, root = 0, 0.0, offsets.size - 1
+    for i in range(begins.size):
+        begin, end, level, size = _u64(begins[i]), _u64(max(ends[i], begins[i])), 0, _u64(1)
+        while begin < end:
+            while level < root and begin % (size * _WIDTH) == _ZERO and begin + size * _WIDTH <= end:
+                level, size = level + 1, size * _WIDTH
+            while begin + size > end:
+                level, size = level - 1, size // _WIDTH
+            place = offsets[level] + begin // size
+            total += nodes[place]
+            places[count], until[count] = _i64(place), total
+            count, begin = count + 1, begin + size
+    return count
+
+
+@jit
+def tree_find(nodes: Doubles, offsets: Offsets, places: Ints, until: Doubles, masses: Doubles, out: Ints) -> int:
     """See :func:`relive.kernels.reference.tree.tree_find`."""
-    total = nodes[offsets[offsets.size - 1]]
+    total, root = until[until.size - 1] if until.size else 0.0, offsets.size - 1
     for i in range(masses.size):
         if not 0.0 <= masses[i] < total:
             return i
-    starts = np.zeros(masses.size)
+    partly = until.size > 1 or (until.size == 1 and places[0] < _i64(offsets[root]))
+    starts, tops = np.zeros(masses.size), np.zeros(masses.size if partly else 0, np.int64)
     out[:] = 0
-    for level in range(offsets.size - 2, -1, -1):
+    if partly:
+        for i in range(_u64(masses.size)):
+            which = np.searchsorted(until, masses[i], side="right")
+            level = root
+            while offsets[level] > _u64(places[which]):
+                level -= 1
+            starts[i] = until[which - 1] if which else 0.0
+            out[i], tops[i] = places[which] - _i64(offsets[level]), level
+    for level in range(root - 1, -1, -1):
         here, next_level = offsets[level], offsets[max(level - 1, 0)]
         for i in range(_u64(masses.size)):
+            if partly and level >= tops[i]:
+                continue
             mass, edge = masses[i], starts[i]
             start, child = edge, _ZERO
             first = here + _u64(out[i]) * _WIDTH
@@ -172,46 +201,10 @@ def tree_find(nodes: Doubles, offsets: Offsets, masses: Doubles, out: Ints) -> i
 @jit
 def _last_child(nodes: Doubles, first: Any, start: Any) -> tuple[Any, Any]:
     """The start and the number of a block's last positive child, for a mass that rounding left beyond all of them."""
-    last = _last_positive(nodes, first)
-    for k in range(_u64(max(last, 0))):
-        start += nodes[first + k]
-    return start, _u64(max(last, 0))
-
-
-@jit
-def _last_positive(nodes: Doubles, first: Any) -> int:
-    last = -1
+    last = 0
     for k in range(_WIDTH):
         if nodes[first + k] > 0.0:
             last = _i64(k)
-    return last
-
-
-@jit
-def tree_prefix(nodes: Doubles, offsets: Offsets, size: int, positions: Ints, out: Doubles) -> int:
-    """See :func:`relive.kernels.reference.tree.tree_prefix`."""
-    total = nodes[offsets[offsets.size - 1]]
-    for i in range(positions.size):
-        if not 0 <= positions[i] <= size:
-            return i
-        start, end = 0.0, total
-        leaf = _u64(min(positions[i], size - 1))
-        for level in range(offsets.size - 2, -1, -1):
-            place = leaf // _WIDTH ** _u64(level)
-            child = _i64(place % _WIDTH)
-            first = offsets[level] + place // _WIDTH * _WIDTH
-            start, end = _interval(nodes, first, start, end, child)
-        out[i] = start if positions[i] < size else total
-    return -1
-
-
-@jit
-def _interval(nodes: Doubles, first: Any, start: Any, end: Any, child: int) -> tuple[Any, Any]:
-    """The part of a parent's interval that belongs to one of its children."""
-    last, edge = _last_positive(nodes, first), start
-    for k in range(_u64(child)):
-        edge += nodes[first + k]
-    if child > last:
-        return (end if child else start), end
-    start = min(edge, end)
-    return start, (end if child == last else min(edge + nodes[first + _u64(child)], end))
+    for k in range(_u64(last)):
+        start += nodes[first + k]
+    return start, _u64(last)

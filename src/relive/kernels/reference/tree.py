@@ -8,7 +8,8 @@ positive leaf under each node above the leaves, or infinity, in the same places 
 A node stands for an interval of mass and its children cut it up, in order: the root's is [0, total), a child's starts
 where the one before it ends, at (start + first child + second child + ...), except that the last positive child ends
 where its parent does. So the intervals of the leaves cover [0, total) without gap or overlap whatever rounding does,
-and only a leaf of positive weight has one that is not empty.
+and only a leaf of positive weight has one that is not empty. Where only some ranges of leaves count, the nodes that
+make them up take the place of the root: their intervals lie side by side, from 0 up to the sum of their weights.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = [
     "heaviest",
     "magnitudes",
     "tree_build",
+    "tree_cover",
     "tree_find",
     "tree_get",
     "tree_lowest",
     "tree_offsets",
-    "tree_prefix",
     "tree_set",
     "tree_shares",
 ]
@@ -123,14 +124,42 @@ def magnitudes(values: Doubles, limit: float, out: NDArray[np.float32]) -> int:
     return -1
 
 
-def tree_find(nodes: Doubles, offsets: Offsets, masses: Doubles, out: Ints) -> int:
-    """The leaf whose interval holds each mass; returns -1, or the index of the first mass that is not in [0, total)."""
-    total = float(nodes[int(offsets[-1])])
+def tree_cover(nodes: Doubles, offsets: Offsets, begins: Ints, ends: Ints, places: Ints, until: Doubles) -> int:
+    """Cut ranges of leaves into as few nodes as possible, from left to right; returns how many.
+
+    A range goes from ``begin`` up to, not including, ``end``; it takes at most 2 (FANOUT - 1) nodes of each level.
+    ``places`` says where the nodes lie and ``until`` sums their weights up, so its last entry is that of all ranges.
+    """
+    count, total = 0, 0.0
+    for at, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        begin = at
+        while begin < end:
+            level = max(
+                level for level in range(len(offsets)) if begin % FANOUT**level == 0 and begin + FANOUT**level <= end
+            )
+            place = int(offsets[level]) + begin // FANOUT**level
+            total += float(nodes[place])
+            places[count], until[count] = place, total
+            count, begin = count + 1, begin + FANOUT**level
+    return count
+
+
+def tree_find(nodes: Doubles, offsets: Offsets, places: Ints, until: Doubles, masses: Doubles, out: Ints) -> int:
+    """The leaf whose interval holds each mass, among those below some nodes, as :func:`tree_cover` lists them.
+
+    The intervals of these nodes lie side by side and start at 0: node i's ends at ``until[i]``. So the masses of a
+    range go from 0 up to its own weight, and what lies outside it does not matter. Returns -1, or the index of the
+    first mass that is not in [0, until[-1]).
+    """
+    starts = [0.0, *until.tolist()]
     for i, mass in enumerate(masses.tolist()):
-        if not 0.0 <= mass < total:
+        if not 0.0 <= mass < starts[-1]:
             return i
-        node, start = 0, 0.0
-        for level in range(len(offsets) - 2, -1, -1):
+        which = next(which for which in range(len(until)) if mass < until[which])
+        place, start = int(places[which]), starts[which]
+        top = max(level for level in range(len(offsets)) if offsets[level] <= place)
+        node = place - int(offsets[top])
+        for level in range(top - 1, -1, -1):
             first = int(offsets[level]) + node * FANOUT
             weights = nodes[first : first + FANOUT].tolist()
             child, last = 0, max(k for k in range(FANOUT) if weights[k] > 0)
@@ -140,32 +169,3 @@ def tree_find(nodes: Doubles, offsets: Offsets, masses: Doubles, out: Ints) -> i
             node = node * FANOUT + child
         out[i] = node
     return -1
-
-
-def tree_prefix(nodes: Doubles, offsets: Offsets, size: int, positions: Ints, out: Doubles) -> int:
-    """Where the intervals of leaves start; ``size`` gives the total.
-
-    Returns -1, or the index of the first position that is not in 0..size.
-    """
-    total = float(nodes[int(offsets[-1])])
-    for i, position in enumerate(positions.tolist()):
-        if not 0 <= position <= size:
-            return i
-        start, end = 0.0, total
-        leaf = min(position, size - 1)
-        for level in range(len(offsets) - 2, -1, -1):
-            node, child = divmod(leaf // FANOUT**level, FANOUT)
-            first = int(offsets[level]) + node * FANOUT
-            start, end = _interval(nodes[first : first + FANOUT].tolist(), start, end, child)
-        out[i] = start if position < size else total
-    return -1
-
-
-def _interval(weights: list[float], start: float, end: float, child: int) -> tuple[float, float]:
-    """The part of a parent's interval that belongs to one of its children."""
-    cuts, edge = [start], start
-    last = max((k for k, weight in enumerate(weights) if weight > 0), default=-1)
-    for k, weight in enumerate(weights):
-        edge += weight
-        cuts.append(min(edge, end) if k < last else end)
-    return cuts[child], cuts[child + 1]
