@@ -22,7 +22,7 @@ from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError,
 from .kernels.reference.random import key as stream
 from .parameters import is_count, refuse_class, seed_or_drawn
 from .plan import StoragePlan, storage_plan
-from .ring import Ints, Ring, missing_final
+from .ring import Change, Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
 from .saving import contradictions, describe, entry, rebuild, restore_ring, ring_state
@@ -61,6 +61,8 @@ def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callabl
     @wraps(method)
     def alone(self: ReplayBuffer, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.lock:
+            if self._ring.pending is not None:
+                self._mend()
             return method(self, *args, **kwargs)
 
     return alone
@@ -172,6 +174,8 @@ class ReplayBuffer:
         """
         values, chosen = fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs)
         with self.lock:  # as _one_at_a_time, which takes longer
+            if self._ring.pending is not None:
+                self._mend()
             self._add(values, chosen)
 
     @_one_at_a_time
@@ -211,14 +215,16 @@ class ReplayBuffer:
         Their newest steps, whose next observation never became known, are never drawn.
         """
         self._interrupt(self._all if envs is None else self._envs(envs))
+        self._ring.pending = None
 
     @_one_at_a_time
     def clear(self) -> None:
         """Forget everything stored. Indices go on, so that an old one is never mistaken for a new one."""
-        if self._sampler.watches:
-            places = self._ring.anchors()
-            self._sampler.changed(places, np.zeros(len(places), np.uint8))
+        places = self._ring.anchors() if self._sampler.watches else None
         self._ring.clear()
+        if places is not None:
+            self._sampler.changed(places, np.zeros(len(places), np.uint8))
+        self._ring.pending = None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -234,8 +240,12 @@ class ReplayBuffer:
         require = getattr(view, "require", None)
         if require is not None:
             require(self._ring)
-        self._keep_rule(view)
-        self._view = view
+        before, self._view = getattr(self, "_view", view), view
+        try:
+            self._keep_rule(view)
+        except ReliveError:
+            self._view = before
+            raise
 
     @property
     def sampler(self) -> Sampler:
@@ -330,8 +340,14 @@ class ReplayBuffer:
         late = len(places) - int(np.count_nonzero(alive))
         if late:
             places, sizes = places[alive], sizes[alive]
-        sampler.update(places, sizes)
+        self._ring.pending = Change()
+        try:
+            sampler.update(places, sizes)
+        except NotFiniteError:  # before anything was changed
+            self._ring.pending = None
+            raise
         self._late += late
+        self._ring.pending = None
         return late
 
     @_one_at_a_time
@@ -416,12 +432,14 @@ class ReplayBuffer:
                     f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
                 )
         with other.lock:
+            other._mend()
             for env in range(other.num_envs):
                 self._append_env(other._ring, env)
+                self._ring.pending = None
 
     def _append_env(self, ring: Ring, env: int) -> None:
         """Add all transitions of one env of another ring."""
-        self.interrupt([env])
+        self._interrupt(np.array([env]))
         store, places = ring.store, ring.live_places(env)
         complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
         # a row without a known successor still is the next observation of the one before
@@ -435,7 +453,7 @@ class ReplayBuffer:
             chosen = rows[wanted[rows]]
             if len(chosen):
                 self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                self.interrupt([env])
+                self._interrupt(np.array([env]))
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env; the last of them need not be complete."""
@@ -539,12 +557,15 @@ class ReplayBuffer:
 
     @_one_at_a_time
     def check(self) -> None:
-        """Test the invariants of the ring (:class:`relive.ring.Ring`).
+        """Test the invariants of the ring (:class:`relive.ring.Ring`), and that the sampler knows what can be drawn.
 
         Raises:
             InvariantError: naming the first that does not hold.
         """
         self._ring.check()
+        check = getattr(self._sampler, "check", None)
+        if check is not None:
+            check()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -567,8 +588,9 @@ class ReplayBuffer:
         else:
             if kept.any():
                 rows = [_kept(value, kept) for value in leaves]
-                self._store(envs[kept], rows, None if final is None else [_kept(value, kept) for value in final])
+                self._store(envs[kept], rows, None if final is None else [_kept(value, kept) for value in final], envs)
             self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+        self._ring.pending = None
 
     @property
     def _piece(self) -> int:
@@ -583,13 +605,17 @@ class ReplayBuffer:
         for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
             for start in range(low, end, piece):
                 part = slice(start, min(start + piece, end))
-                self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
+                ends = None if final is None else [x[part] for x in final]
+                self._store(envs[part], [x[part] for x in leaves], ends, envs)
             self._interrupt(envs[end : end + 1])
             low = end + 1
 
-    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None) -> None:
+    def _store(
+        self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None
+    ) -> None:
+        """Store checked steps. Until whoever calls says that all is done (``pending``), the next call would mend it."""
         watches = self._sampler.watches
-        where, opens = self._ring.add(envs, leaves, final, watches)
+        where, opens = self._ring.add(envs, leaves, final, watches, cut)
         if watches and len(where):
             self._sampler.changed(where, opens)
 
@@ -597,6 +623,13 @@ class ReplayBuffer:
         where, opens = self._ring.interrupt(envs)
         if self._sampler.watches and len(where):
             self._sampler.changed(where, opens)
+
+    def _mend(self) -> None:
+        """Bring rows, counters and sampler together again after a call that an exception broke off."""
+        if self._ring.pending is not None:
+            self._ring.mend()
+            self._sampler.attach(self._ring)
+            self._ring.pending = None
 
     def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
         """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
@@ -617,6 +650,8 @@ class ReplayBuffer:
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
         _require_rows(batch_size)
         with self.lock:
+            if self._ring.pending is not None:
+                self._mend()
             self._keep_rule(self._view)
             key = stream(self.seed, self._draws)
             places, extras = self._sampler.draw(batch_size, key, update, of)
@@ -642,12 +677,15 @@ class ReplayBuffer:
         rule, before = rule_of(view), self._ring.rule
         if rule == before:
             return
-        self._ring.rule = rule
+        self._ring.pending = Change(rule=before)
         try:
+            self._ring.rule = rule
             self._sampler.attach(self._ring)
         except ReliveError:
             self._ring.rule = before
+            self._ring.pending = None
             raise
+        self._ring.pending = None
 
     def _by_item(self, count: int, errors: Any, mask: Any) -> tuple[Any, Any]:
         """Errors of sequences, and their mask, item by item: ``[B, T]``."""
@@ -667,7 +705,7 @@ class ReplayBuffer:
         return (errors.T, mask.T) if time_first else (errors, mask)
 
     def _envs(self, envs: Any) -> Ints:
-        chosen = _integers(envs, "envs")
+        chosen = _integers(envs, "envs").copy()  # which a call that is broken off leaves behind
         if chosen.ndim != 1 or len(set(chosen.tolist())) != len(chosen):
             raise ShapeError(f"envs: expected a vector of different envs, got {chosen.tolist()}")
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.num_envs):
