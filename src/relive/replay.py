@@ -20,7 +20,7 @@ from .checks import StepChecker
 from .device_rows import DeviceRows
 from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, ReliveError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
-from .parameters import is_count, refuse_class, seed_or_drawn
+from .parameters import is_count, is_own, refuse_class, seed_or_drawn
 from .plan import StoragePlan, storage_plan
 from .ring import Change, Ints, Ring, missing_final
 from .rows import ReplayRows
@@ -118,6 +118,7 @@ class ReplayBuffer:
         self._stored = _stored(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
+        self._own_sampler = is_own(self._sampler)
         plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
@@ -654,13 +655,35 @@ class ReplayBuffer:
                 self._mend()
             self._keep_rule(self._view)
             key = stream(self.seed, self._draws)
-            places, extras = self._sampler.draw(batch_size, key, update, of)
+            drawn = self._sampler.draw(batch_size, key, update, of)
+            places, extras = drawn if self._own_sampler else self._looked_at(drawn, batch_size)
             self._draws += 1
             self._sampled += batch_size
             return self._read(places, extras, key)
 
+    def _looked_at(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
+        """What a user's sampler drew, once it is clear that it can be read."""
+        who = f"{self._sampler!r}.draw({count})"
+        if not (isinstance(drawn, tuple) and len(cast("Any", drawn)) == 2 and isinstance(drawn[1], Mapping)):
+            raise ShapeError(f"{who}: expected places [{count}] and a dict of further fields, got {type(drawn)}")
+        given: tuple[Any, Any] = drawn
+        try:
+            places = self._ring.require_anchors(given[0])
+        except SchemaError as error:
+            raise type(error)(f"{who}: {error}") from error
+        extras = {name: as_host(value) for name, value in given[1].items()}
+        for name, array in {"places": places, **extras}.items():
+            if array.shape[:1] != (count,) or array.dtype.kind not in "biufc":
+                raise ShapeError(f"{who}: expected {count} {name}, got {array.dtype} {array.shape}")
+        return places, extras
+
     def _read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
-        batch = self._view.read(self._ring, places, key)
+        try:
+            batch = self._view.read(self._ring, places, key)
+        except SchemaError as error:
+            if is_own(self._view):
+                raise
+            raise type(error)(f"{self._view!r}: {error}") from error
         if extras:
             tensors = self._ring.store.tensors(*extras.values())
             batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import FieldError, InvariantError, SchemaError
+from .errors import FieldError, InvariantError, SchemaError, ShapeError
 from .parameters import is_count, is_flag
 from .store import Apart, Store, require_rows, vector
 
@@ -325,9 +325,27 @@ class Ring:
 
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
+        index = vector(index)
         places = np.empty(len(index), np.int64)
         bad = kernels.fast().live(index, self.rows, self.state, self.counters, self.step, self.stamp, places)
         return places, int(bad)
+
+    def require_anchors(self, places: Any) -> Ints:
+        """Places ``[B]`` that somebody else chose, as kernels take them.
+
+        Raises:
+            ShapeError, DTypeError: they are not places of rows that can be drawn; names the first.
+        """
+        chosen = vector(places)
+        found, unknown = self.find(self.index_of(chosen))
+        known = len(chosen) if unknown < 0 else unknown
+        wrong = np.flatnonzero(found[:known] != chosen[:known])
+        bad = int(wrong[0]) if len(wrong) else unknown
+        if bad >= 0:
+            raise ShapeError(
+                f"places: entry {bad} is {chosen[bad]}, a row that cannot be drawn; choose among ring.anchors()"
+            )
+        return chosen
 
     def interrupt(self, envs: Ints) -> Events:
         """The episodes under way in ``envs`` will not go on: their newest rows never become transitions.

@@ -163,6 +163,8 @@ class ReplayRows:
 
     def plan(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, out: Array, last: Ints) -> None:
         """The rows of a batch, ``out`` (uint8 ``[B, W]``), made in one pass; and ``last`` of :class:`Windows`."""
+        if len(state) * rows != self.num_rows:
+            raise ShapeError(f"windows: expected the ring's own rows and state, got {len(state)} envs of {rows} rows")
         _, at, to, copied = self.planned
         bad = kernels.fast().windows(places, rows, steps, gamma, state, self._bytes, at, out, to, copied, last)
         require_rows(places, bad, self.num_rows)

@@ -21,6 +21,7 @@ __all__ = [
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 _INT64 = np.dtype(np.int64)
+LAST = np.iinfo(np.int64).max
 
 Where = Any
 """Places of rows as a store looks them up fastest: int64, an array or a tensor on its device."""
@@ -38,14 +39,19 @@ def as_places(places: Any) -> Ints:
     """Places ``[...]`` as kernels take them: int64, in one piece.
 
     Raises:
-        DTypeError: they are no whole numbers.
+        DTypeError, ShapeError: they are no array of whole numbers.
     """
     if places.__class__ is np.ndarray and places.dtype is _INT64 and places.flags.c_contiguous:
         return places
-    given = np.asarray(places)
+    try:
+        given = np.asarray(places)
+    except ValueError as error:
+        raise ShapeError(f"places: expected an array of int64 ({error})") from error
     if given.size and given.dtype.kind not in "iu":
         raise DTypeError(f"places: expected int64, got {given.dtype}; pass what a sampler drew, or ring.anchors()")
-    return np.ascontiguousarray(given, np.int64)
+    if given.dtype.kind == "u" and given.max(initial=0) > LAST:
+        raise ShapeError(f"places: {given.max()} is none of any row; pass what a sampler drew, or ring.anchors()")
+    return np.asarray(given, np.int64, order="C")
 
 
 def vector(places: Any) -> Ints:
