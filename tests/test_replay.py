@@ -1115,9 +1115,9 @@ def kept(sampler: Any) -> int:
     """Bytes of all arrays that a sampler holds."""
     inner = getattr(sampler, "inner", sampler)
     tree = getattr(inner, "_tree", None)
-    arrays = [getattr(inner, name) for name in ("_errors", "_order") if hasattr(inner, name)]
+    arrays = [getattr(inner, name) for name in ("_errors", "_rest") if hasattr(inner, name)]
     arrays += [] if tree is None else [tree._nodes.base, tree._minima]
-    return sum(array.nbytes for array in arrays)
+    return sum((array if array.base is None else array.base).nbytes for array in arrays)
 
 
 @pytest.mark.parametrize("name", KEEPING)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ReliveError, SchemaError
 from relive.kernels import cpu, reference
+from relive.kernels.reference.ring import LONGEST
 from relive.ring import Ring, Rule
 from relive.rows import ReplayRows
 from twins import KINDS, Twin, stacked
@@ -280,7 +281,7 @@ class Pair:
         self.rule = rules[int(rng.integers(len(rules)))]
         self.width = int(rng.integers(2, 5)) * 16
         self.sizes = np.array([self.width - 16, int(rng.integers(1, self.width - 16))], np.int64)
-        self.flags = np.array([0, 1], np.int64)
+        self.flags = np.array([0, 1, 4], np.int64)
         # a ring that begins, or one that has seen very many rows and was cleared, of counts about to pass 2**32
         old = rng.integers(0, 2**50, self.num_envs) * int(rng.random() < 0.4)
         done = rng.choice([2**31 - 5, 2**32 - 5, 2**33], self.num_envs) * (old > 0)
@@ -288,7 +289,7 @@ class Pair:
         self.states = [
             {
                 "state": begin.copy(),
-                "counters": np.array([done.sum(), 0, 0, *self.rule[:4]]),
+                "counters": np.array([done.sum(), 0, 0, *self.rule[:4], 0]),
                 "step": np.zeros(self.num_rows, np.int32),
                 "stamp": np.zeros(self.num_rows, np.int64),
                 "order": np.zeros(self.num_rows, np.int32),
@@ -327,7 +328,8 @@ class Pair:
         before, results = self.drawable(self.states[0]), []
         for twin, s in self.each():
             old = {name: array.copy() for name, array in s.items()}
-            places, finals = (np.full(len(envs), -9, np.int64) for _ in range(2))
+            places, finals, tails = (np.full(len(envs), -9, np.int64) for _ in range(3))
+            planned = tuple(array.copy() for array in (places, finals, tails))
             room = len(envs) * (2 * self.rule.history + 4) if watch else 0
             where, opens = np.zeros(room, np.int64), np.zeros(room, np.uint8)
             arguments = (
@@ -335,10 +337,16 @@ class Pair:
                 s["stamp"], s["order"], places, finals, where, opens,
             )  # fmt: skip
             if twin is cpu and rng.random() < 0.5:
-                found = cpu.add_bound(cpu.bind_add(envs, *arguments), mode)
+                bound = cpu.bind_add(envs, *arguments, tails)
+                cpu.plan_bound(bound, mode)
+                found = cpu.add_bound(bound, mode)
             else:
+                twin.plan_rows(envs, mode, staged, self.flags, self.rows, old["state"], places, finals, tails)
                 found = twin.add_rows(envs, mode, *arguments)
-            results.append((found if found < 0 else 0, places.tolist(), finals.tolist()))
+            refused = twin.plan_rows(envs, mode, staged, self.flags, self.rows, old["state"], *planned)
+            results.append((found if found < 0 else 0, places.tolist(), finals.tolist(), tails.tolist()))
+            assert found < 0 or results[-1] == (0, *(array.tolist() for array in planned))
+            assert refused == min(found, 0)
             if found < 0:
                 assert all(array.tobytes() == old[name].tobytes() for name, array in s.items())
                 assert mode == 0
@@ -350,6 +358,21 @@ class Pair:
         assert results[0] == results[1]
         state = self.agree()
         assert state["counters"][1] == len(self.drawable(state))
+
+    def age(self) -> None:
+        """The episodes under way have gone on for about as long as an int32 can count; all before them is gone."""
+        for e in range(self.num_envs):
+            index, head = int(self.states[0]["state"][e, 2]), int(self.states[0]["state"][e, 0])
+            if not 0 < index < 100:
+                continue
+            more = LONGEST - int(self.rng.integers(1, 5)) - index
+            for s in self.states:
+                s["state"][e, 2] += more
+                s["state"][e, 1] = max(s["state"][e, 1], head - index)
+                for number in range(head - min(index, self.rows), head):
+                    s["step"][e * self.rows + number % self.rows] += more
+        for s in self.states:
+            s["counters"][1] = len(self.drawable(s))
 
     def live(self) -> np.ndarray:
         heads, tails = self.states[0]["state"][:, 0], self.states[0]["state"][:, 1]
@@ -400,15 +423,24 @@ class Pair:
             anchors = np.full(self.num_rows, -9, np.int64)
             count = twin.anchors(self.rows, *book, anchors)
             ids = np.full(len(live), -9, np.int64)
-            twin.ids_of(live, self.rows, s["state"], ids)
+            none = twin.ids_of(live, self.rows, s["state"], ids)
+            wrong = np.append(live, self.num_rows if key % 2 else -1)
+            assert none == -1
+            assert twin.ids_of(wrong, self.rows, s["state"], np.zeros(len(wrong), np.int64)) == len(live)
             found = np.full(len(index), -9, np.int64)
             bad = twin.live(index, self.rows, *book, found)
             source[:, 16:24] = s["stamp"][:, None].view(np.uint8)
             source[:, 24:28] = s["step"][:, None].view(np.uint8)
             last, out = np.full(len(complete), -9, np.int64), np.full((len(complete), 96), 9, np.uint8)
-            twin.windows(complete, self.rows, n, gamma, s["state"], source, at, out, to, sizes, last)
+            none = twin.windows(complete, self.rows, n, gamma, s["state"], source, at, out, to, sizes, last)
+            room = np.zeros((len(wrong), 96), np.uint8), to, sizes, np.zeros(len(wrong), np.int64)
+            assert none == -1
+            assert twin.windows(wrong, self.rows, n, gamma, s["state"], source, at, *room) == len(live)
             frames = np.full((len(live), depth), -9, np.int64)
-            twin.stack_places(live, self.rows, depth, repeat, s["step"], frames)
+            none = twin.stack_places(live, self.rows, depth, repeat, s["step"], frames)
+            room = np.zeros((len(wrong), depth), np.int64)
+            assert none == -1
+            assert twin.stack_places(wrong, self.rows, depth, repeat, s["step"], room) == len(live)
             answers.append(
                 [
                     windows, *(d if t else t for t, d in zip(there, drawn, strict=True)), count,
@@ -436,6 +468,8 @@ def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
                 if clear:
                     s["state"][:, 1] = s["state"][:, 0]
                 s["counters"][1] = len(pair.drawable(s))
+        if pair.rng.random() < 0.1:
+            pair.age()
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, 3]))
@@ -448,6 +482,8 @@ def test_the_twins_agree_bit_for_bit_on_rows_with_next_observations_of_their_own
         if pair.rng.random() < 0.1:
             for _, s in pair.each():
                 s["state"][:, 2] = 0
+        if mode == 3 and pair.rng.random() < 0.2:
+            pair.age()
 
 
 @given(st.integers(0, 2**32))
@@ -458,7 +494,11 @@ def test_the_twins_gather_the_same_stacks(seed: int) -> None:
     now, then = rng.integers(-1, rows, (2, items, depth))
     for twin in (cpu, reference):
         outs = np.full((2, items * depth, width), 7, np.uint8)
-        twin.gather_pairs(source, now, then, *outs)
+        assert twin.gather_pairs(source, now, then, *outs) == -1
+        beyond = now.copy()
+        beyond[-1, 0] = rows
+        for pair in ((beyond, then), (now, beyond)):
+            assert twin.gather_pairs(source, *pair, *np.zeros_like(outs)) == items - 1
         for out, places in zip(outs, (now, then), strict=True):
             assert np.array_equal(out, np.where(places.reshape(-1, 1) >= 0, source[places.reshape(-1)], 0))
 
@@ -475,7 +515,9 @@ def test_the_twins_gather_and_scatter_the_same_bytes_and_no_others(seed: int) ->
     order = rng.permutation(max(rows, count))[:count].astype(np.int64)  # no place twice: who wins is nobody's business
     for twin in (cpu, reference):
         out = np.full((count, start + nbytes + 3), 7, np.uint8)
-        twin.gather_rows(source, places, out, start, nbytes)
+        assert twin.gather_rows(source, places, out, start, nbytes) == -1
+        room = np.zeros((count + 1, start + nbytes), np.uint8)
+        assert twin.gather_rows(source, np.append(places, rows), room, start, nbytes) == count
         outs.append(out)
         target = np.full((max(rows, count), width), 7, np.uint8)
         staged = np.resize(source, (count, width))
@@ -499,7 +541,7 @@ def test_the_twins_draw_alike_where_anchors_are_so_rare_that_they_are_counted_ou
         results = []
         for twin in (cpu, reference):
             rows = 5000
-            state, counters = np.array([[rows, 0, 1, 1]], np.int64), np.array([1, 1, 0, *Rule()[:4]], np.int64)
+            state, counters = np.array([[rows, 0, 1, 1]], np.int64), np.array([1, 1, 0, *Rule()[:4], 0], np.int64)
             step, stamp = np.zeros(rows, np.int32), np.full(rows, -1, np.int64)
             stamp[3210], stamp[3211:] = 0, -2
             order = np.zeros(rows, np.int32)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .checks import numpy_view
 from .layout import RowLayout, batch_layout, field_groups, row_layout
-from .rows import ReplayRows, require_dump, staged_leaves
+from .rows import ReplayRows, beyond, require_dump, staged_leaves
 from .schema import Field, Path
-from .store import Amend, Apart, Array, Ints, Where, Windows
+from .store import Amend, Apart, Array, Ints, Where, Windows, as_places, require_rows, vector
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 
@@ -112,7 +112,8 @@ class DeviceRows:
         self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
     ) -> Windows:
         """See :class:`relive.store.Store`; planned in RAM, sent in one copy, gathered on the device."""
-        count, batch = len(places), self.planned.batch
+        places, batch = vector(places), self.planned.batch
+        count = len(places)
         packet = _Packet(self.device, ((count, batch.nbytes), np.uint8), ((count,), np.int64), ((count,), np.int64))
         out, last, now = packet.arrays
         now[:] = places
@@ -130,8 +131,10 @@ class DeviceRows:
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """See :class:`relive.store.Store`; in one copy. What is negative reads the row of zeros after the last."""
+        arrays = tuple(map(as_places, arrays))
         packet = _Packet(self.device, *((array.shape, np.int64) for array in arrays))
         for noted, array in zip(packet.arrays, arrays, strict=True):
+            require_rows(array.reshape(-1), beyond(array, self.num_rows), self.num_rows)
             noted[...] = np.where(array < 0, self.num_rows, array)
         return tuple(packet.sent())
 

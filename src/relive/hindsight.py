@@ -22,7 +22,7 @@ from .relabelling import Arrays, GoalBytes, Steps, Teller, arrays_of, flat, put,
 from .ring import Ints, Ring
 from .schema import Field, Path, dotted, nest
 from .storage import as_host
-from .store import Array, Store
+from .store import Array, Store, vector
 from .views import read_windows
 
 __all__ = ["Hindsight", "Strategy"]
@@ -204,6 +204,7 @@ class Hindsight:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned what it must not.
         """
+        places = vector(places)
         store, mask, amended = ring.store, np.zeros(len(places), np.bool_), list[Any]()
 
         def amend(out: Array, last: Ints) -> None:

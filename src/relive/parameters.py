@@ -20,6 +20,7 @@ __all__ = [
     "is_flag",
     "is_names",
     "is_number",
+    "is_own",
     "refuse_class",
     "require_discounts",
     "seed_or_drawn",
@@ -72,6 +73,12 @@ def is_flag(value: Any) -> bool:
 def is_names(value: Any) -> bool:
     """Whether this is a tuple or list of strings."""
     return isinstance(value, tuple | list) and all(isinstance(name, str) for name in cast("tuple[Any, ...]", value))
+
+
+def is_own(part: object) -> bool:
+    """Whether a part, and what it is made of, is relive's: what others hand over is looked at before it is used."""
+    parts = part, getattr(part, "inner", part)
+    return all(type(part).__module__.partition(".")[0] == __name__.partition(".")[0] for part in parts)
 
 
 def refuse_class(name: str, part: Any) -> None:

@@ -33,9 +33,9 @@ from .errors import (
 from .forks import shared_lock
 from .kernels.reference.random import key as stream
 from .layout import typed
-from .parameters import is_count, refuse_class, seed_or_drawn
+from .parameters import is_count, is_own, refuse_class, seed_or_drawn
 from .plan import StoragePlan, readable, storage_plan
-from .ring import Ints, Ring, missing_final
+from .ring import Change, Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
 from .saving import contradictions, describe, entry, rebuild, restore_ring, ring_state
@@ -77,6 +77,8 @@ def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callabl
     @wraps(method)
     def alone(self: ReplayBuffer, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.lock:
+            if self._ring.pending is not None:
+                self._mend()
             return method(self, *args, **kwargs)
 
     return alone
@@ -133,6 +135,7 @@ class ReplayBuffer:
         self._stored = _stored(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
+        self._own_sampler = is_own(self._sampler)
         plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
@@ -191,6 +194,8 @@ class ReplayBuffer:
             raise FieldError(not_named(step))
         values, chosen = fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs)
         with self.lock:  # as _one_at_a_time, which takes longer
+            if self._ring.pending is not None:
+                self._mend()
             self._add(values, chosen)
 
     @_one_at_a_time
@@ -237,14 +242,16 @@ class ReplayBuffer:
         Their newest steps, whose next observation never became known, are never drawn.
         """
         self._interrupt(self._all if envs is None else self._envs(envs))
+        self._ring.pending = None
 
     @_one_at_a_time
     def clear(self) -> None:
         """Forget everything stored. Indices go on, so that an old one is never mistaken for a new one."""
-        if self._sampler.watches:
-            places = self._ring.anchors()
-            self._sampler.changed(places, np.zeros(len(places), np.uint8))
+        places = self._ring.anchors() if self._sampler.watches else None
         self._ring.clear()
+        if places is not None:
+            self._sampler.changed(places, np.zeros(len(places), np.uint8))
+        self._ring.pending = None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -276,8 +283,12 @@ class ReplayBuffer:
         require = getattr(view, "require", None)
         if require is not None:
             require(self._ring)
-        self._keep_rule(view)
-        self._view = view
+        before, self._view = getattr(self, "_view", view), view
+        try:
+            self._keep_rule(view)
+        except ReliveError:
+            self._view = before
+            raise
         _READERS.update({id(part): self for part in _parts(view)})
 
     @property
@@ -375,8 +386,14 @@ class ReplayBuffer:
         late = len(places) - int(np.count_nonzero(alive))
         if late:
             places, sizes = places[alive], sizes[alive]
-        sampler.update(places, sizes)
+        self._ring.pending = Change()
+        try:
+            sampler.update(places, sizes)
+        except NotFiniteError:  # before anything was changed
+            self._ring.pending = None
+            raise
         self._late += late
+        self._ring.pending = None
         return late
 
     @_one_at_a_time
@@ -461,14 +478,16 @@ class ReplayBuffer:
                     f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
                 )
         with other.lock:
+            other._mend()
             completed = self._ring.completed
             for env in range(other.num_envs):
                 self._append_env(other._ring, env)
+                self._ring.pending = None
             self._ring.order_as(other._ring, completed)
 
     def _append_env(self, ring: Ring, env: int) -> None:
         """Add all transitions of one env of another ring."""
-        self.interrupt([env])
+        self._interrupt(np.array([env]))
         store, places = ring.store, ring.live_places(env)
         complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
         # a row without a known successor still is the next observation of the one before
@@ -482,7 +501,7 @@ class ReplayBuffer:
             chosen = rows[wanted[rows]]
             if len(chosen):
                 self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                self.interrupt([env])
+                self._interrupt(np.array([env]))
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env; the last of them need not be complete."""
@@ -597,12 +616,15 @@ class ReplayBuffer:
 
     @_one_at_a_time
     def check(self) -> None:
-        """Test the invariants of the ring (:class:`relive.ring.Ring`).
+        """Test the invariants of the ring (:class:`relive.ring.Ring`), and that the sampler knows what can be drawn.
 
         Raises:
             InvariantError: naming the first that does not hold.
         """
         self._ring.check()
+        check = getattr(self._sampler, "check", None)
+        if check is not None:
+            check()
 
     def __repr__(self) -> str:
         return (
@@ -650,16 +672,19 @@ class ReplayBuffer:
         if mask is None and not (successive and count > self._piece):
             if count:
                 self._store(envs, leaves, final)
+            self._ring.pending = None
             return
         kept = np.ones(count, np.bool_) if mask is None else self._mask(mask, count)
         leaves, stored = self._with_last(envs, leaves, kept)
         if successive:
             self._add_many(envs, leaves, final, kept, stored)
-            return
-        if stored.any():
-            rows = [_kept(value, stored) for value in leaves]
-            self._store(envs[stored], rows, None if final is None else [_kept(value, stored) for value in final])
-        self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+        else:
+            if stored.any():
+                rows = [_kept(value, stored) for value in leaves]
+                ends = None if final is None else [_kept(value, stored) for value in final]
+                self._store(envs[stored], rows, ends, envs)
+            self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+        self._ring.pending = None
 
     def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
         """Which rows to store, where some are left out, and the leaves to store of them.
@@ -695,13 +720,15 @@ class ReplayBuffer:
             until = end + 1 if end < len(envs) and stored[end] else end
             for start in range(low, until, piece):
                 part = slice(start, min(start + piece, until))
-                self._store(envs[part], [x[part] for x in leaves], None if final is None else [x[part] for x in final])
+                ends = None if final is None else [x[part] for x in final]
+                self._store(envs[part], [x[part] for x in leaves], ends, envs)
             self._interrupt(envs[end : end + 1])
             low = end + 1
 
-    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None) -> None:
+    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
+        """Store checked steps. Until whoever calls says that all is done (``pending``), the next call would mend it."""
         watches = self._sampler.watches
-        where, opens = self._ring.add(envs, leaves, final, watches)
+        where, opens = self._ring.add(envs, leaves, final, watches, cut)
         if watches and len(where):
             self._sampler.changed(where, opens)
 
@@ -709,6 +736,13 @@ class ReplayBuffer:
         where, opens = self._ring.interrupt(envs)
         if self._sampler.watches and len(where):
             self._sampler.changed(where, opens)
+
+    def _mend(self) -> None:
+        """Bring rows, counters and sampler together again after a call that an exception broke off."""
+        if self._ring.pending is not None:
+            self._ring.mend()
+            self._sampler.attach(self._ring)
+            self._ring.pending = None
 
     def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
         """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
@@ -729,15 +763,39 @@ class ReplayBuffer:
     def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
         _require_rows(batch_size)
         with self.lock:
+            if self._ring.pending is not None:
+                self._mend()
             self._keep_rule(self._view)
             key = stream(_stream_of(self.seed), self._draws)
-            places, extras = self._sampler.draw(batch_size, key, update, of)
+            drawn = self._sampler.draw(batch_size, key, update, of)
+            places, extras = drawn if self._own_sampler else self._looked_at(drawn, batch_size)
             self._draws += 1
             self._sampled += batch_size
             return self._read(places, extras, key)
 
+    def _looked_at(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
+        """What a user's sampler drew, once it is clear that it can be read."""
+        who = f"{self._sampler!r}.draw({count})"
+        if not (isinstance(drawn, tuple) and len(cast("Any", drawn)) == 2 and isinstance(drawn[1], Mapping)):
+            raise ShapeError(f"{who}: expected places [{count}] and a dict of further fields, got {type(drawn)}")
+        given: tuple[Any, Any] = drawn
+        try:
+            places = self._ring.require_anchors(given[0])
+        except SchemaError as error:
+            raise type(error)(f"{who}: {error}") from error
+        extras = {name: as_host(value) for name, value in given[1].items()}
+        for name, array in {"places": places, **extras}.items():
+            if array.shape[:1] != (count,) or array.dtype.kind not in "biufc":
+                raise ShapeError(f"{who}: expected {count} {name}, got {array.dtype} {array.shape}")
+        return places, extras
+
     def _read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
-        batch = self._view.read(self._ring, places, key)
+        try:
+            batch = self._view.read(self._ring, places, key)
+        except SchemaError as error:
+            if is_own(self._view):
+                raise
+            raise type(error)(f"{self._view!r}: {error}") from error
         if extras:
             tensors = self._ring.store.tensors(*extras.values())
             batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
@@ -754,12 +812,15 @@ class ReplayBuffer:
         rule, before = rule_of(view), self._ring.rule
         if rule == before:
             return
-        self._ring.rule = rule
+        self._ring.pending = Change(rule=before)
         try:
+            self._ring.rule = rule
             self._sampler.attach(self._ring)
         except ReliveError:
             self._ring.rule = before
+            self._ring.pending = None
             raise
+        self._ring.pending = None
 
     def _by_item(self, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
         """Errors ``[B]``, or those of sequences and their mask, item by item: ``[B, T]``, 0 where they do not count."""
@@ -786,7 +847,7 @@ class ReplayBuffer:
         return (errors.T, mask.T) if time_first else (errors, mask)
 
     def _envs(self, envs: Any) -> Ints:
-        chosen = _integers(envs, "envs")
+        chosen = _integers(envs, "envs").copy()  # which a call that is broken off leaves behind
         if chosen.ndim != 1 or len(set(chosen.tolist())) != len(chosen):
             raise ShapeError(f"envs: expected a vector of different envs, got {chosen.tolist()}")
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.num_envs):

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import FieldError, InvariantError, SchemaError
-from .store import Apart, Store
+from .errors import FieldError, InvariantError, SchemaError, ShapeError
+from .parameters import is_count, is_flag
+from .store import Apart, Store, require_rows, vector
 
-__all__ = ["RULE", "Ring", "Rule", "Weigh", "missing_final"]
+__all__ = ["RULE", "Change", "Ring", "Rule", "Weigh", "missing_final"]
 
 Ints = NDArray[np.int64]
 Events = tuple[Ints, Any]
 Weigh = Literal["windows", "steps", "episodes"]
 HEAD, TAIL, NEXT, COUNT = 0, 1, 2, 3
-COMPLETED, DRAWABLE, EPISODES, RULE = 0, 1, 2, 3
+COMPLETED, DRAWABLE, EPISODES, RULE, NOT_FINITE = 0, 1, 2, 3, 7
 ALONE, LINKED = 2, 3
 NOTHING: Apart = []
+NOBODY: Ints = np.zeros(0, np.int64)
 ADDINGS = 64
 """Numbers of envs for which arrays are kept ready."""
 
@@ -45,6 +47,22 @@ class Rule(NamedTuple):
     def sparse(self) -> bool:
         """Whether it takes more to draw uniformly than to draw rows until one can be drawn."""
         return self.length > 1 or self.weigh == "episodes"
+
+
+class Change(NamedTuple):
+    """What a call is about to change, noted before it does, so that the next call can mend what was broken off."""
+
+    cut: Ints = NOBODY
+    """The envs whose episodes under way do not go on."""
+    envs: Ints = NOBODY
+    """The envs that get a row."""
+    tails: Ints = NOBODY
+    """The number up to which, for each of ``envs``, rows make way for it."""
+    since: int = 2**63 - 1
+    """Transitions stamped from here on are new."""
+    rule: Rule | None = None
+    """What could be drawn before, where that changes."""
+    clears: bool = False
 
 
 class Ring:
@@ -80,14 +98,17 @@ class Ring:
             raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
         self.state: Ints = np.zeros((num_envs, 4), np.int64)
-        self.counters: Ints = np.zeros(7, np.int64)
+        self.counters: Ints = np.zeros(8, np.int64)
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
         self.alone = any(path[0] == "next_obs" for path in store.leaves)
         """Whether each row is complete with a next observation of its own."""
         self.linked = self.alone and ordered
         """Whether such rows go on from one another."""
         self._rule = Rule()
-        self.counters[RULE:] = self._rule[:4]
+        self.counters[RULE:NOT_FINITE] = self._rule[:4]
+        self.pending: Change | _Adding | None = None
+        """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
+        it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
         self._ends: tuple[Any, Ints] | None = None
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         self._addings: dict[tuple[int, bool, bool], _Adding] = {}
@@ -118,6 +139,11 @@ class Ring:
         return int(self.counters[EPISODES])
 
     @property
+    def not_finite(self) -> int:
+        """How many rewards were NaN or infinite, of all that were ever added."""
+        return int(self.counters[NOT_FINITE])
+
+    @property
     def oldest(self) -> Ints:
         """The number of the oldest live row of each env, ``[N]``."""
         return np.maximum(self.state[:, TAIL], self.state[:, HEAD] - self.rows)
@@ -137,27 +163,35 @@ class Ring:
         """What can be drawn; set by the view that reads it.
 
         Raises:
-            SchemaError: windows of more than one step, where steps have no order.
+            SchemaError: it makes no sense, or windows of more than one step, where steps have no order.
         """
         return self._rule
 
     @rule.setter
     def rule(self, rule: Rule) -> None:
+        _require_rule(rule)
         if self.alone and rule.length > 1:
             raise SchemaError("sequences need steps in order that share observations; here each has its own")
         self._rule = rule
-        self.counters[RULE:] = rule[:4]
+        self.counters[RULE:NOT_FINITE] = rule[:4]
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
 
-    def add(self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool) -> Events:
+    def add(
+        self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool, cut: Ints | None = None
+    ) -> Events:
         """Store one more step of each of ``envs``, in turn.
+
+        Rows and counters change in one compiled call, which no exception comes between; large fields are written
+        before. From then on until the caller, who has a sampler to tell, sets :attr:`pending` to None, this can be
+        mended.
 
         Args:
             envs: int64 ``[K]``; no env more often than it has room.
             steps: the checked leaves ``[K, ...]`` of the store, in its order.
             final: the leaves of the final observations ``[K, ...]``, read where an episode ended.
             events: whether to tell which rows can be drawn from now on or no more.
+            cut: the envs whose episodes do not go on if this is broken off; default ``envs``.
 
         Returns:
             the places of the events, in order, with 1 where a row can be drawn now, 0 where it no longer can.
@@ -172,16 +206,57 @@ class Ring:
         if adding is None or adding.staged is not staged or adding.final is not ends:
             adding = self._adding(envs, staged, ends, events)
         if adding.envs is not envs:
-            adding.envs, adding.bound[0] = envs, envs.__array_interface__["data"][0]
+            adding.tails.fill(0)  # which were of others
+            adding.envs = NOBODY  # until the address is of the same
+            adding.bound[0] = envs.__array_interface__["data"][0]
+            adding.envs = envs
+        if events:
+            adding.since = self.counters.item(COMPLETED)
+        adding.cut = envs if cut is None else cut
         mode = LINKED if self.linked else ALONE if self.alone else int(final is not None)
+        before = self.pending
+        if apart:  # written first: a step that is counted is all there, and what it overwrites can be given up
+            self._plan(adding, mode)
+            self.pending = adding
+            store.write(apart, adding.places)
+            if ends_apart:
+                store.write(ends_apart, adding.finals)
+        self.pending = adding
         found = kernels.fast().add_bound(adding.bound, mode)
         if found < 0:
+            self.pending = before  # nothing was changed
             raise missing_final(int(envs[-1 - found]))
-        if apart:
-            store.write(apart, adding.places)
-        if ends_apart:
-            store.write(ends_apart, adding.finals)
         return (adding.where[:found], adding.opens[:found]) if events else self._none
+
+    def _plan(self, adding: _Adding, mode: int) -> None:
+        """Note where the rows will go, and up to which numbers others make way for them.
+
+        Raises:
+            FieldError: a final observation is missing.
+        """
+        found = kernels.fast().plan_bound(adding.bound, mode)
+        if found < 0:
+            raise missing_final(int(adding.envs[-1 - found]))
+
+    def mend(self) -> None:
+        """Make rows and counters agree after a call that was broken off; the sampler has to ``attach`` afterwards.
+
+        What such a call was to overwrite is given up, whether it was or not, and the episodes it was about do not go
+        on: whoever made it cannot know whether its steps are in. Doing so twice is doing it once.
+        """
+        change = self.pending
+        if change is None:
+            return
+        if change.clears:
+            self._forget()
+        np.maximum.at(self.state[:, TAIL], change.envs, change.tails[: len(change.envs)])
+        self.state[change.cut, NEXT] = 0
+        self.rule = change.rule or self._rule
+
+    @property
+    def unseen(self) -> int:
+        """Transitions with this stamp or a later one are new to a sampler that is asked to ``attach``."""
+        return self.completed if self.pending is None else self.pending.since
 
     def _adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> _Adding:
         """What :meth:`add` needs for as many envs; used again by the next such add."""
@@ -243,16 +318,39 @@ class Ring:
         return env * self.rows + numbers % self.rows
 
     def index_of(self, places: Ints, out: Any = None) -> Any:
-        """The public index ``number * N + env`` of live places."""
+        """The public index ``number * N + env`` of live places ``[B]``.
+
+        Raises:
+            ShapeError, DTypeError: they are no places of rows.
+        """
+        places = vector(places)
         index = np.empty(len(places), np.int64) if out is None else out
-        kernels.fast().ids_of(places, self.rows, self.state, index)
+        require_rows(places, kernels.fast().ids_of(places, self.rows, self.state, index), self.store.num_rows)
         return index
 
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
+        index = vector(index)
         places = np.empty(len(index), np.int64)
         bad = kernels.fast().live(index, self.rows, self.state, self.counters, self.step, self.stamp, places)
         return places, int(bad)
+
+    def require_anchors(self, places: Any) -> Ints:
+        """Places ``[B]`` that somebody else chose, as kernels take them.
+
+        Raises:
+            ShapeError, DTypeError: they are not places of rows that can be drawn; names the first.
+        """
+        chosen = vector(places)
+        found, unknown = self.find(self.index_of(chosen))
+        known = len(chosen) if unknown < 0 else unknown
+        wrong = np.flatnonzero(found[:known] != chosen[:known])
+        bad = int(wrong[0]) if len(wrong) else unknown
+        if bad >= 0:
+            raise ShapeError(
+                f"places: entry {bad} is {chosen[bad]}, a row that cannot be drawn; choose among ring.anchors()"
+            )
+        return chosen
 
     def interrupt(self, envs: Ints) -> Events:
         """The episodes under way in ``envs`` will not go on: their newest rows never become transitions.
@@ -260,6 +358,7 @@ class Ring:
         Returns:
             events as :meth:`add`: the transitions before those, where they end a shorter window.
         """
+        self.pending = Change(envs if self.pending is None else np.append(self.pending.cut, envs))
         if self._rule.length == 1:
             self.state[envs, NEXT] = 0
             return self._none
@@ -280,15 +379,20 @@ class Ring:
             found, copied = other.stamp[other.live_places(env)], places[self.stamp[places] >= since]
             copies.append(copied)
             stamps.append(found[found >= 0][-len(copied) :] if len(copied) else found[:0])
-        order = np.argsort(np.concatenate(stamps))
-        self.stamp[np.concatenate(copies)[order]] = np.arange(self.completed - len(order), self.completed)
+        order, new = np.argsort(np.concatenate(stamps)), self.stamp.copy()
+        new[np.concatenate(copies)[order]] = np.arange(self.completed - len(order), self.completed)
         for places in of_env:  # what is no transition comes before the next one
-            stamp = self.stamp[places]
+            stamp = new[places]
             following = np.minimum.accumulate(np.where(stamp < 0, self.completed, stamp)[::-1])[::-1]
-            self.stamp[places] = np.where(stamp < 0, -1 - following, stamp)
+            new[places] = np.where(stamp < 0, -1 - following, stamp)
+        self.stamp[...] = new  # at once: an exception comes before it or after it
 
     def clear(self) -> None:
         """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one."""
+        self.pending = Change(clears=True)
+        self._forget()
+
+    def _forget(self) -> None:
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
         self.counters[DRAWABLE] = 0
 
@@ -357,16 +461,34 @@ class _Adding:
         size: how many events there may be.
     """
 
-    __slots__ = ("bound", "envs", "final", "finals", "opens", "places", "staged", "where")
+    __slots__ = ("bound", "cut", "envs", "final", "finals", "opens", "places", "since", "staged", "tails", "where")
+    rule, clears = None, False
+    """With ``cut``, ``envs``, ``tails`` and ``since`` it is a :class:`Change`, too, which so costs nothing to make."""
 
     def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
         self.envs, self.staged, self.final = envs, staged, final
-        self.places, self.finals, self.where = (np.zeros(n, np.int64) for n in (len(envs), len(envs), size))
+        count, self.cut, self.since = len(envs), envs, 0
+        self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
         self.opens, store = np.zeros(size, np.uint8), ring.store
         self.bound: Ints = kernels.fast().bind_add(
             envs, staged, final, store.flags, store.sizes, store.target, ring.rows, ring.state, ring.counters,
-            ring.step, ring.stamp, ring.order, self.places, self.finals, self.where, self.opens,
+            ring.step, ring.stamp, ring.order, self.places, self.finals, self.where, self.opens, self.tails,
         )  # fmt: skip
+
+
+def _require_rule(rule: Rule) -> None:
+    """Refuse what no view of relive's own asks for, and kernels cannot do.
+
+    Raises:
+        SchemaError: rows that are not there, or windows that have no steps.
+    """
+    history, length, stride, tails, weigh = rule
+    counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
+    if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in get_args(Weigh)):
+        raise SchemaError(
+            f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, all "
+            f"below 2**31, tails True or False, and weigh one of {get_args(Weigh)}"
+        )
 
 
 def missing_final(env: int) -> FieldError:

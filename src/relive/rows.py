@@ -11,12 +11,13 @@ from torch import Tensor
 
 from . import kernels
 from .checks import numpy_dtype, numpy_view
+from .errors import ShapeError
 from .layout import LARGE_FIELD, RowLayout, batch_layout, field_groups, row_layout, typed
 from .memory import SMALL, Recycled, zeroed
 from .schema import Field, Path, dotted
-from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows
+from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows, as_places, require_rows, vector
 
-__all__ = ["PackedRows", "ReplayRows", "require_dump", "staged_leaves"]
+__all__ = ["PackedRows", "ReplayRows", "beyond", "require_dump", "staged_leaves"]
 
 READ = ("reward", "terminated", "truncated", "_stamp", "_step")
 """What the kernel of windows reads of a step, in its order."""
@@ -109,7 +110,7 @@ class ReplayRows:
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
         self.arrays = self.layout.arrays(self._bytes)
         self.sizes = np.array([self.layout.starts[3], self.layout.starts[1]], np.int64)
-        self.flags = np.array([self.layout.offsets[name,] for name in ("terminated", "truncated")], np.int64)
+        self.flags = np.array([self.layout.offsets[name,] for name in ("terminated", "truncated", "reward")], np.int64)
         self._staged: dict[tuple[str, int], tuple[Array, list[Any]]] = {}
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
@@ -144,16 +145,16 @@ class ReplayRows:
 
     def write(self, apart: Apart, places: Ints) -> None:
         """See :class:`Store`."""
-        kept = places >= 0
         for path, value in apart:
-            array = numpy_view(value.detach()) if type(value) is Tensor else value
-            self.blocks[path][places[kept]] = array[kept]
+            array, block = numpy_view(value.detach()) if type(value) is Tensor else value, self.blocks[path]
+            rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
+            kernels.fast().scatter_rows(rows, places, _bytes_of(block), rows.shape[1])
 
     def windows(
         self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
     ) -> Windows:
         """See :class:`Store`."""
-        batch = self.planned.batch
+        places, batch = vector(places), self.planned.batch
         out, last = np.empty((len(places), batch.nbytes), np.uint8), np.empty(len(places), np.int64)
         self.plan(places, rows, steps, gamma, state, out, last)
         if amend is not None:
@@ -162,8 +163,11 @@ class ReplayRows:
 
     def plan(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, out: Array, last: Ints) -> None:
         """The rows of a batch, ``out`` (uint8 ``[B, W]``), made in one pass; and ``last`` of :class:`Windows`."""
+        if len(state) * rows != self.num_rows:
+            raise ShapeError(f"windows: expected the ring's own rows and state, got {len(state)} envs of {rows} rows")
         _, at, to, copied = self.planned
-        kernels.fast().windows(places, rows, steps, gamma, state, self._bytes, at, out, to, copied, last)
+        bad = kernels.fast().windows(places, rows, steps, gamma, state, self._bytes, at, out, to, copied, last)
+        require_rows(places, bad, self.num_rows)
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """See :class:`Store`."""
@@ -171,25 +175,32 @@ class ReplayRows:
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """See :class:`Store`."""
-        return {path: self._gather(path, where) for path in paths}
+        places = as_places(where)
+        return {path: self._gather(path, places) for path in paths}
 
     def _gather(self, path: Path, where: Ints) -> Tensor:
         field = self.leaves[path]
         if path not in self.blocks:
+            require_rows(where.reshape(-1), beyond(where, self.num_rows), self.num_rows)
             picked: Any = self.arrays[path][where]
             picked[where < 0] = 0
             return typed(picked, field.dtype)
         source, target, rows = self._batch_of(path, where)
-        kernels.fast().gather_rows(source, where.reshape(-1), rows, 0, field.nbytes)
+        flat = where.reshape(-1)
+        require_rows(flat, kernels.fast().gather_rows(source, flat, rows, 0, field.nbytes), self.num_rows)
         return typed(target, field.dtype)
 
     def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
         """See :class:`Store`."""
+        now, then = as_places(now), as_places(then)
         if path not in self.blocks:
             return self._gather(path, now), self._gather(path, then)
+        if now.ndim != 2 or now.shape != then.shape:
+            raise ShapeError(f"places: expected [B, depth] twice, got {now.shape} and {then.shape}")
         source, target, rows = self._batch_of(path, now)
         _, following, next_rows = self._batch_of(path, then)
-        kernels.fast().gather_pairs(source, now, then, rows, next_rows)
+        bad = kernels.fast().gather_pairs(source, now, then, rows, next_rows)
+        require_rows(np.maximum(now, then).max(1, initial=0), bad, self.num_rows)
         dtype = self.leaves[path].dtype
         return typed(target, dtype), typed(following, dtype)
 
@@ -199,12 +210,14 @@ class ReplayRows:
         # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
         target = np.empty((*where.shape, *field.shape), numpy_dtype(field.dtype))
         rows = target.reshape(-1).view(np.uint8).reshape(where.size, field.nbytes)
-        return self.blocks[path].reshape(self.num_rows, -1).view(np.uint8), target, rows
+        return _bytes_of(self.blocks[path]), target, rows
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """See :class:`Store`."""
-        rows = np.empty((places.size, self.layout.nbytes), np.uint8)
-        kernels.fast().gather_rows(self._bytes, places.reshape(-1), rows, 0, self.layout.nbytes)
+        places = as_places(places)
+        rows, flat = np.empty((places.size, self.layout.nbytes), np.uint8), places.reshape(-1)
+        bad = kernels.fast().gather_rows(self._bytes, flat, rows, 0, self.layout.nbytes)
+        require_rows(flat, bad, self.num_rows)
         packed = self.layout.arrays(rows.reshape(*places.shape, self.layout.nbytes))
         return {
             path: self._gather(path, places) if path in self.blocks else typed(packed[path], self.leaves[path].dtype)
@@ -230,6 +243,16 @@ class ReplayRows:
         self._bytes[places] = rows
         for path, block in self.blocks.items():
             block[places] = numpy_view(large[path])
+
+
+def _bytes_of(block: Array) -> Array:
+    """A block as rows of bytes."""
+    return block.reshape(len(block), -1).view(np.uint8)
+
+
+def beyond(places: Ints, rows: int) -> int:
+    """The first place that is beyond the last row, or -1."""
+    return -1 if places.max(initial=-1) < rows else int((places.reshape(-1) >= rows).argmax())
 
 
 def staged_leaves(leaves: Iterable[Path], role: str) -> list[Path]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .errors import InvariantError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from .parameters import Rule, checked, is_count, is_flag, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
-from .weights import WindowWeights, draw_recent, nothing_to_draw
+from .weights import WindowWeights, draw_recent, nothing_to_draw, require_weights
 
 __all__ = ["LARGEST_ERROR", "Extras", "Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement"]
 
@@ -27,10 +27,18 @@ Extras = dict[str, NDArray[Any]]
 
 
 class Sampler(Protocol):
-    """Draws anchors of a ring."""
+    """Draws anchors of a ring.
+
+    One that keeps something of the ring may have ``check()``, which raises an InvariantError where that contradicts
+    what can be drawn; :meth:`relive.ReplayBuffer.check` calls it.
+    """
 
     def attach(self, ring: Ring) -> None:
-        """Get to know the ring it draws from; called before anything else, and again when its rule has changed."""
+        """Get to know the ring it draws from; called before anything else, and again when its rule has changed.
+
+        It is also called after an exception, such as Ctrl-C, has broken off a call that writes: what it was told, or was
+        to be told, by :meth:`changed` may then be only half of what happened, and it starts from ``ring.anchors()``.
+        """
         ...
 
     @property
@@ -112,6 +120,15 @@ class Uniform:
             raise nothing_to_draw(self._ring)
         return places, {}
 
+    def check(self) -> None:
+        """Test that of sequences just those are noted that can be drawn.
+
+        Raises:
+            InvariantError: naming the first place where that is not so.
+        """
+        if self._windows is not None:
+            self._windows.check()
+
     def state_dict(self) -> dict[str, Any]:
         """Nothing: draws are functions of their keys."""
         return {}
@@ -136,8 +153,8 @@ class WithoutReplacement:
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
-        self._order: Ints = np.empty(0, np.int64)
-        self._next = 0
+        self._rest: Ints = np.empty(0, np.int64)
+        """The indices that the epoch has still to serve."""
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
@@ -166,27 +183,38 @@ class WithoutReplacement:
             raise ShapeError(f"sample({count}): there are {ring.drawable} {items} to draw without replacement")
         found: list[Ints] = []
         missing = span = count
-        epoch = 0
+        rest, epoch = self._rest, 0
         while missing:
-            if self._next >= len(self._order):
+            if not len(rest):
                 index = ring.index_of(ring.anchors())
-                self._order = index[kernels.permutation(len(index), key, epoch).numpy()]
-                self._next, epoch = 0, epoch + 1
-            places, _ = ring.find(self._order[self._next : self._next + span])
+                rest, epoch = index[kernels.permutation(len(index), key, epoch).numpy()], epoch + 1
+            places, _ = ring.find(rest[:span])
             alive = np.flatnonzero(places >= 0)[:missing]
             found.append(places[alive])
             missing -= len(alive)
-            self._next += len(places) if missing else int(alive[-1]) + 1
+            rest = rest[len(places) if missing else int(alive[-1]) + 1 :]
             span *= 2  # so that a long run of what has left the buffer is soon passed
+        self._rest = rest  # at once: a draw that is broken off has served nothing
         return np.concatenate(found), {}
+
+    def check(self) -> None:
+        """Test that the epoch consists of transitions that there were.
+
+        Raises:
+            InvariantError: one was never added.
+        """
+        if self._ring is not None:
+            _, unknown = self._ring.find(self._rest)
+            if unknown >= 0:
+                raise InvariantError(f"sampler: the epoch has index {self._rest[unknown]}, which was never issued")
 
     def state_dict(self) -> dict[str, Any]:
         """The rest of the epoch."""
-        return {"order": self._order[self._next :].copy()}
+        return {"order": self._rest.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with that epoch."""
-        self._order, self._next = np.array(state["order"], np.int64), 0
+        self._rest = np.array(state["order"], np.int64)
 
     def __repr__(self) -> str:
         return "WithoutReplacement()"
@@ -198,6 +226,17 @@ def _is_beta(beta: Any) -> bool:
         return is_number(beta, 0)
     schedule = cast("tuple[Any, ...]", beta)
     return len(schedule) == 3 and is_number(schedule[0], 0) and is_number(schedule[1], 0) and is_count(schedule[2], 1)
+
+
+class _Weighing(NamedTuple):
+    """What belongs together in priorities, so that one assignment changes all of it."""
+
+    alpha: float
+    eps: float
+    errors: NDArray[np.float32]
+    """The TD error of each row; those of rows that cannot be drawn mean nothing."""
+    tree: SumTree
+    """(error + eps)^alpha of each row that can be drawn, 0 of the others."""
 
 
 @checked(
@@ -252,9 +291,9 @@ class Prioritized:
         eta: float = 0.9,
     ) -> None:
         self._ring: Ring | None = None
-        self._fresh: tuple[float, float] | None = None
+        self._weighing = _Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until there is a ring
+        self._fresh: tuple[float, float, _Weighing] | None = None
         """The error of new transitions, and what that weighs: it is the same again and again."""
-        self._alpha, self._eps = 0.0, 0.0
         self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
         self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
         self._largest, self._draws = 1.0, 0
@@ -262,31 +301,40 @@ class Prioritized:
     @property
     def alpha(self) -> float:
         """How much priorities matter; a change takes effect at once on everything stored."""
-        return self._alpha
+        return self._weighing.alpha
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._reweigh(alpha, self._eps)
+        self._reweigh(alpha, self._weighing.eps)
 
     @property
     def eps(self) -> float:
         """What a transition without error is worth; a change takes effect at once, too."""
-        return self._eps
+        return self._weighing.eps
 
     @eps.setter
     def eps(self, eps: float) -> None:
-        self._reweigh(self._alpha, eps)
+        self._reweigh(self._weighing.alpha, eps)
+
+    @property
+    def _tree(self) -> SumTree:
+        return self._weighing.tree
+
+    @property
+    def _errors(self) -> NDArray[np.float32]:
+        return self._weighing.errors
 
     def attach(self, ring: Ring) -> None:
         """Give every transition that can be drawn its priority, and no other row one."""
         _refuse_weights(ring, self)
-        places = ring.anchors()
-        if self._ring is not ring:
-            self._ring = only(self._ring, ring, self)
-            self._errors = np.full(ring.num_envs * ring.rows, self._new_error(), np.float32)
-        else:  # what could not be drawn through the last view is new
-            self._errors[places[self._tree.get(places) == 0]] = self._new_error()
-        self._rebuild(places)
+        places, errors = ring.anchors(), self._errors
+        if self._ring is None:
+            errors = np.full(ring.num_envs * ring.rows, self._new_error(), np.float32)
+        elif only(self._ring, ring, self):  # what could not be drawn through the last view is new
+            new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
+            errors[places[new]] = self._new_error()
+        self._weighing = self._weighed(places, errors, self.alpha, self.eps)
+        self._ring = ring
 
     def nbytes(self, rows: int) -> int:
         """The errors, float32, and the tree of priorities."""
@@ -295,10 +343,11 @@ class Prioritized:
     def changed(self, places: Ints, opens: Any) -> None:
         """New transitions get the default error; what can no longer be drawn gets no weight."""
         error = self._largest if self.default_error is None else self.default_error
-        if self._fresh is None or self._fresh[0] != error:
-            self._fresh = error, float(self._weights(self._new_error()))
-        self._errors[places] = error
-        self._tree.set(places, opens * self._fresh[1])
+        weighing, fresh = self._weighing, self._fresh
+        if fresh is None or fresh[0] != error or fresh[2] is not weighing:
+            fresh = self._fresh = error, float(self._weights(self._new_error())), weighing
+        weighing.errors[places] = error
+        weighing.tree.set(places, opens * fresh[1])
 
     def update(self, places: Ints, errors: Any) -> None:
         """The transitions at ``places`` have these |TD errors| (float32)."""
@@ -307,7 +356,7 @@ class Prioritized:
         except NotFiniteError as error:  # before anything has changed
             raise NotFiniteError(
                 f"td_error: (|TD error| + eps)^alpha of one of {errors.max():.3g} would be too large for a sum with "
-                f"alpha={self._alpha!r}; mend the loss, or choose a smaller alpha"
+                f"alpha={self.alpha!r}; mend the loss, or choose a smaller alpha"
             ) from error
         self._errors[places] = errors
         self._largest = max(self._largest, float(errors.max(initial=0.0)))
@@ -358,6 +407,16 @@ class Prioritized:
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
 
+    def check(self) -> None:
+        """Test that each transition that can be drawn has the priority of its error, and no other row has one.
+
+        Raises:
+            InvariantError: naming the first place where that is not so.
+        """
+        if self._ring is not None:
+            places = self._ring.anchors()
+            require_weights(self._tree, places, self._weights(self._errors[places]))
+
     def state_dict(self) -> dict[str, Any]:
         """The errors of all rows, the largest seen, and how far a schedule of beta has come."""
         return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
@@ -374,37 +433,35 @@ class Prioritized:
             raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {errors.shape}")
         if not (np.isfinite(errors).all() and (errors >= 0).all()):
             raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
-        self._errors, self._largest, self._draws = errors, float(state["largest"]), int(state["draws"])
-        self._rebuild(cast("Ring", self._ring).anchors())
+        self._largest, self._draws = float(state["largest"]), int(state["draws"])
+        self._weighing = self._weighed(cast("Ring", self._ring).anchors(), errors, self.alpha, self.eps)
 
-    def _rebuild(self, places: Ints) -> None:
-        """Weigh these rows by their errors, and no others."""
-        tree = SumTree(len(self._errors))
-        tree.set([0], self._weights(self._new_error()))  # what comes next has to fit as well
+    def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> _Weighing:
+        """These rows weighed by their errors, and no others."""
+        tree = SumTree(len(errors))
+        tree.set([0], _powers(self._new_error(), alpha, eps))  # what comes next has to fit as well
         tree.set([0], 0.0)
-        tree.set(places, self._weights(self._errors[places]))
-        self._tree = tree
+        tree.set(places, _powers(errors[places], alpha, eps))
+        return _Weighing(alpha, eps, errors, tree)
 
     def _reweigh(self, alpha: float, eps: float) -> None:
         """Weigh all rows anew, or leave them as they are if a weight would be too large."""
-        before = self._alpha, self._eps
-        self._alpha, self._eps, self._fresh = alpha, eps, None
-        if self._ring is not None:
-            try:
-                self._rebuild(self._ring.anchors())
-            except NotFiniteError as error:
-                self._alpha, self._eps, self._fresh = *before, None
-                raise NotFiniteError(
-                    f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of what is stored would be "
-                    "too large for a sum; choose smaller ones"
-                ) from error
+        if self._ring is None:
+            self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
+            return
+        try:
+            self._weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of what is stored would be "
+                "too large for a sum; choose smaller ones"
+            ) from error
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
 
     def _weights(self, errors: Any) -> Any:
-        with np.errstate(over="ignore"):  # the tree refuses what is not finite
-            return (np.asarray(errors, np.float64) + self._eps) ** self._alpha
+        return _powers(errors, self.alpha, self.eps)
 
     def _beta_now(self) -> float:
         if not isinstance(self.beta, tuple):
@@ -414,9 +471,15 @@ class Prioritized:
 
     def __repr__(self) -> str:
         return (
-            f"Prioritized({self._alpha}, {self.beta}, eps={self._eps}, stratified={self.stratified}, "
+            f"Prioritized({self.alpha}, {self.beta}, eps={self.eps}, stratified={self.stratified}, "
             f"normalize={self.normalize!r}, default_error={self.default_error}, eta={self.eta})"
         )
+
+
+def _powers(errors: Any, alpha: float, eps: float) -> Any:
+    """(errors + eps)^alpha."""
+    with np.errstate(over="ignore"):  # the tree refuses what is not finite
+        return (np.asarray(errors, np.float64) + eps) ** alpha
 
 
 _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number above 0, up to 1")
@@ -528,6 +591,10 @@ class Recent:
             fraction = slope / steepest[0] if slope > 0 else slope / steepest[1] if slope < 0 else 0.0
             self.progress = fraction
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
+
+    def check(self) -> None:
+        """As the inner sampler."""
+        self.inner.check()
 
     def state_dict(self) -> dict[str, Any]:
         """eta, the returns it follows, and the inner sampler's state."""

@@ -18,7 +18,7 @@ from .parameters import GAMMA_RULE, checked, is_count, is_flag
 from .ring import Ints, Ring, Rule, Weigh
 from .schema import Field, Path
 from .sequences import Overlap, padding, stride_of
-from .store import Store
+from .store import Store, require_rows, vector
 
 __all__ = ["FACTS", "Sequence"]
 
@@ -167,14 +167,16 @@ class Sequence:
         batch = self._layouts.get(store)
         if batch is None:
             batch = self._layouts[store] = _Batch(store)
+        places = vector(places)
         count, rows = len(places), self.rows
         shape = (rows, count) if self.time_first else (count, rows)
         out, facts = np.empty((rows * count, batch.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
         table = np.empty(rows * count if batch.apart else 0, np.int64)
-        kernels.fast().read_sequences(
+        bad = kernels.fast().read_sequences(
             places, ring.rows, self.burn_in, self.n, self.gamma, ring.state, ring.counters, ring.step, store.target,
             batch.at, self.time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
         )  # fmt: skip
+        require_rows(places, bad, store.num_rows)
         starts = np.zeros(shape, np.bool_)
         starts[0 if self.time_first else (slice(None), 0)] = ring.step[facts[5]] == 0
         packed, is_start, known = store.tensors(out.reshape(*shape, batch.layout.nbytes), starts, facts[:5])

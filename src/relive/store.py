@@ -10,13 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .errors import DTypeError, ShapeError
 from .layout import RowLayout
 from .schema import Field, Path
 
-__all__ = ["Amend", "Apart", "Array", "Ints", "Store", "Where", "WindowBytes", "Windows"]
+__all__ = [
+    "Amend", "Apart", "Array", "Ints", "Store", "Where", "WindowBytes", "Windows", "as_places", "require_rows", "vector",
+]  # fmt: skip
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
+_INT64 = np.dtype(np.int64)
+LAST = np.iinfo(np.int64).max
 
 Where = Any
 """Places of rows as a store looks them up fastest: int64, an array or a tensor on its device."""
@@ -28,6 +33,50 @@ Apart = list[tuple[Any, Any]]
 Amend = Callable[[Array, Ints], None]
 """Changes the windows of a batch, packed as :attr:`Store.planned` says (uint8 ``[B, W]``), and their last places,
 before what depends on where they end is read."""
+
+
+def as_places(places: Any) -> Ints:
+    """Places ``[...]`` as kernels take them: int64, in one piece.
+
+    Raises:
+        DTypeError, ShapeError: they are no array of whole numbers.
+    """
+    if places.__class__ is np.ndarray and places.dtype is _INT64 and places.flags.c_contiguous:
+        return places
+    try:
+        given = np.asarray(places)
+    except ValueError as error:
+        raise ShapeError(f"places: expected an array of int64 ({error})") from error
+    if given.size and given.dtype.kind not in "iu":
+        raise DTypeError(f"places: expected int64, got {given.dtype}; pass what a sampler drew, or ring.anchors()")
+    if given.dtype.kind == "u" and given.max(initial=0) > LAST:
+        raise ShapeError(f"places: {given.max()} is none of any row; pass what a sampler drew, or ring.anchors()")
+    return np.asarray(given, np.int64, order="C")
+
+
+def vector(places: Any) -> Ints:
+    """Places ``[B]`` as kernels take them.
+
+    Raises:
+        DTypeError, ShapeError: they are no whole numbers, or have not one axis.
+    """
+    found = as_places(places)
+    if found.ndim != 1:
+        raise ShapeError(f"places: expected one axis [B], got shape {found.shape}")
+    return found
+
+
+def require_rows(places: Ints, bad: int, rows: int) -> None:
+    """Refuse what a kernel found among places, unless that is -1.
+
+    Raises:
+        ShapeError: entry ``bad`` is no place that can be read.
+    """
+    if bad >= 0:
+        raise ShapeError(
+            f"places: entry {bad} is {places[bad]}, which is none of the {rows} rows, or not one that such a batch can "
+            "be read from; pass what a sampler drew, or ring.anchors()"
+        )
 
 
 class WindowBytes(NamedTuple):
@@ -73,7 +122,7 @@ class Store(Protocol):
     groups: tuple[dict[Path, Field], ...]
     """What of a step is in ``target``: of its observation, its other fields, and a next observation of its own."""
     flags: Ints
-    """At which bytes of a row of ``target`` terminated and truncated are."""
+    """At which bytes of a row of ``target`` terminated, truncated and the reward are."""
     planned: WindowBytes
     """How windows are planned, in RAM."""
     sizes: Ints

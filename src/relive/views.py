@@ -15,7 +15,7 @@ from .parameters import GAMMA_RULE, checked, is_count, is_names
 from .ring import Ints, Ring, Rule
 from .schema import Path
 from .storage import as_host
-from .store import Amend, Windows
+from .store import Amend, Windows, require_rows, vector
 
 __all__ = ["FrameStack", "NStep", "Transition", "View", "read_windows", "rule_of", "time_first_of"]
 
@@ -181,6 +181,7 @@ class FrameStack:
         """
         if ring.alone:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
+        places = vector(places)
         store, found = ring.store, self.window.windows(ring, places)
         members = {path[1:2] for path in store.leaves if path[0] == "obs"}
         unknown = [key for key in self.keys or () if (key,) not in members]
@@ -202,5 +203,6 @@ class FrameStack:
 
     def _frames(self, ring: Ring, places: Ints) -> Ints:
         frames = np.empty((len(places), self.depth), np.int64)
-        kernels.fast().stack_places(places, ring.rows, self.depth, self.pad == "repeat", ring.step, frames)
+        bad = kernels.fast().stack_places(places, ring.rows, self.depth, self.pad == "repeat", ring.step, frames)
+        require_rows(places, bad, ring.store.num_rows)
         return frames

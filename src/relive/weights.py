@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import EmptyError
+from .errors import EmptyError, InvariantError
 from .kernels.reference.random import mix
 from .ring import Ints, Ring
 from .sumtree import SumTree
 
-__all__ = ["WindowWeights", "draw_recent", "nothing_to_draw"]
+__all__ = ["WindowWeights", "draw_recent", "nothing_to_draw", "require_weights"]
 
 Doubles = NDArray[np.float64]
 
@@ -63,6 +63,15 @@ class WindowWeights:
         if ring.rule.weigh == "episodes":
             return self._of_episodes(places, oldest, _uniform(count, mix(key), 1.0))
         return places
+
+    def check(self) -> None:
+        """Test that just the windows that can be drawn have a weight, and the right one.
+
+        Raises:
+            InvariantError: naming the first place that does not.
+        """
+        every = np.arange(len(self._tree))
+        require_weights(self._tree, every, WindowWeights(self._ring)._tree.get(every))
 
     def _weights(self, places: Ints) -> Any:
         if self._ring.rule.weigh != "steps":
@@ -139,6 +148,22 @@ def nothing_to_draw(ring: Ring | None) -> EmptyError:
         f"add steps. It takes the {rule.history + 1} rows up to its end, or its whole episode, among the newest "
         f"{ring.rows} of its env: a buffer of more rows holds more of them"
     )
+
+
+def require_weights(tree: SumTree, places: Ints, weights: Doubles) -> None:
+    """Test that a tree is sound, and that these places and no others have a weight: these.
+
+    Raises:
+        InvariantError: naming the first place that has another one.
+    """
+    tree.check()
+    expected = np.zeros(len(tree))
+    expected[places] = weights
+    found = tree.get(np.arange(len(tree)))
+    wrong = ~np.isclose(found, expected, rtol=1e-9, atol=0.0)  # powers of arrays and of numbers may round differently
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise InvariantError(f"sampler: place {at} has the weight {found[at]}; what is stored there has {expected[at]}")
 
 
 def _uniform(count: int, key: int, total: float) -> Doubles:

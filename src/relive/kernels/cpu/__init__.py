@@ -1,6 +1,6 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .bound import add_bound, bind_add
+from .bound import add_bound, bind_add, plan_bound
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation, uniforms
@@ -14,6 +14,7 @@ from .ring import (
     gather_rows,
     ids_of,
     live,
+    plan_rows,
     scatter_rows,
     stack_places,
     window,
@@ -55,6 +56,8 @@ __all__ = [
     "mark_windows",
     "masses",
     "permutation",
+    "plan_bound",
+    "plan_rows",
     "plan_windows",
     "read_sequences",
     "relabel_windows",

@@ -61,6 +61,8 @@ def _look_up(
         newest = state[e, HEAD] - 1
         back = remainder(newest, rows, inverse) - offset
         number = newest - (back if back >= 0 else back + rows)
+        if number < max(state[e, TAIL], state[e, HEAD] - rows):
+            continue
         entry = place - offset + remainder(episode_of(e, place, number, state, order), rows, inverse)
         prefetch(ends, entry)
         which[found], spans[FIRST, found], spans[END, found], spans[AIM, found] = i, number, entry, e

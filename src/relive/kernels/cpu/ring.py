@@ -3,9 +3,9 @@
 Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at place e * rows + id % rows. ``state`` is
 ``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
 many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
-``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], and then the rule of what can
-be drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells. ``stamp`` of a
-complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
+``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], then the rule of what can be
+drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells, and last how many rewards
+were NaN or infinite. ``stamp`` of a complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
 it was written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.ring import LONGEST
 from .jit import address_t, fetch, jit, memcpy, mix, remainder
 from .random import uniform
 from .sequences import HISTORY, LENGTH, STRIDE, TAILS, ends_full, ends_window
@@ -29,6 +30,7 @@ __all__ = [
     "gather_rows",
     "ids_of",
     "live",
+    "plan_rows",
     "scatter_rows",
     "stack_places",
     "windows",
@@ -37,7 +39,7 @@ __all__ = [
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
 HEAD, TAIL, NEXT, DONE = 0, 1, 2, 3
-COMPLETED, DRAWABLE, EPISODES = 0, 1, 2
+COMPLETED, DRAWABLE, EPISODES, NOT_FINITE = 0, 1, 2, 7
 ALONE, LINKED, LAST = 2, 3, 4
 PATIENCE = 100
 """Draws that may miss before the anchors are counted out one by one."""
@@ -58,7 +60,8 @@ def append(
     for i in range(envs.size):
         e = envs[i]
         number, tail, index, count, begin = state[e, HEAD], state[e, TAIL], state[e, NEXT], state[e, DONE], e * rows
-        place = begin + remainder(number, rows, inverse)
+        index = index if index < LONGEST else 0
+        place, cut = begin + remainder(number, rows, inverse), index + 1 >= LONGEST and ended[i] == 0
         old, oldest = number - rows, max(tail, number + 1 - rows)
         if old >= tail:
             closed = _close(
@@ -70,11 +73,12 @@ def append(
             before = (place if place > begin else begin + rows) - 1
             stamp[before], order[before] = completed, count
             completed, count = completed + 1, count + 1
-            opens = number - 1 - min(index - 1, history) >= oldest and ends_full(index - 1, length, stride)
+            opens = number - 1 - min(index - 1, history) >= oldest
+            opens = opens and ((cut and tails) or ends_full(index - 1, length, stride))
             opened = _open(before, opens, event_places, event_opens, events)
             drawable, events = drawable + opened, events + (opened if event_places.size else 0)
         order[place] = count
-        number, index, finals[i] = number + 1, index + 1, -1
+        number, index, finals[i] = number + 1, 0 if cut else index + 1, -1
         if ended[i] == 1:
             final = place + 1 if place + 1 < begin + rows else begin
             old, oldest = number - rows, max(tail, number + 1 - rows)
@@ -94,7 +98,7 @@ def append(
             opens = own - min(index - 1, history) >= oldest and (tails or ends_full(index - 1, length, stride))
             opened = _open(place, opens, event_places, event_opens, events)
             drawable, events = drawable + opened, events + (opened if event_places.size else 0)
-            index = index if ended[i] == LINKED else 0
+            index = index if ended[i] == LINKED and index < LONGEST else 0
             episodes += int(ended[i] == LAST)
         places[i] = place
         state[e, HEAD], state[e, NEXT], state[e, DONE] = number, index, count
@@ -278,12 +282,15 @@ def _count_out(
 
 
 @jit
-def ids_of(places: Ints, rows: int, state: Ints, index: Any) -> None:
+def ids_of(places: Ints, rows: int, state: Ints, index: Any) -> int:
     """See :func:`relive.kernels.reference.ring.ids_of`."""
     envs = state.shape[0]
     for i in range(places.size):
+        if not 0 <= places[i] < envs * rows:
+            return i
         e = places[i] // rows
         index[i] = _number_at(places[i], e, rows, state) * envs + e
+    return -1
 
 
 @jit
@@ -303,7 +310,7 @@ def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: 
 def windows(
     places: Ints, rows: int, steps: int, gamma: float, state: Ints, source: Any, at: Ints, out: Any, to: Ints,
     sizes: Ints, last: Ints,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.ring.windows`."""
     envs, inverse = state.shape[0], 1.0 / rows
     width, wide = source.shape[1], out.shape[1]
@@ -313,6 +320,8 @@ def windows(
     out_ints, out_floats = out.reshape(-1).view(np.int32), out.reshape(-1).view(np.float32)
     here, there = source.ctypes.data, out.ctypes.data
     for i in range(places.size):
+        if not 0 <= places[i] < source.shape[0]:
+            return i
         fetch(source, places[i] * width, 2 * width)
     for i in range(places.size):
         place, row = places[i], i * wide
@@ -346,28 +355,37 @@ def windows(
             memcpy(address_t(there + row + sizes[1]), address_t(here + place * width), np.intp(sizes[2]))
         elif own and k > 1:
             memcpy(address_t(there + row + sizes[1]), address_t(here + before * width + sizes[3]), np.intp(sizes[4]))
+    return -1
 
 
 @jit
-def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) -> None:
+def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) -> int:
     """See :func:`relive.kernels.reference.ring.gather_rows`."""
     here, there = source.ctypes.data, out.ctypes.data + start
     for i in range(places.size):
         target = there + i * out.shape[1]
+        if places[i] >= source.shape[0]:
+            return i
         if places[i] >= 0:
             memcpy(address_t(target), address_t(here + places[i] * source.shape[1]), np.intp(nbytes))
         else:
             out[i, start : start + nbytes] = 0
+    return -1
 
 
 @jit
-def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> None:
+def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> int:
     """See :func:`relive.kernels.reference.ring.gather_pairs`."""
     depth = now.shape[1]
     for i in range(now.shape[0]):
         item = slice(i * depth, (i + 1) * depth)
-        gather_rows(source, now[i], out_now[item], 0, source.shape[1])
-        gather_rows(source, then[i], out_then[item], 0, source.shape[1])
+        bad = max(
+            gather_rows(source, now[i], out_now[item], 0, source.shape[1]),
+            gather_rows(source, then[i], out_then[item], 0, source.shape[1]),
+        )
+        if bad >= 0:
+            return i
+    return -1
 
 
 @jit
@@ -381,15 +399,18 @@ def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
 
 
 @jit
-def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> None:
+def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> int:
     """See :func:`relive.kernels.reference.ring.stack_places`."""
     for i in range(places.size):
         place = places[i]
+        if not 0 <= place < step.size:
+            return i
         begin = place // rows * rows
         for back in range(depth):
             reach = min(back, step[place])
             offset = (place - begin - reach) % rows
             out[i, depth - 1 - back] = begin + offset if reach == back or repeat else -1
+    return -1
 
 
 @jit
@@ -403,6 +424,26 @@ def anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, out: 
                 out[found] = place
                 found += 1
     return found
+
+
+@jit
+def plan_rows(
+    envs: Ints, mode: int, staged: Any, flags: Ints, rows: int, state: Ints, places: Ints, finals: Ints, tails: Ints
+) -> int:
+    """See :func:`relive.kernels.reference.ring.plan_rows`."""
+    heads, inverse = state[:, HEAD].copy(), 1.0 / rows
+    for i in range(envs.size):
+        e, ended = envs[i], staged[i, flags[0]] | staged[i, flags[1]]
+        if ended and mode == 0:
+            return -1 - i
+        places[i], finals[i] = e * rows + remainder(heads[e], rows, inverse), -1
+        heads[e] += 1
+        if ended and mode == 1:
+            finals[i] = e * rows + remainder(heads[e], rows, inverse)
+            heads[e] += 1
+    for i in range(envs.size):
+        tails[i] = heads[envs[i]] - rows
+    return 0
 
 
 @jit
@@ -429,4 +470,8 @@ def add_rows(
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:
         scatter_rows(final, finals, target, sizes[1])
+    floats, wide = staged.reshape(-1).view(np.float32), staged.shape[1]
+    for i in range(envs.size):
+        if not np.isfinite(floats[(i * wide + flags[2]) // 4]):
+            counters[NOT_FINITE] += 1
     return events

@@ -58,14 +58,19 @@ def ends_window(
 def read_sequences(
     places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
     source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.sequences.read_sequences`; ``sizes`` and rows are multiples of 16 bytes."""
     if places.size == 0:
-        return
+        return -1
     count, total, width = places.size, out.shape[0] // places.size, source.shape[1]
     for b in range(count):  # so that what tells where a window starts comes for all of them at once
+        if not 0 <= places[b] < source.shape[0]:
+            return b
         fetch(source, places[b] * width, width)
     _find(places, rows, burn_in, state, counters, step, per)
+    for b in range(count):
+        if not 0 < per[LENGTHS, b] <= min(rows, total):
+            return b
     for b in range(count):
         fetch(source, per[FIRST, b] * width, AHEAD * width)
     powers, rewards = np.ones(steps + 1), np.empty((GROUP, total))
@@ -81,6 +86,7 @@ def read_sequences(
         _write(
             low, high, total, rows, steps, powers, rewards, marks, source, time_first, out, to, sizes, blank, per, table
         )  # fmt: skip
+    return -1
 
 
 @jit

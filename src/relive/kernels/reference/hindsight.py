@@ -49,6 +49,8 @@ def choose_goals(
         e, head = place // rows, int(state[place // rows, 0])
         oldest = max(int(state[e, 1]), head - rows)
         (number,) = [n for n in range(head - rows, head) if n % rows == place % rows]
+        if number < oldest:  # there is no such row any more, or not yet
+            continue
         first = number - min(int(step[place]), number - oldest)
         end = number
         while end + 1 < head and step[e * rows + (end + 1) % rows] == step[e * rows + end % rows] + 1:

@@ -3,9 +3,9 @@
 Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at place e * rows + id % rows. ``state`` is
 ``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
 many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
-``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], and then the rule of what can
-be drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells. ``stamp`` of a
-complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
+``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], then the rule of what can be
+drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells, and last how many rewards
+were NaN or infinite. ``stamp`` of a complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
 it was written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
 """
 
@@ -28,6 +28,7 @@ __all__ = [
     "gather_rows",
     "ids_of",
     "live",
+    "plan_rows",
     "scatter_rows",
     "stack_places",
     "windows",
@@ -35,6 +36,8 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 PATIENCE = 100
+LONGEST = 2**31 - 1
+"""Steps after which an episode is cut as if it had been interrupted: what a row notes of its index is an int32."""
 
 
 def _anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any) -> list[tuple[int, int]]:
@@ -74,8 +77,8 @@ def append(
 
     A row completes the transition before it, if that belongs to the same episode; a final observation (``ended`` 1)
     completes its own. A row with a next observation of its own completes itself: one that stands alone (``ended`` 2),
-    one that the next row goes on from (3), one that ended its episode (4). ``places`` tells where the rows go,
-    ``finals`` where the final observations go, or -1. The rows that can be drawn from now on (1) or no more (0) are
+    one that the next row goes on from (3), one that ended its episode (4). After LONGEST steps an episode is cut.
+    ``places`` tells where the rows go, ``finals`` where the final observations go, or -1. The rows that can be drawn from now on (1) or no more (0) are
     listed in order in ``event_places`` and ``event_opens``, unless that has size 0; the number of these events is
     returned.
     """
@@ -111,15 +114,15 @@ def append(
             changed(before)
 
     for i, e in enumerate(envs.tolist()):
-        index = int(state[e, 2])
+        index = int(state[e, 2]) if state[e, 2] < LONGEST else 0
         places[i], finals[i] = write(e, index), -1
+        state[e, 2] = following = index + 1 if index + 1 < LONGEST else 0
         if index > 0 and ended[i] < 2:
             complete(e, int(state[e, 0]) - 2)
         order[places[i]] = _int32(int(state[e, 3]))
-        state[e, 2] = index + 1
         if ended[i] >= 2:
             complete(e, int(state[e, 0]) - 1)
-            state[e, 2] = index + 1 if ended[i] == 3 else 0
+            state[e, 2] = following if ended[i] == 3 else 0
             counters[2] += int(ended[i] == 4)
         elif ended[i]:
             final = write(e, index + 1)
@@ -209,13 +212,16 @@ def window(
     return total
 
 
-def ids_of(places: Ints, rows: int, state: Ints, index: Ints) -> None:
-    """The public index, id * N + env, of the rows at live places."""
+def ids_of(places: Ints, rows: int, state: Ints, index: Ints) -> int:
+    """The public index, id * N + env, of the rows at live places; the first that is no place of any row, or -1."""
     for i, place in enumerate(places.tolist()):
+        if not 0 <= place < len(state) * rows:
+            return i
         e = place // rows
         head = int(state[e, 0])
         (number,) = [n for n in range(head - rows, head) if n % rows == place % rows]
         index[i] = number * len(state) + e
+    return -1
 
 
 def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints) -> int:
@@ -232,7 +238,7 @@ def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: 
 def windows(
     places: Ints, rows: int, steps: int, gamma: float, state: Ints, source: Any, at: Ints, out: Any, to: Ints,
     sizes: Ints, last: Ints,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """The n-step windows that start at anchors, rₜ + γrₜ₊₁ + ... with up to ``steps`` rewards, as packed rows.
 
     A window stops at a done, at the newest row, and where the next row is not complete or does not go on from it.
@@ -246,6 +252,8 @@ def windows(
     If ``sizes[2]`` is negative, rows have next observations of their own: ``last`` is then the last transition's row,
     of which ``sizes[4]`` bytes from ``sizes[3]`` on go to the byte ``sizes[1]``, unless it is the anchor's, of which
     they have been copied.
+
+    Returns the first of ``places`` that is none of any row, or -1.
     """
 
     def read(place: int, field: int, dtype: Any) -> Any:
@@ -256,6 +264,8 @@ def windows(
 
     own = sizes[2] < 0
     for i, place in enumerate(places.tolist()):
+        if not 0 <= place < len(source):
+            return i
         out[i, : sizes[0]] = source[place, : sizes[0]]
         begin = place // rows * rows
         newest = begin + (int(state[place // rows, 0]) - 1) % rows
@@ -289,24 +299,32 @@ def windows(
             out[i, sizes[1] : sizes[1] + sizes[2]] = source[here, : sizes[2]]
         elif own and before != place:
             out[i, sizes[1] : sizes[1] + sizes[4]] = source[before, sizes[3] : sizes[3] + sizes[4]]
+    return -1
 
 
-def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) -> None:
+def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) -> int:
     """The first ``nbytes`` bytes of rows of ``source`` (uint8 ``[R, W]``) to successive rows of ``out``, at ``start``.
 
-    A negative place gives zeros.
+    A negative place gives zeros. Returns the first place beyond the last row, or -1.
     """
     for i, place in enumerate(places.tolist()):
+        if place >= len(source):
+            return i
         out[i, start : start + nbytes] = source[place, :nbytes] if place >= 0 else 0
+    return -1
 
 
-def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> None:
-    """:func:`gather_rows` of whole rows for places ``[B, depth]``, twice, item by item.
+def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> int:
+    """:func:`gather_rows` of whole rows for places ``[B, depth]``, twice, item by item; the first bad item, or -1.
 
     Stacks of frames before and after a step share all but one, which are still in the cache the second time.
     """
-    gather_rows(source, now.reshape(-1), out_now, 0, source.shape[1])
-    gather_rows(source, then.reshape(-1), out_then, 0, source.shape[1])
+    depth = now.shape[1]
+    bad = [
+        gather_rows(source, places.reshape(-1), out, 0, source.shape[1])
+        for places, out in ((now, out_now), (then, out_then))
+    ]
+    return min((place // depth for place in bad if place >= 0), default=-1)
 
 
 def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
@@ -316,17 +334,21 @@ def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
             target[place, :nbytes] = source[i, :nbytes]
 
 
-def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> None:
+def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> int:
     """Places ``[B, depth]`` of the frames that end at ``places``, oldest first, within their episode.
 
-    Frames from before the episode are its first one if ``repeat``, else -1.
+    Frames from before the episode are its first one if ``repeat``, else -1. Returns the first of ``places`` that is none
+    of any row, or -1.
     """
     for i, place in enumerate(places.tolist()):
+        if not 0 <= place < len(step):
+            return i
         begin = place // rows * rows
         for j in range(depth):
             back = depth - 1 - j
             reach = min(back, int(step[place]))
             out[i, j] = begin + (place - begin - reach) % rows if reach == back or repeat else -1
+    return -1
 
 
 def anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, out: Ints) -> int:
@@ -334,6 +356,28 @@ def anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, out: 
     found = [e * rows + number % rows for e, number in _anchors(rows, state, counters, step, stamp)]
     out[: len(found)] = found
     return len(found)
+
+
+def plan_rows(
+    envs: Ints, mode: int, staged: Any, flags: Ints, rows: int, state: Ints, places: Ints, finals: Ints, tails: Ints
+) -> int:
+    """Where :func:`add_rows` will store the same rows, and their final observations; nothing else is changed.
+
+    Up to the number ``tails[i]`` rows of env i will have made way for all of them. What it returns is negative if
+    :func:`add_rows` will refuse the rows, and then the same.
+    """
+    heads = state[:, 0].tolist()
+    for i, e in enumerate(envs.tolist()):
+        ended = bool(staged[i, flags[0]] | staged[i, flags[1]])
+        if ended and mode == 0:
+            return -1 - i
+        places[i], finals[i] = e * rows + heads[e] % rows, -1
+        heads[e] += 1
+        if ended and mode == 1:
+            finals[i] = e * rows + heads[e] % rows
+            heads[e] += 1
+    tails[:] = [heads[e] - rows for e in envs.tolist()]
+    return 0
 
 
 def add_rows(
@@ -344,7 +388,7 @@ def add_rows(
     """Append one staged row per env, and store it: :func:`append` and :func:`scatter_rows` in one call.
 
     ``staged`` (uint8 ``[K, W]``) holds the rows; the flags at bytes ``flags[0]`` and ``flags[1]`` of each say
-    whether it terminated or truncated. ``final`` holds the rows of the final observations, of which the first
+    whether it terminated or truncated, and its reward is at byte ``flags[2]``. ``final`` holds the rows of the final observations, of which the first
     ``sizes[1]`` bytes are stored where an episode ended; of the rows themselves the first ``sizes[0]``. ``mode`` is
     0 where no final observation is given, 1 where they are, 2 where rows stand alone, 3 where they are in order and
     each has a next observation of its own.
@@ -364,4 +408,6 @@ def add_rows(
     scatter_rows(staged, places, target, sizes[0])
     if mode == 1:
         scatter_rows(final, finals, target, sizes[1])
+    for row in staged:
+        counters[7] += not np.isfinite(row[flags[2] : flags[2] + 4].view(np.float32)[0])
     return events

@@ -51,7 +51,7 @@ def ends_window(place: int, rows: int, state: Ints, counters: Ints, step: Any, s
 def read_sequences(
     places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
     source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """The windows that end at anchors, as packed rows ``[T, B]``, or ``[B, T]`` unless ``time_first``, flattened.
 
     A window comes after up to ``burn_in`` steps before it, as far as its episode goes, and before as many rows as its
@@ -65,6 +65,8 @@ def read_sequences(
     number of rows, how many of them are burn-in, the env, the number of the window's first step, and the place of row
     0. ``table``, if not empty, gets the place of each row; -1 where there is none, and -2 - place for an observation
     that an episode ended on.
+
+    Returns -1; or the first of ``places`` that is none of the rows, or whose window would not be among them or not fit.
     """
     count, total = len(places), len(out) // max(len(places), 1)
 
@@ -76,11 +78,15 @@ def read_sequences(
             out[row, to[field] : to[field] + np.dtype(dtype).itemsize].view(dtype)[0] = value
 
     for b, place in enumerate(places.tolist()):
+        if not 0 <= place < len(source):
+            return b
         e, index = place // rows, int(step[place])
         begin, head = e * rows, int(state[e, 0])
         number = next(n for n in range(head - rows, head) if n % rows == place - begin)
         start = int(window_start(index, int(counters[LENGTH]), int(counters[STRIDE])))
         first = max(start - burn_in, 0)
+        if not 0 <= index - first < min(rows, total):
+            return b
         episode = [begin + (place - begin - index + k) % rows for k in range(index + steps + 1)]
         known = index + 1  # steps of the episode whose rewards are read
         while known < index + steps and read(episode[known], 3, np.int64) >= 0:
@@ -126,3 +132,4 @@ def read_sequences(
             number - index + start,
             episode[first],
         ]
+    return -1
