@@ -780,9 +780,9 @@ def test_draws_are_uniform_over_the_newest_of_those_that_can_be_drawn_in_worlds(
 
 
 def test_windows_of_every_size_hold_exactly_the_newest_of_those_that_can_be_drawn() -> None:
-    for view in (Transition(), FrameStack(4)):
+    for view in (Transition, lambda: FrameStack(4)):
         for make in (*WORLDS.values(), lambda **options: Twin(2, 5, **options).play(*["T.", ".."] * 9)):
-            twin = make(sampler=Recent(1e-300, 1), view=view)
+            twin = make(sampler=Recent(1e-300, 1), view=view())
             anchors = [twin.truth.index(row) for row in twin.anchors()]
             for size in {*range(1, min(len(anchors), 6) + 1), len(anchors) // 2, len(anchors) - 1, len(anchors)} - {0}:
                 twin.buffer.sampler.c_min = size
