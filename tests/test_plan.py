@@ -83,7 +83,7 @@ def test_a_rollout_asks_for_its_memory_to_the_byte_before_it_takes_any(monkeypat
     for options in ({}, {"hidden_every": 5}, {"columns": {"old": Field((3,))}}):
         probe = RolloutBuffer(schema, 16, 3, **options)
         parts = [part for part in (probe._columns, probe._states) if part is not None]
-        size = sum(part.whole(path).nbytes for part in parts for path in part.own)
+        size = sum(part.view(path).nbytes for part in parts for path in part.own)
         monkeypatch.setattr(plan, "free_memory", lambda size=size: size)
         RolloutBuffer(schema, 16, 3, **options)
         monkeypatch.setattr(plan, "free_memory", lambda size=size: size - 1)

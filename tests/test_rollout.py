@@ -22,6 +22,7 @@ import oracle
 import relive
 from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, VTrace, errors
 from relive.kernels import reference
+from twins import UNEVEN, uneven
 
 Step = dict[str, Any]
 
@@ -1317,22 +1318,12 @@ def test_a_step_that_is_not_given_by_name_is_refused_with_the_call_that_does(giv
     assert rollout.steps == 0
 
 
-NESTED = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.strided)
-UNEVEN: dict[str, tuple[Any, str]] = {
-    "nested": (NESTED, r"dense tensor, got a nested one.*to_padded_tensor"),
-    "sparse": (None, r"dense tensor, got a sparse one.*to_dense"),
-    "ragged list": ([[1.0, 2.0, 3.0], [1.0]], "rows of different lengths; pad"),
-    "ragged arrays": ([np.ones(3), np.ones(2)], "rows of different lengths; pad"),
-}
-
-
 @pytest.mark.parametrize("kind", UNEVEN)
 def test_what_has_no_one_shape_is_refused_by_the_name_of_its_field(kind: str) -> None:
-    value, message = UNEVEN[kind]
     rollout = filled([step(0), step(1)], num_steps=3)
     before = rollout.block.clone()
     for name, shape in (("obs", (2, 2)), ("value", (2,))):
-        given = torch.ones(shape).to_sparse() if kind == "sparse" else value
+        given, message = uneven(kind, shape)
         with pytest.raises(errors.SchemaError, match=rf"'{name}.*{message}"):
             rollout.add({**step(2), name: given})
         with pytest.raises(errors.SchemaError, match=rf"'{name}.*{message}"):
@@ -1341,7 +1332,7 @@ def test_what_has_no_one_shape_is_refused_by_the_name_of_its_field(kind: str) ->
             rollout["extra"] = given
     if "ragged" in kind:
         with pytest.raises(errors.SchemaError, match="final_value"):
-            rollout.set_final_value([0], [0], value)
+            rollout.set_final_value([0], [0], uneven(kind, (2,))[0])
     assert same_data(rollout.block, before)
 
 

@@ -170,7 +170,7 @@ def test_rows_are_read_in_the_order_of_time_however_often_the_ring_came_round(to
     assert columns.with_last(("x",)).tolist() == [*([t, t] for t in newest), [-1, -2]]
     assert columns.ordered(("x",)).tolist() == [[t, t] for t in newest]
     for i, t in enumerate(newest):
-        assert columns.whole(("x",))[columns.place(torch.tensor(i))].tolist() == [t, t]
+        assert columns.view(("x",))[columns.place(torch.tensor(i))].tolist() == [t, t]
 
 
 def test_columns_that_do_not_wrap_refuse_what_is_too_much() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -432,3 +433,20 @@ def contents(buffer: ReplayBuffer) -> tuple[bytes, ...]:
     parts += [np.asarray(value) for value in buffer.sampler.state_dict().values()]
     own = np.array([buffer._draws, buffer._sampled, buffer._late, *ring.rule[:4]])
     return tuple(np.ascontiguousarray(part).tobytes() for part in [*parts, own])
+
+
+UNEVEN = ("nested", "sparse", "ragged list", "ragged arrays")
+"""What may come as a field and has no one dense shape."""
+
+
+def uneven(kind: str, shape: tuple[int, ...]) -> tuple[Any, str]:
+    """Such a thing, of that shape if it has one, and what the error says of it."""
+    if kind == "nested":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the oldest layout, whose own errors name nothing
+            parts = [torch.ones(2), torch.ones(1)]
+            return torch.nested.nested_tensor(parts), r"dense tensor, got a nested one.*to_padded_tensor"
+    if kind == "sparse":
+        return torch.ones(shape).to_sparse(), r"dense tensor, got a sparse one.*to_dense"
+    ragged = [[1.0, 2.0], [1.0]] if kind == "ragged list" else [np.ones(2), np.ones(1)]
+    return ragged, "rows of different lengths; pad"

@@ -194,8 +194,9 @@ def refuse_sparse(tree: Any, path: Path = ()) -> None:
             kind, call = ("nested", "to_padded_tensor(...)") if tree.is_nested else ("sparse", "to_dense()")
             raise DTypeError(f"field '{dotted(path)}': expected a dense tensor, got a {kind} one; pass .{call} of it")
         return
-    branches: Any = tree if hasattr(tree, "items") else dict(enumerate(tree)) if isinstance(tree, tuple) else {}
-    for name, member in branches.items():
+    branches: Any = tree
+    members = branches.items() if hasattr(tree, "items") else enumerate(branches) if isinstance(tree, tuple) else ()
+    for name, member in members:
         refuse_sparse(member, (*path, str(name)))
 
 

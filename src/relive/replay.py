@@ -922,7 +922,7 @@ def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
 
 def _require_rows(batch_size: int) -> None:
     if not is_count(batch_size, 1) or batch_size > MOST:
-        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, from 1 to {MOST}")
+        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}")
 
 
 def _kept(value: Any, kept: Any) -> Any:

@@ -213,7 +213,7 @@ class RolloutBuffer:
         self._columns.release(leaving)
         self._write_apart(rows, {})
         self._reserved = count
-        tensors = {path: self._columns.whole(path)[rows] for path in self._columns.own}
+        tensors = {path: self._columns.view(path, rows) for path in self._columns.own}
         if self.device.type == "cpu":
             self._handed = [(path, tensor, tensor.data_ptr()) for path, tensor in tensors.items()]
         return as_tensordict(tensors, (count, self.num_envs))
@@ -240,7 +240,7 @@ class RolloutBuffer:
             if tensor.data_ptr() != place:  # it was shared or sent meanwhile, and written elsewhere than here
                 self._columns.put(path, rows, tensor[:count])
         if self.debug and ("reward",) in self._columns.own:
-            self._refuse_nonfinite(self._columns.whole(("reward",))[rows], count)
+            self._refuse_nonfinite(self._columns.view(("reward",), rows), count)
         self._advance(count)
         self._has_last = last
 
@@ -268,7 +268,7 @@ class RolloutBuffer:
         """
         if ("final_value",) not in self._apart:
             raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
-        target = self._columns.whole(("final_value",))
+        target = self._columns.view(("final_value",))
         rows, columns = torch.as_tensor(steps), torch.as_tensor(envs)
         for name, index in (("steps", rows), ("envs", columns)):
             check_castable(index if index.numel() else index.long(), torch.int64, name)
@@ -414,7 +414,7 @@ class RolloutBuffer:
             raise DeviceError(f"column '{dotted(path)}': the buffer is on {self.device}, got {given.device}")
         expected = (self.steps, self.num_envs, *given.shape[2:])
         if path in self._columns.own:
-            target = self._columns.whole(path)
+            target = self._columns.view(path)
             expected = (self.steps, self.num_envs, *target.shape[2:])
             check_castable(given, target.dtype, dotted(path))
             given = given.to(target.dtype)
@@ -441,7 +441,7 @@ class RolloutBuffer:
     @property
     def block(self) -> TensorDict:
         """All columns with their bootstrap row as views ``[T + 1, N]``, whatever was written of them."""
-        leaves = {path: self._columns.whole(path) for path in self._columns.live}
+        leaves = {path: self._columns.view(path) for path in self._columns.live}
         return self._batch(leaves, (self.num_steps + 1, self.num_envs))
 
     @property
@@ -453,7 +453,7 @@ class RolloutBuffer:
     def last(self) -> TensorDict:
         """The bootstrap row as views ``[N]``."""
         row = self._columns.last_row
-        return as_tensordict({path: self._columns.whole(path)[row] for path in self._paths}, (self.num_envs,))
+        return as_tensordict({path: self._columns.view(path, row) for path in self._paths}, (self.num_envs,))
 
     def data(self) -> TensorDict:
         """All columns of the steps written so far, ``[T, N]``: what ``r[name]`` gives, together."""
@@ -689,7 +689,7 @@ class RolloutBuffer:
         }
         apart = {".ended": torch.from_numpy(self._ended)}
         if self._states is not None:
-            apart |= {f".states.{dotted(name)}": self._states.whole(name) for name in self._states.own}
+            apart |= {f".states.{dotted(name)}": self._states.view(name) for name in self._states.own}
             apart |= {f".initial.{dotted(name)}": self._initial(name) for name in self._states.own}
         save_columns(path, self._columns, facts, apart)
 
@@ -721,7 +721,7 @@ class RolloutBuffer:
             buffer._interrupted = entry(content, "interrupted", bool)
             if buffer._states is not None:
                 for name in buffer._states.own:
-                    buffer._states.whole(name).copy_(tensors[f".states.{dotted(name)}"])
+                    buffer._states.view(name).copy_(tensors[f".states.{dotted(name)}"])
                 buffer.initial_hidden = buffer.schema.rebuild(
                     "hidden", lambda path: tensors[f".initial.{dotted(path)}"]
                 )
@@ -931,7 +931,7 @@ class RolloutBuffer:
     def _pass(self, rows: slice) -> None:
         """Rows (by their place) are about to be given up, being the oldest: remember what they say of the next ones."""
         if {("terminated",), ("truncated",)} <= self._columns.own:
-            flags = (as_host(self._columns.whole((name,))[rows]) for name in ("terminated", "truncated", "mask"))
+            flags = (as_host(self._columns.view((name,), rows)) for name in ("terminated", "truncated", "mask"))
             terminated, truncated, real = flags
             self._ended = Flags(terminated | truncated, real, self._ended).ended.view(np.bool_)
 
@@ -941,7 +941,7 @@ class RolloutBuffer:
         states = None
         if hidden and self._states is not None:
             initial = {path: self._initial(path) for path in hidden}
-            states = States({path: self._states.whole(path) for path in hidden}, self.hidden_every, initial)
+            states = States({path: self._states.view(path) for path in hidden}, self.hidden_every, initial)
         elif hidden:
             states = States({path: self._columns.ordered(path) for path in hidden}, 1, {})
         return WindowReader(columns, states, self.schema, (self.steps, self.num_envs), self.device, pack, self._memory)

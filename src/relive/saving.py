@@ -218,7 +218,7 @@ def restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Ma
         raise FileFormatError(f"{steps} steps are saved of a rollout of {columns.num_steps}")
     attached = [tuple(name) for name in entry(content, "attached", list)]
     for name in columns.own:
-        column, target = tensors[dotted(name)], columns.whole(name)
+        column, target = tensors[dotted(name)], columns.view(name)
         if column.dtype is not target.dtype or column.shape != (steps + 1, *target.shape[1:]):
             raise FileFormatError(f"column '{dotted(name)}' is saved as {column.dtype} {tuple(column.shape)}")
         target[: steps + 1] = column.to(target.device)

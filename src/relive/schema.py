@@ -257,10 +257,10 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except (TypeError, ValueError) as error:
         if "inhomogeneous" in str(error):
-            raise ShapeError(f"field '{name}': got rows of different lengths; pad them to one shape first") from error
-        raise ShapeError(
-            f"field '{name}': expected an array, a tensor or numbers, got {type(value).__name__} ({error})"
-        ) from error
+            what = f"{type(value).__name__} with rows of different lengths; pad them to one shape"
+        else:
+            what = f"{type(value).__name__} ({error})"
+        raise ShapeError(f"field '{name}': expected an array, a tensor or numbers, got {what}") from error
 
 
 def _node(spec: Any, path: Path) -> Node:

@@ -66,7 +66,7 @@ class Columns:
     """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows, and after the newest the bootstrap row.
 
     ``own`` columns are there from the start; others are attached to the steps of the moment and go with them.
-    Everything but :meth:`whole`, :meth:`write` and :meth:`put` counts rows in the order of time, oldest first.
+    Everything but :meth:`view`, :meth:`write` and :meth:`put` counts rows in the order of time, oldest first.
 
     On the CPU the memory is NumPy's, and every tensor that is handed out is a new one over it. ``share_memory_()`` and
     ``torch.multiprocessing`` move what a tensor lies in: they move that tensor alone, never the columns.
@@ -130,9 +130,9 @@ class Columns:
             self._memory = {path: column.to(self.device) for path, column in columns.items()}
         self._find()
 
-    def whole(self, path: Path) -> Tensor:
-        """One column ``[T + 1, N, ...]``, by places in storage, as a new tensor over its memory."""
-        memory = self._memory[path]
+    def view(self, path: Path, rows: int | slice = slice(None)) -> Tensor:
+        """Rows of a column ``[T + 1, N, ...]``, by their place in storage: a new tensor over its memory."""
+        memory = self._memory[path][rows]
         if not self._on_host:
             return memory
         if not torch.is_inference_mode_enabled():
@@ -223,24 +223,24 @@ class Columns:
 
     def ordered(self, path: Path) -> Tensor:
         """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
-        tensor, end = self.whole(path), self._start + self.count
+        end = self._start + self.count
         if end <= self.num_steps:
-            return tensor[self._start : end]
-        return torch.cat([tensor[self._start : self.num_steps], tensor[: end - self.num_steps]])
+            return self.view(path, slice(self._start, end))
+        parts = slice(self._start, self.num_steps), slice(end - self.num_steps)
+        return torch.cat([self.view(path, rows) for rows in parts])
 
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
-        tensor = self.whole(path)
         if not self._start:
-            return tensor[: self.count + 1]
-        return torch.cat([self.ordered(path), tensor[self.num_steps :]])
+            return self.view(path, slice(self.count + 1))
+        return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
 
     def attach(self, path: Path, column: Tensor) -> None:
         """Write a whole column ``[T, N, ...]``, a new one if there is none of that shape and dtype."""
         known = self._memory.get(path)
         if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
             self._make(path, tuple(column.shape[2:]), column.dtype)
-        target = self.whole(path)
+        target = self.view(path)
         split = min(self.num_steps - self._start, self.count)
         target[self._start : self._start + split].copy_(column[:split])
         if split < self.count:
