@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class Sequences:
     @property
     def view(self) -> NStep:
         """n and γ of the rewards."""
-        return cast("NStep", self._newest.view)
+        return self._newest.view
 
     @staticmethod
     def _name(key: str) -> str:
