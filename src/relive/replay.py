@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -46,11 +46,19 @@ from .storage import as_host, as_tensordict
 from .store import Store
 from .summary import Summary, described, html, text
 from .vectors import swap_layers
-from .views import FrameStack, Transition, View, rule_of, time_first_of
+from .views import FrameStack, NStep, SequenceReader, Transition, View, rule_of, time_first_of
 from .weights import nothing_to_draw
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    S_co = TypeVarWithDefault("S_co", bound=Sampler, covariant=True, default=Any)
+    V_co = TypeVarWithDefault("V_co", bound=View, covariant=True, default=Any)
+    GivenSampler = TypeVarWithDefault("GivenSampler", bound=Sampler, default=Any)
+    GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
+else:
+    S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
 
 __all__ = ["ReplayBuffer"]
 
@@ -69,6 +77,8 @@ NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.
 
 P = ParamSpec("P")
 R = TypeVar("R")
+UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
+"""None, where no sampler or view is given; type checkers read off what the buffer has then."""
 
 
 def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callable[Concatenate[ReplayBuffer, P], R]:
@@ -84,7 +94,7 @@ def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callabl
     return alone
 
 
-class ReplayBuffer:
+class ReplayBuffer(Generic[S_co, V_co]):
     """A replay: for each env a ring of its newest steps.
 
     ``add`` stores what an env did, in the order it happened; ``sample`` draws transitions with a ``sampler`` and reads
@@ -92,6 +102,9 @@ class ReplayBuffer:
     comes, or at once if it ended its episode.
 
     Several threads may call it: each call is done before the next begins; ``with replay.lock`` makes one of several.
+
+    Type checkers know its sampler and its view as those it was made with: ``ReplayBuffer[Prioritized, NStep]``. Where a
+    view of another kind will take its place, annotate ``replay: ReplayBuffer[Prioritized, View]``.
 
     Args:
         schema: the fields of a step, ``obs``, ``reward``, ``terminated`` and ``truncated`` among them.
@@ -121,8 +134,8 @@ class ReplayBuffer:
         num_envs: int = 1,
         *,
         capacity_bytes: int | None = None,
-        sampler: Sampler | None = None,
-        view: View | None = None,
+        sampler: S_co | None = UNIFORM,
+        view: V_co | None = TRANSITION,
         ordered: bool = True,
         own_next_obs: bool = False,
         device: str | torch.device = "cpu",
@@ -256,7 +269,7 @@ class ReplayBuffer:
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
-    def view(self) -> View:
+    def view(self) -> V_co:
         """How batches are read; may be replaced, or changed (``replay.view.n = 5``), at any time.
 
         Each buffer has a view of its own.
@@ -265,7 +278,7 @@ class ReplayBuffer:
             SchemaError: what is set is no view, or one that cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
-        return self._view
+        return cast("V_co", self._view)
 
     @view.setter
     @_one_at_a_time
@@ -289,12 +302,12 @@ class ReplayBuffer:
         except ReliveError:
             self._view = before
             raise
-        _READERS.update({id(part): self for part in _parts(view)})
+        _READERS.update(dict.fromkeys(map(id, _parts(view)), self))
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> S_co:
         """What draws; its parameters may be changed at any time."""
-        return self._sampler
+        return cast("S_co", self._sampler)
 
     @property
     def nbytes(self) -> int:
@@ -324,7 +337,13 @@ class ReplayBuffer:
         self._keep_rule(self._view)
         return (*self._read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
 
-    def sample(self, batch_size: int) -> TensorDict:
+    @overload
+    def sample(self: ReplayBuffer[Any, NStep], batch_size: int) -> TensorDict: ...
+    @overload
+    def sample(self: ReplayBuffer[Any, SequenceReader], batch_size: int) -> SequenceBatch: ...
+    @overload
+    def sample(self, batch_size: int) -> TensorDict: ...
+    def sample(self, batch_size: int) -> Any:
         """One batch ``[batch_size]``, as :attr:`view` reads it, with what the sampler adds (weight, probability).
 
         Raises:
@@ -333,7 +352,13 @@ class ReplayBuffer:
         """
         return self._batch(batch_size, 1, 1)
 
-    def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
+    @overload
+    def batches(self: ReplayBuffer[Any, NStep], count: int, batch_size: int) -> Iterator[TensorDict]: ...
+    @overload
+    def batches(self: ReplayBuffer[Any, SequenceReader], count: int, batch_size: int) -> Iterator[SequenceBatch]: ...
+    @overload
+    def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]: ...
+    def batches(self, count: int, batch_size: int) -> Any:
         """``count`` batches; a sampler that emphasises recent experience takes them as one round of updates.
 
         Raises:
@@ -429,8 +454,14 @@ class ReplayBuffer:
             figures["effective_size"] = float(p.sum() ** 2 / (p**2).sum())
         return figures
 
+    @overload
+    def data(self: ReplayBuffer[Any, NStep]) -> TensorDict: ...
+    @overload
+    def data(self: ReplayBuffer[Any, SequenceReader]) -> SequenceBatch: ...
+    @overload
+    def data(self) -> TensorDict: ...
     @_one_at_a_time
-    def data(self) -> TensorDict:
+    def data(self) -> Any:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
         self._keep_rule(self._view)
         places = self._ring.anchors()
@@ -567,9 +598,9 @@ class ReplayBuffer:
         path: str | os.PathLike[str],
         *,
         device: str | torch.device = "cpu",
-        sampler: Sampler | None = None,
-        view: View | None = None,
-    ) -> ReplayBuffer:
+        sampler: GivenSampler | None = None,
+        view: GivenView | None = None,
+    ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved; it goes on with the batches that the saved one would have drawn next.
 
         Args:
@@ -594,8 +625,8 @@ class ReplayBuffer:
         tensors: Mapping[str, Tensor],
         content: Mapping[str, Any],
         device: str | torch.device,
-        sampler: Sampler | None,
-        view: View | None,
+        sampler: Any,
+        view: Any,
     ) -> ReplayBuffer:
         """The buffer whose state this is."""
         rows, num_envs = entry(content, "rows_per_env", int), entry(content, "num_envs", int)
@@ -760,7 +791,7 @@ class ReplayBuffer:
         self._checkers[count] = pair
         return pair
 
-    def _batch(self, batch_size: int, update: int, of: int) -> TensorDict:
+    def _batch(self, batch_size: int, update: int, of: int) -> Any:
         _require_rows(batch_size)
         with self.lock:
             if self._ring.pending is not None:

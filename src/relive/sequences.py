@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "stride_of"]
 
 Overlap = Literal["none", "half", "max"] | int
+Plain = Literal[
+    "mask", "is_start", "lengths", "burn_in", "env", "start", "index", "reward", "terminated", "truncated", "next",
+    "discount", "steps", "weight", "probability", "source",
+]  # fmt: skip
+"""Fields that are a tensor whatever the schema says; the others are nested where it says so."""
 WHOLE = 2**31
 """A window longer than any rollout."""
 
@@ -102,6 +107,10 @@ class SequenceBatch(Mapping[str, Any]):
 
     # -- a mapping ----------------------------------------------------------------------------------------------
 
+    @overload
+    def __getitem__(self, name: Plain) -> Tensor: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: str) -> Any:
         if name in self._facts:
             return self._facts[name]

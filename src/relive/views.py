@@ -17,7 +17,16 @@ from .schema import Path
 from .storage import as_host
 from .store import Amend, Windows, require_rows, vector
 
-__all__ = ["FrameStack", "NStep", "Transition", "View", "read_windows", "rule_of", "time_first_of"]
+__all__ = [
+    "FrameStack",
+    "NStep",
+    "SequenceReader",
+    "Transition",
+    "View",
+    "read_windows",
+    "rule_of",
+    "time_first_of",
+]
 
 
 class View(Protocol):
@@ -39,6 +48,15 @@ class View(Protocol):
         ``key`` is the stream of random numbers of the batch, for views that draw; None where nothing is drawn, as by
         :meth:`relive.ReplayBuffer.data`. One that reads through another hands it on.
         """
+        ...
+
+
+class SequenceReader(View, Protocol):
+    """A view that reads sequences, as far as type checkers have to know it."""
+
+    @property
+    def time_first(self) -> bool:
+        """Whether time is the first axis of a batch, or the second."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class Flat:
     @property
     def view(self) -> NStep:
         """Of the replay."""
-        return cast("NStep", self.replay.view)
+        return self.replay.view
 
     @property
     def _names(self) -> dict[str, str]:

@@ -171,7 +171,7 @@ def tree_find(nodes: Doubles, offsets: Offsets, places: Ints, until: Doubles, ma
     out[:] = 0
     if partly:
         for i in range(_u64(masses.size)):
-            which = np.searchsorted(until, masses[i], side="right")
+            which = _i64(np.searchsorted(until, masses[i], side="right"))
             level = root
             while offsets[level] > _u64(places[which]):
                 level -= 1
