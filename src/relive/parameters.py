@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
+
+import torch
 
 from .errors import SchemaError
 
@@ -84,13 +85,13 @@ def refuse_class(name: str, part: Any) -> None:
 
 
 def seed_or_drawn(seed: Any) -> int:
-    """The seed as an int; one of the system's if it is None.
+    """The seed as an int; if it is None, one number drawn from torch's default generator.
 
     Raises:
         SchemaError: it is something else than a whole number.
     """
     if seed is None:
-        return secrets.randbits(63)
+        return int(torch.empty((), dtype=torch.int64).random_().item())
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise SchemaError(f"seed is an int, or None to draw one, got {seed!r}")
     return int(seed)

@@ -112,7 +112,7 @@ class ReplayBuffer:
         self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
-        self.seed = seed_or_drawn(seed)
+        self._seed, self._first = seed_or_drawn(seed), 0
         self._stored = _stored(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
@@ -241,6 +241,18 @@ class ReplayBuffer:
     def sampler(self) -> Sampler:
         """What draws; its parameters may be changed at any time."""
         return self._sampler
+
+    @property
+    def seed(self) -> int:
+        """What batches are drawn with: number t is a function of (seed, t) and of what is stored.
+
+        It may be set at any time, None draws one; the next batch is number 0 then.
+        """
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed, self._first = seed_or_drawn(seed), self._draws
 
     @property
     def nbytes(self) -> int:
@@ -473,6 +485,7 @@ class ReplayBuffer:
             "own_next_obs": self.own_next_obs,
             "seed": self.seed,
             "counts": [self._draws, self._sampled, self._late],
+            "first": self._first,
             "view": describe(self._view),
         }
         return ring_state(self._ring, self._sampler, facts)
@@ -534,6 +547,7 @@ class ReplayBuffer:
             seed=entry(content, "seed", int),
         )
         buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
+        buffer._first = entry({"first": 0, **content}, "first", int)
         restore_ring(buffer._ring, buffer._sampler, tensors, content)
         return buffer
 
@@ -618,7 +632,7 @@ class ReplayBuffer:
         _require_rows(batch_size)
         with self.lock:
             self._keep_rule(self._view)
-            key = stream(self.seed, self._draws)
+            key = stream(self._seed, self._draws - self._first)
             places, extras = self._sampler.draw(batch_size, key, update, of)
             self._draws += 1
             self._sampled += batch_size

@@ -492,6 +492,37 @@ def test_shuffles_and_samples_follow_the_seed_and_no_global_generator() -> None:
     assert torch.equal(torch.get_rng_state(), torch_state)
 
 
+def test_without_a_seed_each_draw_follows_the_generator_that_agilerl_reads_there() -> None:
+    made = []
+    for _ in range(2):
+        buffer = RolloutBuffer(6, BOX, MOVES, 2, recurrent=True, hidden_state_architecture=STATES, max_seq_len=1)
+        for step in steps(6, 2, recurrent=True):
+            buffer.add(**step)
+        buffer.prepare_sequence_tensors()
+        made.append(buffer)
+    numpys: Any = np.random.mtrand._rand
+
+    def by_torch(buffer: RolloutBuffer) -> list[Any]:
+        epochs = [[part["log_probs"].tolist() for _, part in buffer.get_minibatch_sequences(5)] for _ in range(2)]
+        return [buffer.get_tensor_batch(4)["rewards"].tolist(), *epochs]
+
+    found = []
+    for buffer in (*made, made[0]):
+        numpys.seed(42)
+        torch.manual_seed(7)
+        rewards = buffer.get(4)["rewards"].tolist()
+        numpys.seed(43)
+        found.append([rewards, *by_torch(buffer)])
+        assert by_torch(buffer) != found[0][1:]
+        assert buffer.get(4)["rewards"].tolist() != rewards
+    assert found[0] == found[1] == found[2]
+    numpys.seed(42)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    made[1].get_tensor_batch()  # draws nothing
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # -- sequences --------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from ...rollout import RolloutBuffer as Rollout
 from ...schema import Field, Path
 from ...storage import as_tensordict
 from ..errors import StepError
+from ..seeds import drawn_by_numpy, renew
 from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of
 from .sequences import BPTTSequenceType, minibatches, overlap_of, padded_steps, rows_of
 from .steps import (
@@ -70,7 +71,8 @@ class RolloutBuffer:
         keep_dtypes: not in AgileRL: observations and actions are stored as their spaces have them.
         autoreset_mode: not in AgileRL: "next_step" leaves out the step after each done, whose action the environments
             ignore, and values truncated steps by the value of the observation they ended on, which comes with it.
-        seed: not in AgileRL: of all shuffling and sampling.
+        seed: not in AgileRL: of all shuffling and sampling. None draws a seed for each call that does so, from the
+            generator that AgileRL reads there: NumPy's global one for :meth:`get`, otherwise torch's default one.
 
     Raises:
         ValueError: ``recurrent`` without an architecture.
@@ -122,8 +124,9 @@ class RolloutBuffer:
         sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
         self._hidden: Fields = {(key,): Field((size[0], size[2])) for key, size in sizes.items()}
         self._rollout = Rollout(
-            schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed
+            schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed or 0
         )
+        self._seed = seed
         self._no_obs, self._no_state = blank(self._obs, num_envs), blank(self._hidden, num_envs)
         self._zeros, self._nowhere = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
         self._ended, self._added, self._shuffles = self._nowhere, 0, 0
@@ -297,6 +300,8 @@ class RolloutBuffer:
         """
         if not self.size():
             return {}
+        if self._seed is None and batch_size is not None:
+            self._rollout.seed = drawn_by_numpy()
         return cast("dict[str, Any]", self._batch(batch_size, "buffer size", torch.device("cpu")).numpy())
 
     def get_tensor_batch(
@@ -311,6 +316,8 @@ class RolloutBuffer:
         target = torch.device(device or self.device)
         if not self.size():
             return as_tensordict({}, (), target)
+        if batch_size is not None:
+            renew(self._rollout, self._seed)
         return self._batch(batch_size, "buffer_size", target, copy)
 
     def _batch(self, batch_size: int | None, size: str, device: torch.device, copy: bool = True) -> TensorDict:
@@ -394,7 +401,9 @@ class RolloutBuffer:
         if batch_size > total:
             text = f"Batch size {batch_size} is larger than the number of sequences ({total}), "
             warnings.warn(text + f"using batch_size = {total}.", stacklevel=2)
-        order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), self._shuffles).to(index.device)
+        renew(self._rollout, self._seed)
+        number = 0 if self._seed is None else self._shuffles
+        order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
         self._shuffles += 1
         split = cast("tuple[Tensor, ...]", cast("Any", order).split(min(batch_size, total)))
         yield from minibatches(padded, unpadded, index, split)
