@@ -404,6 +404,22 @@ class ReplayBuffer:
         fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 
+    @_one_at_a_time
+    def at(self, rows: Any) -> TensorDict:
+        """The transitions that lie at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
+
+        Raises:
+            ShapeError: a row out of range, or one that cannot be drawn.
+        """
+        self._keep_rule(self._view)
+        places = _integers(rows, "rows")
+        good = (places >= 0) & (places < self._plan.rows)
+        if good.all():
+            good = self._ring.find(self._ring.index_of(places))[0] == places
+        if not good.all():
+            raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
+        return self._read(places, {}, None)
+
     @property
     def block(self) -> TensorDict:
         """The schema's fields of all rows as views ``[rows]``, in memory's order, whatever was written of them.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..replay import ReplayBuffer
 
-__all__ = ["Continuity"]
+__all__ = ["Continuity", "alike"]
 
 SMALL = 4096
 """Bytes of arrays that are copied without a thought."""
@@ -24,24 +24,25 @@ class Continuity:
     """
 
     def __init__(self) -> None:
-        self._next: Any = None
+        self.next_obs: Any = None
+        """What the newest step of each env led to; None if there was none."""
         self._done: Any = None
 
     def follow(self, replay: ReplayBuffer, obs: Any) -> None:
         """These observations ``[N, ...]`` come next; the envs that did not lead to theirs start new episodes."""
-        if self._next is None or _identical(obs, self._next):
+        if self.next_obs is None or _identical(obs, self.next_obs):
             return
-        cut = ~self._done & ~_alike(obs, self._next)
+        cut = ~self._done & ~alike(obs, self.next_obs)
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
     def note(self, next_obs: Any, done: NDArray[np.bool_]) -> None:
         """A step led to these observations, arrays or dictionaries of them, or ended its episode."""
-        self._next, self._done = next_obs, done
+        self.next_obs, self._done = next_obs, done
 
     def forget(self) -> None:
         """Nothing is known of the envs."""
-        self._next = None
+        self.next_obs = None
 
 
 def _identical(one: Any, other: Any) -> bool:
@@ -54,9 +55,10 @@ def _identical(one: Any, other: Any) -> bool:
     return False
 
 
-def _alike(one: Any, other: Any) -> NDArray[np.bool_]:
+def alike(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+    """Which rows of two arrays, or of all arrays in two dictionaries, are equal; rows have ``front`` axes."""
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one)
-        return np.logical_and.reduce(np.stack([_alike(members[key], other[key]) for key in members]))
+        return np.logical_and.reduce(np.stack([alike(members[key], other[key], front) for key in members]))
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
-    return np.logical_and.reduce(same.reshape(len(same), -1), 1)
+    return np.logical_and.reduce(same.reshape(*same.shape[:front], -1), -1)
