@@ -487,7 +487,7 @@ def test_a_hindsight_replay_of_the_host_is_converted_with_its_env_and_its_infos(
 def test_a_model_with_the_mixin_gets_ours_whatever_class_was_pickled(ours: Any) -> None:
     class Algorithm:
         replay_buffer: Any = None
-        replay_buffer_class, replay_buffer_kwargs = ours.ReplayBuffer, {"seed": 7}  # noqa: RUF012
+        replay_buffer_class, replay_buffer_kwargs = ours.ReplayBuffer, {"seed": 7}
 
         def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
             self.replay_buffer = path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import warnings
 from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -18,8 +19,8 @@ from ...schema import Field, Path
 from ...storage import as_tensordict
 from ..errors import StepError
 from ..seeds import drawn_by_numpy, renew
-from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of
-from .sequences import BPTTSequenceType, minibatches, overlap_of, padded_steps, rows_of
+from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of, write
+from .sequences import BPTTSequenceType, minibatches, overlap_of, padded, padded_steps, rows_of, windows_of
 from .steps import (
     FLAG,
     Ends,
@@ -172,12 +173,31 @@ class RolloutBuffer:
         self.buffer[name] = self._shown[name] = self._rollout.block[NAMES[name]][: self.capacity]
 
     def __getstate__(self) -> dict[str, Any]:
+        """As AgileRL's, with ``buffer``, ``pos`` and ``full``, which is all that can be read of it there."""
         adopt(self.buffer, self._shown)
-        return {name: value for name, value in self.__dict__.items() if name not in ("buffer", "_shown")}
+        state = {name: value for name, value in self.__dict__.items() if name != "_shown"}
+        return state | {"pos": self.pos, "full": self.full}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled: the state but for what would be the same rows, or the same counts, once more."""
+        state = {name: value for name, value in self.__getstate__().items() if name not in ("buffer", "pos", "full")}
+        return copyreg.__newobj__, (type(self),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        """Take a state over; if it has a ``buffer``, its columns are written to the rows.
+
+        Raises:
+            StepError: it is no TensorDict, or a column of it has another shape.
+        """
+        self.__dict__.update({name: value for name, value in state.items() if name not in ("buffer", "pos", "full")})
         self._show()
+        given: dict[Any, Any] = {}
+        if "buffer" in state:
+            if not isinstance(state["buffer"], type(self.buffer)):
+                raise StepError(f"buffer: expected a TensorDict, got {type(state['buffer']).__name__}")
+            given = leaves_of(state["buffer"])
+        for name, column in self._shown.items():
+            write(name, column, given.get(name))
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -380,6 +400,36 @@ class RolloutBuffer:
         self._index = rows_of(seq, self.max_sequence_length, self.num_envs).to(target)
         columns = {(name,): self._rollout[NAMES[name]].flatten().to(target, copy=True) for name in TARGETS}
         self.unpadded_data = as_tensordict(columns, (self._rollout.steps * self.num_envs,), target)
+
+    # What subclasses of AgileRL's reach for.
+
+    _pad_sequences = staticmethod(padded)
+
+    @staticmethod
+    def _convert_td_to_np_dict(td: TensorDict) -> dict[str, Any]:
+        """The arrays of a TensorDict, nested alike."""
+        return cast("dict[str, Any]", td.cpu().numpy())
+
+    def _extract_td_sequences(self, episode: Any, max_seq_len: int) -> list[Any]:
+        """An episode ``[K, ...]``, a tensor or a TensorDict, as sequences; its last steps in a shorter one."""
+        return windows_of(episode, max_seq_len, overlap_of(self.bptt_sequence_type))
+
+    def _get_complete_sequences(self, data: Any, episode_done_indices: list[list[int]]) -> tuple[list[Any], int]:
+        """Steps ``[T, N, ...]`` as sequences, env by env, and the length of the longest episode.
+
+        Args:
+            data: a tensor or a TensorDict.
+            episode_done_indices: of each env, the last steps of its episodes.
+        """
+        sequences: list[Any] = []
+        longest = 1
+        for env, ends in enumerate(episode_done_indices):
+            for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
+                episode = data[first : last + 1, env]
+                longest = max(longest, len(episode))
+                size = self.max_seq_len or len(episode)
+                sequences += self._extract_td_sequences(episode, size) if len(episode) >= size else [episode]
+        return sequences, longest
 
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
         """The prepared sequences in random order, ``batch_size`` of them at a time; a new order with each call.

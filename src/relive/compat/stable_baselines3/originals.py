@@ -40,10 +40,10 @@ def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
     A step after which the env was reset without an end is a time-out: its next observation is known, and is not that
     of the step that follows.
     """
-    size, once = original.buffer_size, original.optimize_memory_usage
-    rows = np.arange(original.pos)
+    size, pos, once = int(original.buffer_size), int(original.pos), bool(original.optimize_memory_usage)
+    rows = np.arange(pos)
     if original.full:  # with `once`, the newest step's next observation lies where the oldest step was
-        rows = np.arange(original.pos + once, original.pos + size) % size
+        rows = np.arange(pos + once, pos + size) % size
 
     def taken(name: str, at: Array) -> Any:
         return mapped(lambda column: column[at], getattr(original, name))

@@ -53,8 +53,6 @@ class RolloutBuffer(buffers.RolloutBuffer):
     episode_starts, values, log_probs = Column("episode_start"), Column("value"), Column("log_prob")
     advantages, returns = Column("advantage"), Column("return")
 
-    _rollout: Any = None
-
     def __init__(
         self,
         buffer_size: int,
@@ -87,7 +85,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
         )
         further = {"terminated": flag, "truncated": flag}  # found in `episode_start`, once all steps are there
         further |= {"advantage": number, "return": number}
-        self._rollout: Core = Core(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
+        self._rollout = Core(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._arrays: dict[str, Any] = {}
         self._shapes = obs_shapes(observation_space, self.obs_shape, n_envs), (n_envs, self.action_dim)
         self._row_bytes = 2 * number.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
@@ -99,7 +97,8 @@ class RolloutBuffer(buffers.RolloutBuffer):
     @property
     def pos(self) -> int:
         """How many steps were added; set it once rows up to there were written in place."""
-        return 0 if self._rollout is None else self._rollout.steps
+        rollout: Core | None = getattr(self, "_rollout", None)  # the host counts before there is one
+        return 0 if rollout is None else rollout.steps
 
     @pos.setter
     def pos(self, pos: int) -> None:
