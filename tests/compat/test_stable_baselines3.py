@@ -375,6 +375,9 @@ def test_next_observations_are_shown_also_of_the_newest_step(ours: Any) -> None:
     assert after[:7, 0].tolist() == [101, 102, 103, 201, 202, 301, 302]
     assert (after[:7, 1] == after[:7, 0] + 1000).all()
     assert buffer.dones[:7, 0].tolist() == [False, False, True, False, True, False, False]
+    with pytest.raises(AttributeError, match="`dones` says where episodes end"):
+        _ = buffer.ep_length
+    assert not hasattr(buffer, "anything else")
 
 
 def test_infos_are_kept_and_rewards_are_asked_with_copies_of_those_of_their_steps(ours: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import warnings
 from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -181,7 +180,7 @@ class RolloutBuffer:
     def __reduce__(self) -> tuple[Any, ...]:
         """What is pickled: the state but for what would be the same rows, or the same counts, once more."""
         state = {name: value for name, value in self.__getstate__().items() if name not in ("buffer", "pos", "full")}
-        return copyreg.__newobj__, (type(self),), state
+        return _unmade, (type(self),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state over; if it has a ``buffer``, its columns are written to the rows.
@@ -457,3 +456,8 @@ class RolloutBuffer:
         self._shuffles += 1
         split = cast("tuple[Tensor, ...]", cast("Any", order).split(min(batch_size, total)))
         yield from minibatches(padded, unpadded, index, split)
+
+
+def _unmade(kind: Any) -> Any:
+    """A buffer without a state, for pickle, which gives it one."""
+    return kind.__new__(kind)

@@ -74,8 +74,9 @@ def as_flags(values: Any) -> Any:
 
 def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:
     """A field of a batch: of observations a dictionary in the order of the space, if it has members."""
-    nested = isinstance(space, spaces.Dict) and name in ("obs", "next_obs")
-    return {key: obs[key] for key in space.spaces} if nested else obs
+    if isinstance(space, spaces.Dict) and name in ("obs", "next_obs"):
+        return {key: obs[key] for key in space.spaces}
+    return obs
 
 
 def overridden(buffer: object, names: Sequence[str]) -> list[str]:

@@ -168,6 +168,12 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             raise ValueError("Trying to set env of already initialized environment.")
         self._goals.env = env
 
+    def __getattr__(self, name: str) -> Any:
+        told = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in ("ep_start", "ep_length", "_current_ep_start"):
+            told += ": rows are not where the host has them; `dones` says where episodes end"
+        raise AttributeError(told)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._goals = self._view.reward_fn.__self__
