@@ -1248,6 +1248,8 @@ def test_a_seed_may_be_any_integer(seed: int) -> None:
     rollout = filled([step(t) for t in range(6)], seed=seed)
     flat = ids([rollout.flat()])
     assert ids(list(rollout.minibatches(5))) == [flat[i] for i in reference.permutation(12, seed, 0)]
+    rollout.seed = 11  # from here on as a new one with that seed
+    assert ids(list(rollout.minibatches(5))) == [flat[i] for i in reference.permutation(12, 11, 0)]
 
 
 @pytest.mark.parametrize("seed", [True, 1.5, "7"], ids=repr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 import time
 from collections.abc import Callable
@@ -1109,6 +1110,22 @@ def test_batch_number_t_is_a_function_of_the_seed_of_t_and_of_what_is_stored() -
         for size in (1, 5, 2):
             other.buffer.sample(size)  # of whatever size those before were
         assert same_batches(other.buffer.sample(12), drawn[3])
+
+
+def test_a_seed_that_is_set_later_numbers_batches_from_0_again() -> None:
+    for make in (Uniform, Prioritized):
+        one, other = uneven(sampler=make(), seed=7), uneven(sampler=make(), seed=3)
+        drawn = [one.buffer.sample(12) for _ in range(3)]
+        other.buffer.sample(12)
+        other.buffer.seed = 7
+        again = pickle.loads(pickle.dumps(other.buffer))
+        for batch in drawn:
+            assert same_batches(other.buffer.sample(12), batch)
+            assert same_batches(again.sample(12), batch)
+        assert other.buffer.stats()["batches"] == 4
+    with pytest.raises(SchemaError, match="seed is an int"):
+        other.buffer.seed = 1.5
+    assert other.buffer.seed == 7
 
 
 def test_what_is_asked_between_batches_does_not_change_them() -> None:

@@ -144,7 +144,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
-        self.seed = seed_or_drawn(seed)
+        self._seed, self._first = seed_or_drawn(seed), 0
         self._stored = _stored(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
@@ -308,6 +308,18 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def sampler(self) -> S_co:
         """What draws; its parameters may be changed at any time."""
         return cast("S_co", self._sampler)
+
+    @property
+    def seed(self) -> int:
+        """What batches are drawn with: number t is a function of (seed, t) and of what is stored.
+
+        It may be set at any time, None draws one; the next batch is number 0 then.
+        """
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed, self._first = seed_or_drawn(seed), self._draws
 
     @property
     def nbytes(self) -> int:
@@ -485,6 +497,22 @@ class ReplayBuffer(Generic[S_co, V_co]):
         fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 
+    @_one_at_a_time
+    def at(self, rows: Any) -> TensorDict:
+        """The transitions that lie at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
+
+        Raises:
+            ShapeError: a row out of range, or one that cannot be drawn.
+        """
+        self._keep_rule(self._view)
+        places = _integers(rows, "rows")
+        good = (places >= 0) & (places < self._plan.rows)
+        if good.all():
+            good = self._ring.find(self._ring.index_of(places))[0] == places
+        if not good.all():
+            raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
+        return self._read(places, {}, None)
+
     @property
     def block(self) -> TensorDict:
         """The schema's fields of all rows as views ``[rows]``, in memory's order, whatever was written of them.
@@ -570,6 +598,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             "own_next_obs": self.own_next_obs,
             "seed": self.seed,
             "counts": [self._draws, self._sampled, self._late],
+            "first": self._first,
             "view": describe(self._view),
         }
         return ring_state(self._ring, self._sampler, facts)
@@ -642,6 +671,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             seed=entry(content, "seed", int),
         )
         buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
+        buffer._first = entry({"first": 0, **content}, "first", int)
         restore_ring(buffer._ring, buffer._sampler, tensors, content)
         return buffer
 
@@ -797,7 +827,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             if self._ring.pending is not None:
                 self._mend()
             self._keep_rule(self._view)
-            key = stream(_stream_of(self.seed), self._draws)
+            key = stream(_stream_of(self._seed), self._draws - self._first)
             drawn = self._sampler.draw(batch_size, key, update, of)
             places, extras = drawn if self._own_sampler else self._looked_at(drawn, batch_size)
             self._draws += 1

@@ -388,11 +388,16 @@ class Ring:
         self.stamp[...] = new  # at once: an exception comes before it or after it
 
     def clear(self) -> None:
-        """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one."""
+        """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one.
+
+        Rows with next observations of their own begin at their env's first place again, as in a new ring.
+        """
         self.pending = Change(clears=True)
         self._forget()
 
     def _forget(self) -> None:
+        if self.alone:
+            self.state[:, HEAD] += -self.state[:, HEAD] % self.rows
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
         self.counters[DRAWABLE] = 0
 

@@ -105,7 +105,6 @@ class RolloutBuffer:
         self.schema, self.num_steps, self.num_envs = schema, num_steps, num_envs
         self.device = torch.empty(0, device=device).device
         self.wrap, self.debug = wrap, debug
-        self.seed = seed_or_drawn(seed)
         self._keep_states(hidden_every)
         apart = {("mask",): Field((), torch.bool)}
         value = schema.leaves.get(("value",))
@@ -121,7 +120,7 @@ class RolloutBuffer:
         self._columns = Columns({}, num_steps, num_envs, self.device, wrap)
         self._follow(schema)
         self._ended, self._interrupted = np.ones(num_envs, np.bool_), False
-        self._reserved = self._draws = 0
+        self._seed, self._reserved, self._draws = seed_or_drawn(seed), 0, 0
         self._handed: list[tuple[Path, Tensor, int]] = []
         self._has_last, self._memory = False, Recycled()
         self._write_apart(slice(None), {})
@@ -357,6 +356,18 @@ class RolloutBuffer:
         return self
 
     # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """What permutations are drawn with: number k is a function of (seed, k).
+
+        It may be set at any time, None draws one; the next permutation is number 0 then.
+        """
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed, self._draws = seed_or_drawn(seed), 0
 
     @property
     def steps(self) -> int:
@@ -957,7 +968,7 @@ class RolloutBuffer:
         if not shuffle:
             return np.arange(count)
         self._draws += 1
-        return kernels.permutation(count, self.seed, self._draws - 1).numpy()
+        return kernels.permutation(count, self._seed, self._draws - 1).numpy()
 
     def _count(self, rows: Tensor | None) -> int:
         """How many transitions are real, if these are."""
@@ -965,7 +976,7 @@ class RolloutBuffer:
 
     def _permutation(self, rows: Tensor | None) -> Tensor:
         """The next permutation of the flat rows that are real."""
-        order = kernels.permutation(self._count(rows), self.seed, self._draws).to(self.device)
+        order = kernels.permutation(self._count(rows), self._seed, self._draws).to(self.device)
         self._draws += 1
         return order if rows is None else rows[order]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from torch import Tensor
 
 from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer, StepError
@@ -492,7 +493,86 @@ def test_shuffles_and_samples_follow_the_seed_and_no_global_generator() -> None:
     assert torch.equal(torch.get_rng_state(), torch_state)
 
 
+def test_without_a_seed_each_draw_follows_the_generator_that_agilerl_reads_there() -> None:
+    made = []
+    for _ in range(2):
+        buffer = RolloutBuffer(6, BOX, MOVES, 2, recurrent=True, hidden_state_architecture=STATES, max_seq_len=1)
+        for step in steps(6, 2, recurrent=True):
+            buffer.add(**step)
+        buffer.prepare_sequence_tensors()
+        made.append(buffer)
+    numpys: Any = np.random.mtrand._rand
+
+    def by_torch(buffer: RolloutBuffer) -> list[Any]:
+        epochs = [[part["log_probs"].tolist() for _, part in buffer.get_minibatch_sequences(5)] for _ in range(2)]
+        return [buffer.get_tensor_batch(4)["rewards"].tolist(), *epochs]
+
+    found = []
+    for buffer in (*made, made[0]):
+        numpys.seed(42)
+        torch.manual_seed(7)
+        rewards = buffer.get(4)["rewards"].tolist()
+        numpys.seed(43)
+        found.append([rewards, *by_torch(buffer)])
+        assert by_torch(buffer) != found[0][1:]
+        assert buffer.get(4)["rewards"].tolist() != rewards
+    assert found[0] == found[1] == found[2]
+    numpys.seed(42)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    made[1].get_tensor_batch()  # draws nothing
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # -- sequences --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BPTTSequenceType)
+@pytest.mark.parametrize("length", [None, 1, 2, 3, 5])
+def test_the_helpers_that_subclasses_reach_for_cut_and_pad_as_the_buffer_does(kind: Any, length: int | None) -> None:
+    buffer = filled(17, 3, max_seq_len=length, bptt_sequence_type=kind)
+    buffer.prepare_sequence_tensors()
+    dones = buffer.buffer["dones"]
+    ends = [sorted({*dones[:, env].nonzero().flatten().tolist(), 16}) for env in range(3)]
+    rows = torch.arange(17 * 3).view(17, 3)
+    sequences, longest = buffer._get_complete_sequences(rows, ends)
+    assert [seq.tolist() for seq in sequences] == [seq.tolist() for seq in buffer.unpadded_slices]
+    assert min(longest, length or longest) == buffer.max_sequence_length
+    nested = TensorDict({"rows": rows, "inner": TensorDict({"obs": buffer.buffer["observations"]}, [17, 3])}, [17, 3])
+    members, _ = buffer._get_complete_sequences(nested, ends)
+    assert [seq["rows"].tolist() for seq in members] == [seq.tolist() for seq in sequences]
+    together = RolloutBuffer._pad_sequences(members)
+    mask = buffer.padded_data["pad_mask"].view(len(sequences), -1)
+    assert torch.equal(together["inner", "obs"][mask], buffer.padded_data["observations"].view(*mask.shape, -1)[mask])
+    assert not together["rows"][~mask].any()
+    assert RolloutBuffer._pad_sequences(sequences, target_length=20).shape == (len(sequences), 20)
+    arrays = buffer._convert_td_to_np_dict(together)
+    assert isinstance(arrays["inner"]["obs"], np.ndarray)
+    buffer.bptt_sequence_type = "another"
+    with pytest.raises(NotImplementedError, match="unrecognized sequence type"):
+        buffer._extract_td_sequences(nested[:, 0], 2)
+
+
+def test_the_state_has_agilerls_entries_and_a_pickle_has_its_rows_once() -> None:
+    buffer = filled(12, 3)
+    state = buffer.__getstate__()
+    assert (state["pos"], state["full"]) == (12, True)
+    assert torch.equal(state["buffer"]["rewards"], buffer.buffer["rewards"])
+    state["buffer"] = state["buffer"].clone()
+    state["buffer"]["rewards"] += 1
+    expected = buffer.buffer["rewards"] + 1
+    other = RolloutBuffer(12, BOX, MOVES, 3)
+    other.__setstate__(copy.deepcopy(state))
+    assert (other.pos, other.full, other.size()) == (12, True, 36)
+    assert torch.equal(other.buffer["rewards"], expected)
+    assert torch.equal(other.get_tensor_batch()["rewards"], expected.flatten())
+    large = RolloutBuffer(1000, BOX, MOVES, 20)
+    assert len(pickle.dumps(large)) < 1.2 * sum(x.nbytes for x in large.buffer.values(True, True))
+    state["buffer"] = TensorDict({"rewards": torch.zeros(12, 4)}, [12])
+    with pytest.raises(StepError, match="rewards"):
+        other.__setstate__(state)
+    with pytest.raises(StepError, match="expected a TensorDict, got str"):
+        other.__setstate__(state | {"buffer": "nothing"})
 
 
 def episodes_of(played: list[Any]) -> list[list[tuple[int, int]]]:

@@ -211,9 +211,19 @@ def test_minibatches_serve_each_row_once_whole_and_in_another_order_each_time() 
     assert set(only.keys()) == {"row"}
 
 
-def test_minibatches_leave_the_global_generator_alone() -> None:
+def test_minibatches_follow_torchs_seed_as_in_embodichain_and_leave_it_alone_if_they_have_their_own() -> None:
+    flat = TensorDict({"row": torch.arange(10)}, [10])
+
+    def order(**options: Any) -> list[int]:
+        return [int(x) for batch in iterate_minibatches(flat, 4, **options) for x in batch["row"]]
+
+    torch.manual_seed(42)
+    first, second = order(), order()
+    assert first != second
+    torch.manual_seed(42)
+    assert [order(), order()] == [first, second]
     before = torch.random.get_rng_state()
-    list(iterate_minibatches(TensorDict({"row": torch.arange(10)}, [10]), 4))
+    order(seed=0)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -208,12 +208,27 @@ def test_a_minibatch_keeps_the_fields_of_a_transition_together_and_is_a_copy() -
     assert (made.values != 0).all()
 
 
-def test_the_global_generator_is_left_alone() -> None:
+def test_a_storage_with_a_seed_leaves_the_global_generator_alone() -> None:
     made = fill(storage())
     before = torch.random.get_rng_state()
     list(made.mini_batch_generator(2, 2))
     list(made.recurrent_mini_batch_generator(2, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_without_a_seed_whatever_seeds_torch_makes_minibatches_equal_as_in_rsl_rl() -> None:
+    made = [RolloutStorage("rl", N, T, observations(), (ACTIONS,)) for _ in range(2)]
+
+    def epochs(storage: RolloutStorage, seed: int) -> list[list[Any]]:
+        torch.manual_seed(seed)
+        calls = storage.mini_batch_generator(2, 2), storage.recurrent_mini_batch_generator(2, 2)
+        return [[batch.actions.tolist() for batch in batches] for batches in calls]
+
+    first, second = fill(made[0]), fill(made[1])
+    assert epochs(first, 42) == epochs(second, 42) == epochs(first, 42)
+    assert epochs(first, 42) != epochs(first, 43)
+    batches = [[batch.actions.tolist() for batch in first.mini_batch_generator(2, 1)] for _ in range(2)]
+    assert batches[0] != batches[1]
 
 
 def test_more_minibatches_than_there_is_to_split_are_an_error_and_not_empty_batches() -> None:

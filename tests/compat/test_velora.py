@@ -207,6 +207,16 @@ def test_draws_follow_the_seed_and_no_global_generator() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_without_a_seed_draws_follow_torchs_as_in_velora() -> None:
+    one, other = filled(), filled()
+    torch.manual_seed(42)
+    drawn = [one.sample(7).rewards.tolist() for _ in range(2)]
+    assert drawn[0] != drawn[1]
+    for buffer in (one, other):
+        torch.manual_seed(42)
+        assert [buffer.sample(7).rewards.tolist() for _ in range(2)] == drawn
+
+
 def test_a_batch_is_a_copy() -> None:
     buffer = filled()
     before = buffer.state_dict()
@@ -466,6 +476,18 @@ def test_advantages_are_those_of_the_steps_in_the_order_of_time() -> None:
     assert sorted(seen) == list(range(36))
     again = [at for batch in buffer.sample(10) for at in batch.states[:, 0].tolist()]
     assert again != torch.cat([batch.states for batch in batches])[:, 0].tolist()
+
+
+def test_without_a_seed_the_order_of_a_rollouts_batches_follows_torchs() -> None:
+    buffer = RolloutBuffer(36, 3, 2, 4, num_envs=3)
+    for step in played(12, 3):
+        buffer.add(**step)
+    buffer.finish(torch.zeros(3))
+    found = []
+    for seed in (42, 42, 43):
+        torch.manual_seed(seed)
+        found.append([at for batch in buffer.sample(10) for at in batch.states[:, 0].tolist()])
+    assert found[0] == found[1] != found[2]
 
 
 def test_the_rollout_keeps_veloras_rules_of_being_full_and_empty() -> None:

@@ -322,6 +322,23 @@ def test_rsl_rls_ppo_learns_on_our_storage_as_well_as_on_its_own(recurrent: bool
     assert min(same_class, with_final_values) > max(-0.1, theirs - 0.05)
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_two_trainings_after_one_manual_seed_are_equal_to_the_bit(recurrent: bool) -> None:
+    """As rsl_rl's own tests of its runner ask for."""
+
+    def trained(seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        runner = runners.OnPolicyRunner(Task(recurrent), config("PPO", recurrent))
+        assert isinstance(runner.alg.storage, ours.RolloutStorage)
+        runner.learn(3)
+        return [value.clone() for value in runner.alg.actor.state_dict().values()]
+
+    with put_in_place(host_ppo):
+        one, same, other = trained(42), trained(42), trained(99)
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def distil(module: Any, put: bool) -> tuple[list[float], Any]:
     """The losses of a recurrent student that is to say what a fixed teacher says."""
     torch.manual_seed(0)

@@ -84,9 +84,16 @@ def same(one: Any, other: Any) -> None:
         for key in other:
             same(one[key], other[key])
         return
-    assert type(one) is type(other)
+    assert isinstance(one, type(other))
     assert (one.dtype, tuple(one.shape)) == (other.dtype, tuple(other.shape))
     np.testing.assert_array_equal(one, other)
+
+
+def same_arrays(a: Any, b: Any) -> None:
+    for name in ("observations", "next_observations", "actions", "rewards"):
+        same(getattr(a, name), getattr(b, name))
+    for name in ("dones", "timeouts"):  # the storage, which is bool
+        same(getattr(a, name).astype(np.float32), getattr(b, name))
 
 
 def rows(samples: Any) -> list[bytes]:
@@ -124,8 +131,7 @@ def test_a_replay_stores_and_serves_the_same(obs: str, action: str, num_envs: in
         b.add(*copied(step))
         assert (a.size(), a.pos, a.full, a.buffer_size) == (b.size(), b.pos, b.full, b.buffer_size)
         if count in (3, 7, 8, 20):
-            for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
-                same(getattr(a, name), getattr(b, name))
+            same_arrays(a, b)
             drew = a.sample(400)
             assert kinds(drew) == kinds(b.sample(400))
             assert set(rows(drew)) == set(rows(b.sample(4000)))
@@ -145,8 +151,7 @@ def test_flags_of_any_form_are_taken_and_the_callers_array_may_be_used_again() -
                 buffer.add(obs, obs + 1, action, np.ones(1), done, [{"TimeLimit.truncated": end}])
             if isinstance(done, np.ndarray):
                 done[:] = not end
-        for name in ("dones", "timeouts", "next_observations"):
-            same(getattr(a, name), getattr(b, name))
+        same_arrays(a, b)
 
 
 @pytest.mark.parametrize("timeouts", [True, False])
@@ -342,7 +347,7 @@ def test_a_rollout_that_is_not_full_is_not_served() -> None:
 def test_a_pickled_replay_goes_on_with_the_same_batches() -> None:
     steps = play(BOX, ACTIONS["box"], 40, 2)
     for kind, options in (("ReplayBuffer", {}), ("NStepReplayBuffer", {"n_steps": 2}), ("PrioritizedReplayBuffer", {})):
-        buffer = fed(getattr(ours, kind)(32, BOX, ACTIONS["box"], "cpu", 2, **options), steps)
+        buffer = fed(getattr(ours, kind)(32, BOX, ACTIONS["box"], "cpu", 2, seed=0, **options), steps)
         other = pickle.loads(pickle.dumps(buffer))
         for one in (buffer, other):
             fed(one, steps[:3])
@@ -363,6 +368,79 @@ def test_batches_are_a_function_of_the_seed_and_leave_the_generators_of_others_a
     assert rows(one) == rows(two) != rows(three)
     assert drawn_from() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+class Point(gym.Env[Any, Any]):
+    """Something to act in."""
+
+    observation_space, action_space = BOX, ACTIONS["box"]
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(**options)
+        self.t = 0
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        seen = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return seen, float(np.abs(action).sum()), False, self.t == 9, {}
+
+
+@pytest.mark.parametrize("algorithm", ["DDPG", "SAC", "TD3", "A2C", "PPO"])
+def test_two_trainings_of_one_seed_are_equal(algorithm: str) -> None:
+    """With ``seed`` of the algorithm, and with ``set_random_seed`` once it is there."""
+    kind, options = "replay", {"learning_starts": 20, "batch_size": 16}
+    if algorithm in ("A2C", "PPO"):
+        kind, options = "rollout", {"n_steps": 16}
+        options |= {"batch_size": 8, "n_epochs": 2} if algorithm == "PPO" else {}
+    options |= {f"{kind}_buffer_class": getattr(ours, f"{kind.capitalize()}Buffer"), "device": "cpu"}
+
+    def trained(seed: int, later: bool) -> list[Any]:
+        start = {"seed": 5} if later else {"seed": seed}
+        model = getattr(sb3, algorithm)("MlpPolicy", Point(), policy_kwargs={"net_arch": [8]}, **start, **options)
+        if later:
+            model.set_random_seed(seed)
+        model.learn(64)
+        return [value.tolist() for value in model.policy.state_dict().values()]
+
+    for later in (False, True):
+        assert trained(1, later) == trained(1, later) != trained(2, later)
+
+
+def test_a_time_limit_without_a_done_ends_a_window_as_in_the_host() -> None:
+    found = []
+    for buffer in pair("NStepReplayBuffer", 10, BOX, ACTIONS["box"], device="cpu", n_steps=3, gamma=0.9):
+        for t in range(8):
+            obs = np.full((1, 3), t, np.float32)
+            info = {"TimeLimit.truncated": t == 2}
+            buffer.add(obs, obs + 1, np.zeros((1, 2)), np.ones(1), np.array([0.0]), [info])
+        found.append((buffer, set(rows(buffer.sample(200)))))
+    assert found[0][1] == found[1][1]
+    same_arrays(found[0][0], found[1][0])
+
+
+def test_what_is_written_to_arrays_is_sampled_as_in_the_host() -> None:
+    steps, found = play(BOX, ACTIONS["box"], 8, 2), []
+    for buffer in pair("NStepReplayBuffer", 16, BOX, ACTIONS["box"], device="cpu", n_envs=2, n_steps=2, gamma=1.0):
+        fed(buffer, steps)
+        buffer.rewards[3] = 7.0
+        buffer.dones[4, :] = True
+        buffer.timeouts[6, 1] = True
+        buffer.observations[2, 0] = -1.0
+        buffer.next_observations[7] = -2.0
+        buffer.actions[5] *= 0
+        found.append((buffer, set(rows(buffer.sample(900)))))
+    assert found[0][1] == found[1][1]
+    same_arrays(found[0][0], found[1][0])
+
+
+def test_a_rollout_serves_zeros_until_the_returns_are_computed_as_the_host_does() -> None:
+    found = []
+    for buffer in pair("RolloutBuffer", 4, BOX, ACTIONS["box"], device="cpu", n_envs=2):
+        for step in play(BOX, ACTIONS["box"], 4, 2):
+            buffer.add(step[0], step[2], step[3], step[4], torch.ones(2, 1), torch.zeros(2))
+        found.append(sorted(row for batch in buffer.get(3) for row in rows(batch)))
+    assert found[0] == found[1]
 
 
 def test_priorities_decide_what_is_drawn_and_weights_correct_for_it() -> None:
@@ -392,6 +470,42 @@ def test_dictionaries_can_be_read_with_n_steps_priorities_and_little_memory() ->
         "b": (9, 1),
         "c": (9, 2, 4),
     }
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize_memory_usage": True, "handle_timeout_termination": False}])
+@pytest.mark.parametrize("count", [11, 50])
+def test_a_replay_of_the_host_is_converted_with_every_row_that_it_samples(options: Any, count: int) -> None:
+    steps = play(BOX, ACTIONS["box"], count, 2)
+    host = fed(theirs.ReplayBuffer(40, BOX, ACTIONS["box"], "cpu", 2, **options), steps)
+    for kind in (ours.ReplayBuffer, ours.PrioritizedReplayBuffer):
+        made = kind.from_original(host, optimize_memory_usage=False)
+        drawn = made.sample(3000)
+        wanted = set(rows(host.sample(3000)))
+        if options:  # the newest next observation of the host lies where the oldest observation was
+            wanted |= set(rows(host._get_samples(np.full(50, host.pos - 1))))
+        assert set(rows(drawn[:5])) == wanted
+        made.add(*steps[0])
+
+
+def test_a_pickle_of_the_host_loaded_into_a_model_becomes_ours_and_the_model_learns_on(tmp_path: Any) -> None:
+    class DQN(ours.ConvertsReplays, sb3.DQN):
+        pass
+
+    options = {"learning_starts": 20, "buffer_size": 300, "device": "cpu", "seed": 0}
+    host = sb3.DQN("MlpPolicy", "CartPole-v1", **options).learn(60)
+    host.save_replay_buffer(tmp_path / "replay.pkl")
+    kind = {"replay_buffer_class": ours.NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 3}}
+    plain, model = (algorithm("MlpPolicy", "CartPole-v1", **kind, **options) for algorithm in (sb3.DQN, DQN))
+    plain.load_replay_buffer(tmp_path / "replay.pkl")
+    assert type(plain.replay_buffer) is theirs.ReplayBuffer  # which nothing of ours can prevent
+    plain.replay_buffer = plain.replay_buffer_class.from_original(plain.replay_buffer, n_steps=3)
+    model.load_replay_buffer(tmp_path / "replay.pkl")
+    for one in (plain, model):
+        assert type(one.replay_buffer) is ours.NStepReplayBuffer
+        assert one.replay_buffer.n_steps == 3
+        np.testing.assert_array_equal(one.replay_buffer.observations[:60], host.replay_buffer.observations[:60])
+        one.learn(32)
+        assert one.replay_buffer.size() == 92
 
 
 def test_the_hosts_checks_of_class_pass() -> None:
@@ -473,6 +587,45 @@ def test_goals_are_chosen_the_same(strategy: str, num_envs: int) -> None:
         shapes.append(kinds(batch))
     assert found[0] == found[1]
     assert shapes[0] == shapes[1]
+
+
+def test_next_observations_are_those_of_the_host() -> None:
+    for buffers_ in (her_pair(60), her_pair(60, num_envs=2)):
+        for buffer in buffers_:
+            walked(buffer, [4, 1, 6], buffer.n_envs)
+        same(*(buffer.next_observations for buffer in buffers_))
+        same(*(buffer.observations for buffer in buffers_))
+
+
+def test_rewards_are_asked_with_the_infos_of_their_steps_as_in_the_host() -> None:
+    asked: list[Any] = []
+
+    class Telling(Walk):
+        def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+            asked.append([(float(goal[0]), one.get("at")) for goal, one in zip(achieved, info, strict=True)])
+            return super().compute_reward(achieved, desired, info)
+
+    for copy_info_dict in (True, False):
+        found = []
+        for buffer in her_pair(60, Telling, copy_info_dict=copy_info_dict):
+            for t in range(10):
+                seen = {key: np.full((1, 1), t, np.float32) for key in Walk.observation_space.spaces}
+                after = {key: member + 1 for key, member in seen.items()}
+                info = {"at": t, "TimeLimit.truncated": t % 5 == 4}
+                buffer.add(seen, after, np.zeros((1, 2)), np.zeros(1), np.array([t % 5 == 4]), [info])
+            asked.clear()
+            buffer.sample(400)
+            found.append(set(asked[-1]))
+        assert found[0] == found[1] == {(t + 1.0, t if copy_info_dict else None) for t in range(10)}
+
+
+def test_a_hindsight_replay_of_the_host_is_converted() -> None:
+    _, host = her_pair(40, Ending, goal_selection_strategy="final", n_sampled_goal=2, copy_info_dict=True)
+    walked(host, [5, 3])
+    made = ours.HerReplayBuffer.from_original(host)
+    assert made.env is host.env
+    goals = [set(buffer.sample(300).observations["desired_goal"][:, 0].tolist()) for buffer in (made, host)]
+    assert goals[0] == goals[1] == {0.0, 105.0, 203.0}
 
 
 def test_trap_h3_a_goal_that_is_reached_ends_the_task_where_the_env_says_so() -> None:

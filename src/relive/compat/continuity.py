@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..replay import ReplayBuffer
 from .trees import mapped
 
-__all__ = ["Continuity", "breaks"]
+__all__ = ["Continuity", "alike", "breaks"]
 
 SMALL = 4096
 """Bytes of arrays that are copied without a thought."""
@@ -25,30 +25,31 @@ class Continuity:
     """
 
     def __init__(self) -> None:
-        self._next: Any = None
+        self.next_obs: Any = None
+        """What the newest step of each env led to; None if there was none."""
         self._done: Any = None
 
     def follow(self, replay: ReplayBuffer, obs: Any) -> None:
         """These observations ``[N, ...]`` come next; the envs that did not lead to theirs start new episodes."""
-        if self._next is None or _identical(obs, self._next):
+        if self.next_obs is None or _identical(obs, self.next_obs):
             return
-        cut = ~self._done & ~_alike(obs, self._next)
+        cut = ~self._done & ~alike(obs, self.next_obs)
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
     def note(self, next_obs: Any, done: NDArray[np.bool_]) -> None:
         """A step led to these observations, arrays or dictionaries of them, or ended its episode."""
-        self._next, self._done = next_obs, done
+        self.next_obs, self._done = next_obs, done
 
     def forget(self) -> None:
         """Nothing is known of the envs."""
-        self._next = None
+        self.next_obs = None
 
 
 def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which steps ``[T, N, ...]`` are not followed by the next one, though no episode ended: bool ``[T - 1, N]``."""
     shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
-    return ~done[:-1] & ~_alike(shown, expected, axes=2)
+    return ~done[:-1] & ~alike(shown, expected, 2)
 
 
 def _identical(one: Any, other: Any) -> bool:
@@ -61,10 +62,10 @@ def _identical(one: Any, other: Any) -> bool:
     return False
 
 
-def _alike(one: Any, other: Any, axes: int = 1) -> NDArray[np.bool_]:
-    """Of which envs, or of which steps of which envs, all numbers are the same."""
+def alike(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+    """Which rows of two arrays, or of all arrays in two dictionaries, are equal; rows have ``front`` axes."""
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one)
-        return np.logical_and.reduce(np.stack([_alike(members[key], other[key], axes) for key in members]))
+        return np.logical_and.reduce(np.stack([alike(members[key], other[key], front) for key in members]))
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
-    return np.logical_and.reduce(same, tuple(range(axes, same.ndim)))
+    return np.logical_and.reduce(same.reshape(*same.shape[:front], -1), -1)

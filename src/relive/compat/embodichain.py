@@ -6,7 +6,6 @@ A rollout is one TensorDict ``[N, T + 1]`` that collector, environment and algor
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import EmptyError, FieldError, FullError, ShapeError, UnfinishedError
+from ..parameters import seed_or_drawn
 from ..returns import gae, group_advantage
 from ..rollout import RolloutBuffer as Rollout
 from ..rows import PackedRows
@@ -211,13 +211,13 @@ def iterate_minibatches(
         batch_size: rows of a minibatch.
         device: where the minibatches go; by default where the rollout is.
         fields: the fields wanted, beyond EmbodiChain; by default all. Fewer are faster.
-        seed: of the order; None draws one. torch's global generator is never read.
+        seed: of the order; None draws one from torch's default generator, as EmbodiChain does.
     """
     total = int(rollout.batch_size[0])
     wanted = rollout if fields is None else rollout.select(*fields)
     leaves = _leaves(wanted)
     rows = PackedRows({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
-    order = kernels.permutation(total, secrets.randbits(63) if seed is None else seed, 0)
+    order = kernels.permutation(total, seed_or_drawn(seed), 0)
     for low in range(0, total, batch_size):
         index = order[low : low + batch_size]
         batch = as_tensordict(rows.gather(index.to(next(iter(leaves.values())).device)), (len(index),))

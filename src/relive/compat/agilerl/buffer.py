@@ -17,8 +17,9 @@ from ...rollout import RolloutBuffer as Rollout
 from ...schema import Field, Path
 from ...storage import as_tensordict
 from ..errors import StepError
-from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of
-from .sequences import BPTTSequenceType, minibatches, overlap_of, padded_steps, rows_of
+from ..seeds import drawn_by_numpy, renew
+from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of, write
+from .sequences import BPTTSequenceType, minibatches, overlap_of, padded, padded_steps, rows_of, windows_of
 from .steps import (
     FLAG,
     Ends,
@@ -70,7 +71,8 @@ class RolloutBuffer:
         keep_dtypes: not in AgileRL: observations and actions are stored as their spaces have them.
         autoreset_mode: not in AgileRL: "next_step" leaves out the step after each done, whose action the environments
             ignore, and values truncated steps by the value of the observation they ended on, which comes with it.
-        seed: not in AgileRL: of all shuffling and sampling.
+        seed: not in AgileRL: of all shuffling and sampling. None draws a seed for each call that does so, from the
+            generator that AgileRL reads there: NumPy's global one for :meth:`get`, otherwise torch's default one.
 
     Raises:
         ValueError: ``recurrent`` without an architecture.
@@ -122,8 +124,9 @@ class RolloutBuffer:
         sizes = cast("dict[str, tuple[int, ...]]", hidden_state_architecture) if recurrent else {}
         self._hidden: Fields = {(key,): Field((size[0], size[2])) for key, size in sizes.items()}
         self._rollout = Rollout(
-            schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed
+            schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed or 0
         )
+        self._seed = seed
         self._no_obs, self._no_state = blank(self._obs, num_envs), blank(self._hidden, num_envs)
         self._zeros, self._nowhere = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
         self._ended, self._added, self._shuffles = self._nowhere, 0, 0
@@ -169,12 +172,31 @@ class RolloutBuffer:
         self.buffer[name] = self._shown[name] = self._rollout.block[NAMES[name]][: self.capacity]
 
     def __getstate__(self) -> dict[str, Any]:
+        """As AgileRL's, with ``buffer``, ``pos`` and ``full``, which is all that can be read of it there."""
         adopt(self.buffer, self._shown)
-        return {name: value for name, value in self.__dict__.items() if name not in ("buffer", "_shown")}
+        state = {name: value for name, value in self.__dict__.items() if name != "_shown"}
+        return state | {"pos": self.pos, "full": self.full}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled: the state but for what would be the same rows, or the same counts, once more."""
+        state = {name: value for name, value in self.__getstate__().items() if name not in ("buffer", "pos", "full")}
+        return _unmade, (type(self),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        """Take a state over; if it has a ``buffer``, its columns are written to the rows.
+
+        Raises:
+            StepError: it is no TensorDict, or a column of it has another shape.
+        """
+        self.__dict__.update({name: value for name, value in state.items() if name not in ("buffer", "pos", "full")})
         self._show()
+        given: dict[Any, Any] = {}
+        if "buffer" in state:
+            if not isinstance(state["buffer"], type(self.buffer)):
+                raise StepError(f"buffer: expected a TensorDict, got {type(state['buffer']).__name__}")
+            given = leaves_of(state["buffer"])
+        for name, column in self._shown.items():
+            write(name, column, given.get(name))
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -297,6 +319,8 @@ class RolloutBuffer:
         """
         if not self.size():
             return {}
+        if self._seed is None and batch_size is not None:
+            self._rollout.seed = drawn_by_numpy()
         return cast("dict[str, Any]", self._batch(batch_size, "buffer size", torch.device("cpu")).numpy())
 
     def get_tensor_batch(
@@ -311,6 +335,8 @@ class RolloutBuffer:
         target = torch.device(device or self.device)
         if not self.size():
             return as_tensordict({}, (), target)
+        if batch_size is not None:
+            renew(self._rollout, self._seed)
         return self._batch(batch_size, "buffer_size", target, copy)
 
     def _batch(self, batch_size: int | None, size: str, device: torch.device, copy: bool = True) -> TensorDict:
@@ -374,6 +400,36 @@ class RolloutBuffer:
         columns = {(name,): self._rollout[NAMES[name]].flatten().to(target, copy=True) for name in TARGETS}
         self.unpadded_data = as_tensordict(columns, (self._rollout.steps * self.num_envs,), target)
 
+    # What subclasses of AgileRL's reach for.
+
+    _pad_sequences = staticmethod(padded)
+
+    @staticmethod
+    def _convert_td_to_np_dict(td: TensorDict) -> dict[str, Any]:
+        """The arrays of a TensorDict, nested alike."""
+        return cast("dict[str, Any]", td.cpu().numpy())
+
+    def _extract_td_sequences(self, episode: Any, max_seq_len: int) -> list[Any]:
+        """An episode ``[K, ...]``, a tensor or a TensorDict, as sequences; its last steps in a shorter one."""
+        return windows_of(episode, max_seq_len, overlap_of(self.bptt_sequence_type))
+
+    def _get_complete_sequences(self, data: Any, episode_done_indices: list[list[int]]) -> tuple[list[Any], int]:
+        """Steps ``[T, N, ...]`` as sequences, env by env, and the length of the longest episode.
+
+        Args:
+            data: a tensor or a TensorDict.
+            episode_done_indices: of each env, the last steps of its episodes.
+        """
+        sequences: list[Any] = []
+        longest = 1
+        for env, ends in enumerate(episode_done_indices):
+            for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
+                episode = data[first : last + 1, env]
+                longest = max(longest, len(episode))
+                size = self.max_seq_len or len(episode)
+                sequences += self._extract_td_sequences(episode, size) if len(episode) >= size else [episode]
+        return sequences, longest
+
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
         """The prepared sequences in random order, ``batch_size`` of them at a time; a new order with each call.
 
@@ -394,7 +450,14 @@ class RolloutBuffer:
         if batch_size > total:
             text = f"Batch size {batch_size} is larger than the number of sequences ({total}), "
             warnings.warn(text + f"using batch_size = {total}.", stacklevel=2)
-        order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), self._shuffles).to(index.device)
+        renew(self._rollout, self._seed)
+        number = 0 if self._seed is None else self._shuffles
+        order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
         self._shuffles += 1
         split = cast("tuple[Tensor, ...]", cast("Any", order).split(min(batch_size, total)))
         yield from minibatches(padded, unpadded, index, split)
+
+
+def _unmade(kind: Any) -> Any:
+    """A buffer without a state, for pickle, which gives it one."""
+    return kind.__new__(kind)

@@ -14,7 +14,7 @@ from .steps import FLAG, Fields, numbered
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["NAMES", "TARGETS", "adopt", "columns_of", "leaves_of", "paths_of", "schema_of"]
+__all__ = ["NAMES", "TARGETS", "adopt", "columns_of", "leaves_of", "paths_of", "schema_of", "write"]
 
 NAMES = {
     "observations": "obs",
@@ -75,8 +75,18 @@ def adopt(buffer: TensorDict, columns: Mapping[Any, Tensor]) -> None:
         other = given.get(name)
         if other is column:
             continue
-        if other is not None and other.shape != column.shape:
-            raise StepError(f"buffer[{name!r}]: expected {tuple(column.shape)}, got {tuple(other.shape)}")
-        if other is not None:
-            column.copy_(other)
+        write(name, column, other)
         buffer[name] = column
+
+
+def write(name: Any, column: Tensor, given: Tensor | None) -> None:
+    """Copy what was given for a column, if anything was.
+
+    Raises:
+        StepError: it has another shape.
+    """
+    if given is None:
+        return
+    if given.shape != column.shape:
+        raise StepError(f"buffer[{name!r}]: expected {tuple(column.shape)}, got {tuple(given.shape)}")
+    column.copy_(given)

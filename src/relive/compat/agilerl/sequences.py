@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ...schema import Path
-from ...sequences import SequenceBatch
+from ...sequences import SequenceBatch, stride_of
 from ...storage import as_tensordict
 from .columns import leaves_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["BPTTSequenceType", "minibatches", "overlap_of", "padded_steps", "rows_of"]
+__all__ = ["BPTTSequenceType", "minibatches", "overlap_of", "padded", "padded_steps", "rows_of", "windows_of"]
 
 STATES = "initial_hidden_states"
 
@@ -48,6 +48,30 @@ def overlap_of(sequence_type: Any) -> Literal["none", "half", "max"]:
     if overlap is None:
         raise NotImplementedError(f"Received unrecognized sequence type: {sequence_type}")
     return overlap
+
+
+def windows_of(episode: Any, length: int, overlap: Literal["none", "half", "max"]) -> list[Any]:
+    """The windows of an episode ``[K, ...]`` as a rollout cuts it: the last may be shorter."""
+    stride = stride_of(length, overlap)
+    starts = range(0, max(len(episode) - length, 0) + stride, stride)
+    return [episode[start : start + length] for start in starts]
+
+
+def padded(sequences: Sequence[Any], target_length: int | None = None) -> Any:
+    """Sequences ``[k, ...]``, tensors or TensorDicts, as one ``[B, longest, ...]`` with zeros after them.
+
+    Args:
+        sequences: see above.
+        target_length: instead of the longest.
+    """
+    if not isinstance(sequences[0], Tensor):
+        members = {key: padded([seq[key] for seq in sequences], target_length) for key in sequences[0].keys()}
+        return as_tensordict({(key,): member for key, member in members.items()}, ())
+    longest = max(map(len, sequences)) if target_length is None else target_length
+    out = sequences[0].new_zeros(len(sequences), longest, *sequences[0].shape[1:])
+    for row, sequence in zip(out, sequences, strict=True):
+        row[: len(sequence)] = sequence[:longest]
+    return out
 
 
 def padded_steps(

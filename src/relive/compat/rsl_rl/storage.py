@@ -12,6 +12,7 @@ from ...errors import FieldError, SchemaError, ShapeError
 from ...rollout import RolloutBuffer
 from ...schema import Field, Schema
 from ...vectors import swap_layers
+from ..seeds import renew
 from .columns import Column, Returns, assign
 from .containers import Batch, Transition
 
@@ -42,7 +43,8 @@ class RolloutStorage:
         device: where it all lives.
         reshuffle_each_epoch: False is rsl_rl's own behaviour: one permutation for all epochs, and envs of recurrent
             minibatches in their own order. True puts others together in each epoch, in both.
-        seed: of the permutations, which never touch torch's global generator. None draws one.
+        seed: permutation k is a function of (seed, k). None draws a seed from torch's default generator, which rsl_rl
+            draws from, for each call that makes minibatches.
 
     Raises:
         SchemaError: another training type, or sizes that are not positive.
@@ -86,7 +88,8 @@ class RolloutStorage:
         fields |= {"value": NUMBER, "log_prob": NUMBER} if rl else {"privileged_action": action}
         further = {"advantage": NUMBER, "return": NUMBER} if rl else {}
         size = num_transitions_per_env, num_envs
-        self._buffer = RolloutBuffer(Schema(fields), *size, device=device, columns=further, seed=seed)
+        self._buffer = RolloutBuffer(Schema(fields), *size, device=device, columns=further, seed=seed or 0)
+        self._seed = seed
         self._none = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._shown: dict[str, Any] = {}
         self._params: int | None = None
@@ -170,6 +173,7 @@ class RolloutStorage:
             EmptyError: no transition was added.
         """
         self._require_rl()
+        renew(self._buffer, self._seed)
         fields = (*READ["rl"], *(["distribution"] if self._params else []))
         batches: Any = self._buffer.minibatches(
             num_batches=num_mini_batches, epochs=num_epochs, reshuffle=self.reshuffle_each_epoch, fields=fields
@@ -188,6 +192,7 @@ class RolloutStorage:
             EmptyError: no transition was added.
         """
         self._require_rl()
+        renew(self._buffer, self._seed)
         fields = (*READ["rl"][1:], *(["distribution"] if self._params else []))
         batches = self._buffer.env_batches(
             num_batches=num_mini_batches, epochs=num_epochs, shuffle=self.reshuffle_each_epoch, fields=fields

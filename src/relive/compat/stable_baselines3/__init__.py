@@ -7,6 +7,7 @@ be installed.
 from __future__ import annotations
 
 from .her import HerReplayBuffer
+from .originals import ConvertsReplays
 from .replay import (
     DictReplayBuffer,
     NStepReplayBuffer,
@@ -18,6 +19,7 @@ from .replay import (
 from .rollout import DictRolloutBuffer, RolloutBuffer
 
 __all__ = [
+    "ConvertsReplays",
     "DictReplayBuffer",
     "DictRolloutBuffer",
     "HerReplayBuffer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, cast
 
@@ -12,7 +13,18 @@ from numpy.typing import NDArray
 
 from ...schema import Field
 
-__all__ = ["Array", "action_field", "as_flags", "buffers", "fitted", "joined", "obs_fields", "obs_shapes", "samples"]
+__all__ = [
+    "Array",
+    "action_field",
+    "as_flags",
+    "buffers",
+    "fitted",
+    "joined",
+    "obs_fields",
+    "obs_shapes",
+    "overridden",
+    "samples",
+]
 
 Array = NDArray[Any]
 FLAG = np.dtype(np.bool_)
@@ -60,6 +72,15 @@ def as_flags(values: Any) -> Any:
     return values if getattr(values, "dtype", None) is FLAG else np.asarray(values).astype(FLAG)
 
 
-def joined(space: spaces.Space[Any], obs: Any) -> Any:
-    """Observations of a batch: a dictionary in the order of the space, or the tensor."""
-    return {key: obs[key] for key in space.spaces} if isinstance(space, spaces.Dict) else obs
+def joined(space: spaces.Space[Any], obs: Any, name: str = "obs") -> Any:
+    """A field of a batch: of observations a dictionary in the order of the space, if it has members."""
+    if isinstance(space, spaces.Dict) and name in ("obs", "next_obs"):
+        return {key: obs[key] for key in space.spaces}
+    return obs
+
+
+def overridden(buffer: object, names: Sequence[str]) -> list[str]:
+    """Which of these methods a class of the user's defines."""
+    host = __name__.rpartition(".")[0], "stable_baselines3."
+    users = [cls for cls in type(buffer).__mro__ if not cls.__module__.startswith(host)]
+    return [name for name in names if any(name in vars(cls) for cls in users)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from importlib import import_module
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from gymnasium import spaces
 
 from ...checks import numpy_view
-from ...errors import SchemaError
 from ...hindsight import Hindsight
+from ...schema import Field
 from .common import Array
 from .replay import DictReplayBuffer
 
@@ -22,29 +23,40 @@ her: Any = import_module("stable_baselines3.her.her_replay_buffer")
 strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
 
 
+STEP = "step"
+"""Where a step's info dictionary is in the flat ``infos``."""
+
+
 class _Goals:
-    """What the training env says about goals; it is not pickled with the buffer."""
+    """What the training env says about goals; it is not pickled with the buffer.
 
-    def __init__(self, env: Any) -> None:
-        self.env = env
+    Args:
+        env: the training env.
+        infos: the info dictionaries of the steps, object ``[buffer_size, n_envs]``, if they are kept.
+    """
 
-    def _ask(self, method: str, achieved: Array, desired: Array) -> Any:
+    def __init__(self, env: Any, infos: Array | None) -> None:
+        self.env, self.infos = env, infos
+
+    def _ask(self, method: str, achieved: Array, desired: Array, steps: Array | None) -> Any:
         assert self.env is not None, (
             "You must initialize HerReplayBuffer with a VecEnv so it can compute rewards for virtual transitions"
         )
-        infos: list[dict[str, Any]] = [{} for _ in range(len(achieved))]
+        infos: Any = [{} for _ in range(len(achieved))]
+        if self.infos is not None:
+            infos = copy.deepcopy(self.infos.reshape(-1)[steps])  # which the env may write to
         return np.asarray(self.env.env_method(method, achieved, desired, infos, indices=[0])[0])
 
-    def reward(self, achieved: Array, desired: Array) -> Array:
+    def reward(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
         """The first env's ``compute_reward``, float32 ``[M]``."""
-        return self._ask("compute_reward", achieved, desired).astype(np.float32)
+        return self._ask("compute_reward", achieved, desired, steps).astype(np.float32)
 
-    def terminated(self, achieved: Array, desired: Array) -> Array:
+    def terminated(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
         """The first env's ``compute_terminated``, bool ``[M]``."""
-        return self._ask("compute_terminated", achieved, desired).astype(np.bool_)
+        return self._ask("compute_terminated", achieved, desired, steps).astype(np.bool_)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"env": None}
+        return self.__dict__ | {"env": None}
 
 
 class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
@@ -65,14 +77,16 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         handle_timeout_termination: as :class:`ReplayBuffer`.
         n_sampled_goal: relabelled rows for each that stays.
         goal_selection_strategy: "future", "final" or "episode", or the host's enumeration.
-        copy_info_dict: not possible here; see the migration page.
+        copy_info_dict: keep the infos of all steps, and give ``compute_reward`` copies of those of the rows.
         seed: as :class:`ReplayBuffer`.
         n_steps: rewards per window, recomputed one by one; above 1 batches have ``discounts``.
         gamma: discount per step of windows.
 
     Raises:
-        SchemaError: ``copy_info_dict`` is set.
+        TypeError: a subclass has methods of its own that would never be called, such as ``_sample_goals``.
     """
+
+    _replaced = (*DictReplayBuffer._replaced, "_get_real_samples", "_get_virtual_samples", "_sample_goals")
 
     def __init__(
         self,
@@ -92,11 +106,6 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
     ) -> None:
-        if copy_info_dict:
-            raise SchemaError(
-                "copy_info_dict=True: info dictionaries are not stored; put what compute_reward needs of them into the "
-                "observation, or use relive.Hindsight(info=...) with a field of the schema"
-            )
         if isinstance(goal_selection_strategy, str):
             goal_selection_strategy = strategies.KEY_TO_GOAL_STRATEGY[goal_selection_strategy.lower()]
         assert isinstance(goal_selection_strategy, strategies.GoalSelectionStrategy), (
@@ -104,16 +113,41 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
         )
         self.goal_selection_strategy, self.n_sampled_goal = goal_selection_strategy, n_sampled_goal
         self.her_ratio, self.copy_info_dict = 1 - 1.0 / (n_sampled_goal + 1), copy_info_dict
-        self._goals = _Goals(env)
+        self.infos, further = None, {}
+        if copy_info_dict:
+            self.infos = np.full((max(buffer_size // n_envs, 2), n_envs), None)
+            further = {STEP: Field((), torch.int64)}
+        self._goals = _Goals(env, self.infos)
         knows_ends = env is not None and env.has_attr("compute_terminated")
         view = Hindsight(
             self._goals.reward, goal_selection_strategy.name.lower(), k=n_sampled_goal, n=n_steps, gamma=gamma,
-            terminated_fn=self._goals.terminated if knows_ends else None,
+            terminated_fn=self._goals.terminated if knows_ends else None, info=STEP if copy_info_dict else None,
         )  # fmt: skip
         super().__init__(
             buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
-            handle_timeout_termination, seed=seed, view=view,
+            handle_timeout_termination, seed=seed, view=view, **further,
         )  # fmt: skip
+
+    @classmethod
+    def _options_of(cls, original: Any) -> dict[str, Any]:
+        names = "env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"
+        return super()._options_of(original) | {name: getattr(original, name) for name in names}
+
+    def _taken(self, original: Any, rows: Array) -> dict[str, Any]:
+        if self.infos is None:
+            return {}
+        steps = (self._added + np.arange(len(rows))) % self.buffer_size
+        self.infos[steps] = original.infos[rows]
+        return {STEP: steps[:, None] * self.n_envs + np.arange(self.n_envs)}
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+    ) -> None:
+        """As :meth:`ReplayBuffer.add`; with ``copy_info_dict`` the infos are kept as they are, not copied."""
+        if self.infos is not None:
+            self.infos[self.pos] = infos
+            self._further = {STEP: self.pos * self.n_envs + np.arange(self.n_envs)}
+        super().add(obs, next_obs, action, reward, done, infos)
 
     @property
     def _stores_once(self) -> bool:
@@ -134,8 +168,11 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
             raise ValueError("Trying to set env of already initialized environment.")
         self._goals.env = env
 
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+    def __getattr__(self, name: str) -> Any:
+        told = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in ("ep_start", "ep_length", "_current_ep_start"):
+            told += ": rows are not where the host has them; `dones` says where episodes end"
+        raise AttributeError(told)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -15,8 +15,11 @@ from ...samplers import Prioritized, Sampler
 from ...schema import Field, Schema
 from ...views import NStep, View
 from ..continuity import Continuity
-from ..trees import mapped
-from .common import Array, action_field, as_flags, buffers, fitted, joined, obs_fields, obs_shapes, samples
+from ..seeds import drawn_by_numpy
+from ..trees import mapped, mapped_with
+from .arrays import Column, copied
+from .common import Array, action_field, as_flags, buffers, fitted, joined, obs_fields, obs_shapes, overridden, samples
+from .originals import steps_of
 
 __all__ = [
     "DictReplayBuffer",
@@ -31,21 +34,36 @@ __all__ = [
 class ReplayBuffer(buffers.ReplayBuffer):
     """``stable_baselines3.common.buffers.ReplayBuffer``; the arguments are its own, and ``seed``.
 
+    ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` are the storage,
+    ``[buffer_size, n_envs, ...]``: what is written to them is sampled. The last two are bool. Once rows were written in
+    place, ``pos = k`` or ``full = True`` says so.
+
     ``optimize_memory_usage=True`` stores each observation once. It goes together with
     ``handle_timeout_termination=True``, with several envs and with dictionaries, and the next observation at an
     episode's end is the one the episode ended on. Then a transition can be drawn once the next of its env has come,
-    and an episode of k steps takes k + 1 of the ``buffer_size`` rows.
+    an episode of k steps takes k + 1 of the ``buffer_size`` rows, and the arrays are copies that cannot be written to.
 
     Args:
-        buffer_size: transitions over all envs.
+        buffer_size: transitions over all envs, at least 2 of each.
         observation_space: of one env.
         action_space: of one env.
         device: where batches go; rows stay in RAM.
         n_envs: N.
         optimize_memory_usage: see above.
         handle_timeout_termination: do not count time limits (``info["TimeLimit.truncated"]``) as ends of the task.
-        seed: batch t is a function of (seed, t); None draws one. NumPy's generator is never read.
+        seed: batch t is a function of (seed, t). None draws a seed for each batch from NumPy's global generator, which
+            the host draws from.
+
+    Raises:
+        TypeError: a subclass has its own ``_get_samples``, and ``optimize_memory_usage`` is set.
     """
+
+    observations, next_observations = Column("obs"), Column("next_obs")
+    actions, rewards = Column("action"), Column("reward")
+    dones, timeouts = Column("done"), Column("timeout")
+
+    _replaced: tuple[str, ...] = ("_get_samples",)
+    """Methods of the host that have no place here; a subclass that has its own expects the host's arrays."""
 
     def __init__(
         self,
@@ -60,20 +78,31 @@ class ReplayBuffer(buffers.ReplayBuffer):
         seed: int | None = None,
         **parts: Any,
     ) -> None:
+        self._added, self._seed = 0, seed
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
-        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.buffer_size = max(buffer_size // n_envs, 2)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self._replay = self._core(seed, **parts)
-        self._follows = self._stores_once or self._view.n > 1
+        own = overridden(self, self._replaced)
+        if own and self._stores_once:
+            raise TypeError(
+                f"{type(self).__name__}.{own[0]} would never be called: observations are stored once here, and rows "
+                "are not where the host has them; override sample() instead, or use ReplayBuffer without "
+                "optimize_memory_usage"
+            )
+        self._by_row = bool(own)
+        self._replay = self._core(seed or 0, **parts)
+        self._follows = self._stores_once or isinstance(self, buffers.NStepReplayBuffer)
         self._continuity = Continuity()
         self._shapes = obs_shapes(observation_space, self.obs_shape, n_envs), (n_envs, self.action_dim)
         self._never: Array = np.zeros(n_envs, np.bool_)
         self._done = ~self._never
+        self._further: dict[str, Any] | None = None
+        self._arrays: dict[str, Any] = {}
 
     def _core(
-        self, seed: int | None, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
-        view: View | None = None,
+        self, seed: int, sampler: Sampler | None = None, n_steps: int = 1, gamma: float = 0.99,
+        view: View | None = None, **further: Field,
     ) -> Core:  # fmt: skip
         schema = Schema(
             {
@@ -82,11 +111,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 "reward": Field((), torch.float32),
                 "terminated": Field((), torch.bool),
                 "truncated": Field((), torch.bool),
+                **further,
             }
         )
         return Core(
             schema,
-            max(self.buffer_size, 2) * self.n_envs,
+            self.buffer_size * self.n_envs,
             self.n_envs,
             own_next_obs=not self._stores_once,
             sampler=sampler,
@@ -103,39 +133,123 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _view(self) -> Any:
         return self._replay.view
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_arrays": {}}  # views, which would come back as arrays of their own
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    @property
+    def pos(self) -> int:
+        """The row that the next step goes to; set it once rows up to there were written in place."""
+        return self._added % self.buffer_size
+
+    @pos.setter
+    def pos(self, pos: int) -> None:
+        if pos != self.pos:
+            self._declare(pos)
+
+    @property
+    def full(self) -> bool:
+        """Whether ``buffer_size`` steps were added; set it once all rows were written in place."""
+        return self._added >= self.buffer_size
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        if full != self.full:
+            self._declare(self.buffer_size if full else -1)
+
+    def _declare(self, count: int) -> None:
+        """The rows up to ``count``, which were written in place, are steps."""
+        if self._stores_once or not self._added <= count <= self.buffer_size:
+            raise AttributeError(
+                f"pos and full count the steps that were added, {self._added} so far: they can only say that further "
+                "rows were written to the arrays, where those are the storage; otherwise use add(), extend() or reset()"
+            )
+        rows = slice(self._added, count)
+        names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward"}
+        names |= {"terminated": "done", "truncated": "timeout"}
+        found = {name: mapped(lambda x: x[rows].copy(), self.column(shown)) for name, shown in names.items()}
+        self._extend(found)
+
     def add(
         self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
     ) -> None:
         """Append one step of every env; ``next_obs`` is the observation that an episode ended on, where one did."""
         obs_shape, action_shape = self._shapes
         obs, next_obs = fitted(obs, obs_shape), fitted(next_obs, obs_shape)
-        done = terminated = as_flags(done)
-        truncated = self._never
-        if self.handle_timeout_termination and any(done.tobytes()):  # which is quicker than done.any()
-            timeout = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
-            terminated, truncated = done & ~timeout, done & timeout
+        done = ended = as_flags(done)
+        timeout = self._never
+        if self.handle_timeout_termination:
+            marks = [info.get("TimeLimit.truncated", False) for info in infos]
+            if any(marks):
+                timeout = np.array(marks, np.bool_).reshape(self.n_envs)
+                done, ended = self._kept(done, timeout), done | timeout
         if self._follows:  # every call of `learn` resets the envs behind the buffer's back
             self._continuity.follow(self._replay, obs)
         self._replay.add(
+            self._further,
             obs=obs,
             next_obs=next_obs,
             action=fitted(action, action_shape),
             reward=np.asarray(reward, np.float32),
-            terminated=terminated,
-            truncated=truncated,
+            terminated=done,
+            truncated=timeout,
         )
-        self._done[:] = done
+        self._done[:] = ended
         if self._follows:
             self._continuity.note(next_obs, self._done)
-        self.pos += 1
-        if self.pos == self.buffer_size:
-            self.full, self.pos = True, 0
+        self._added += 1
+
+    def _kept(self, done: Array, timeout: Array) -> Array:
+        """What is stored as terminated: where the arrays are the storage, the host's ``dones`` as they are."""
+        return done & ~timeout if self._stores_once else done
+
+    def _extend(self, steps: dict[str, Any]) -> None:
+        """Append several steps ``[T, N, ...]``, as they are stored."""
+        self._replay.extend(steps)
+        self._added += len(steps["reward"])
+        self._done[:] = steps["terminated"][-1] | steps["truncated"][-1]
+        self._continuity.note(mapped(lambda x: x[-1], steps["next_obs"]), self._done)
 
     def reset(self) -> None:
         """Forget everything stored."""
-        super().reset()
+        self._added = 0
         self._replay.clear()
         self._continuity.forget()
+
+    @classmethod
+    def from_original(cls, original: Any, *, seed: int | None = None, **options: Any) -> Any:
+        """A buffer of this class with all that one of the host's holds, oldest first; one of this class as it is.
+
+        Steps after which an env was reset without an end come as time-outs, so that no window goes on there.
+
+        Args:
+            original: such as ``load_replay_buffer`` of the host puts into a model, whatever class that had before.
+            seed: as the constructor's.
+            options: other arguments of the constructor than the original had.
+        """
+        if isinstance(original, cls):
+            return original
+        sizes = original.buffer_size * original.n_envs, original.observation_space, original.action_space
+        known = cls._options_of(original) | {"device": original.device, "n_envs": original.n_envs}
+        made = cls(*sizes, seed=seed, **(known | options))
+        for rows, steps in steps_of(original):
+            done, timeout = steps.pop("done"), steps.pop("timeout")
+            more = made._taken(original, rows)
+            made._extend(steps | more | {"terminated": made._kept(done, timeout), "truncated": timeout})
+        return made
+
+    @classmethod
+    def _options_of(cls, original: Any) -> dict[str, Any]:
+        """The arguments of the constructor that an original was made with."""
+        names = "optimize_memory_usage", "handle_timeout_termination"
+        return {name: getattr(original, name) for name in names}
+
+    def _taken(self, original: Any, rows: Array) -> dict[str, Any]:
+        """Further fields of an original's rows."""
+        return {}
+
+    # -- reading ------------------------------------------------------------------------------------------------
 
     def size(self) -> int:
         """Steps per env that can be drawn."""
@@ -144,6 +258,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """A random batch, as the host's named tuple of tensors on ``device``: rewards and dones ``[B, 1]``, float32.
 
+        A subclass that has a ``_get_samples`` is asked for rows by that, as the host does it.
+
         Args:
             batch_size: B.
             env: the ``VecNormalize`` to normalize observations and rewards with.
@@ -151,6 +267,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             EmptyError: there is nothing to draw yet.
         """
+        if self._by_row:
+            return buffers.BaseBuffer.sample(self, batch_size, env)
+        if self._seed is None:
+            self._replay.seed = drawn_by_numpy()
         return self._samples(dict(self._drawn(batch_size, env).items()), env)
 
     def _drawn(self, batch_size: int, env: Any) -> Any:
@@ -162,17 +282,34 @@ class ReplayBuffer(buffers.ReplayBuffer):
         finally:
             self._view.each_reward = None  # copies of the buffer come without the env
 
+    def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
+        """Rows ``[B]`` of envs that NumPy's global generator chooses, as :meth:`sample` gives them.
+
+        Raises:
+            IndexError: there is no such row.
+            TypeError: observations are stored once, and rows are not where the host has them.
+        """
+        if self._stores_once:
+            raise TypeError("_get_samples: rows are not where the host has them; use sample()")
+        rows = np.arange(self.size())[batch_inds]
+        envs = np.random.default_rng(drawn_by_numpy()).integers(self.n_envs, size=len(rows))
+        self._view.each_reward = None if env is None else env.normalize_reward
+        return self._samples(dict(self._replay.at(envs * self.buffer_size + rows).items()), env)
+
     def _samples(self, batch: Any, env: Any) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = samples.DictReplayBufferSamples if nested else samples.ReplayBufferSamples
         return kind(*self._fields(batch, env))
 
     def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
+        ends = batch["terminated"]
+        if not self._stores_once:
+            ends = ends.gt(batch["truncated"])
         return (
             self._observed(batch["obs"], env),
             self._sent(batch["action"]),
             self._observed(batch["next_obs"], env),
-            self._sent(batch["terminated"].float().unsqueeze(1)),
+            self._sent(ends.float().unsqueeze(1)),
             self._sent(batch["reward"].unsqueeze(1)),
         )
 
@@ -187,57 +324,59 @@ class ReplayBuffer(buffers.ReplayBuffer):
             return values
         return torch.as_tensor(values).to(self.device)
 
-    # What is stored, as the host keeps it: arrays [buffer_size, n_envs, ...], copied, zero where nothing is.
+    # -- the arrays ---------------------------------------------------------------------------------------------
 
-    def _column(self, name: str) -> Any:
-        rows = [self._replay.slice(env) for env in range(self.n_envs)]
-        rows = [env[_real(env, bool(done))] for env, done in zip(rows, self._done, strict=True)]
-
-        def arrange(columns: list[Any]) -> Any:
-            if not isinstance(columns[0], Tensor):
-                return {key: arrange([c[key] for c in columns]) for key in self.observation_space.spaces}
-            out = np.zeros((self.buffer_size, self.n_envs, *columns[0].shape[1:]), numpy_view(columns[0]).dtype)
-            for env, column in enumerate(columns):
-                out[(self.pos - len(column) + np.arange(len(column))) % self.buffer_size, env] = numpy_view(column)
-            return out
-
-        return arrange([env[name] for env in rows])
-
-    @property
-    def observations(self) -> Any:
-        """``[buffer_size, n_envs, ...]``, or a dictionary of those."""
-        return self._column("obs")
-
-    @property
-    def next_observations(self) -> Any:
-        """The same after the step.
+    def column(self, name: str) -> Any:
+        """What is stored of a field, ``[buffer_size, n_envs, ...]``, or a dictionary of those.
 
         Raises:
-            AttributeError: with ``optimize_memory_usage`` they are not stored apart, here as there.
+            AttributeError: next observations with ``optimize_memory_usage``, where the host has none either.
         """
-        if self.optimize_memory_usage:
+        if self._stores_once:
+            return self._copied(name)
+        if name not in self._arrays:
+            field = {"done": "terminated", "timeout": "truncated"}.get(name, name)
+            rows = joined(self.observation_space, self._replay.block[field], name)
+            sizes = self.n_envs, self.buffer_size
+            self._arrays[name] = mapped(lambda x: numpy_view(x.unflatten(0, sizes).transpose(0, 1)), rows)
+        return self._arrays[name]
+
+    def _copied(self, name: str) -> Any:
+        if name == "next_obs" and self.optimize_memory_usage:
             raise AttributeError("next_observations: with optimize_memory_usage=True `observations` holds them")
-        return self._column("next_obs")
+        if name == "done":
+            found = copied(self._arranged("terminated") | self._arranged("truncated"))
+            found.newest, found.cut_off = (self.pos - 1) % self.buffer_size, self._replay.interrupt
+            return found
+        return mapped(copied, self._arranged("truncated" if name == "timeout" else name))
 
-    @property
-    def actions(self) -> Array:
-        """``[buffer_size, n_envs, action_dim]``."""
-        return self._column("action")
+    def _arranged(self, name: str) -> Any:
+        """A field of all steps where the host has them, zero where nothing is."""
+        envs = [self._steps(env, name) for env in range(self.n_envs)]
 
-    @property
-    def rewards(self) -> Array:
-        """``[buffer_size, n_envs]``, float32."""
-        return self._column("reward")
+        def arrange(columns: list[Array]) -> Array:
+            out = np.zeros((self.buffer_size, self.n_envs, *columns[0].shape[1:]), columns[0].dtype)
+            for env, column in enumerate(columns):
+                out[(self.pos - len(column) + np.arange(len(column))) % self.buffer_size, env] = column
+            return out
 
-    @property
-    def dones(self) -> Array:
-        """Whether an episode ended, in any way; ``[buffer_size, n_envs]``, float32."""
-        return (self._column("terminated") | self._column("truncated")).astype(np.float32)
+        return mapped_with(lambda first, others: arrange([first, *others]), envs[0], envs[1:])
 
-    @property
-    def timeouts(self) -> Array:
-        """Whether it ended by a time limit; ``[buffer_size, n_envs]``, float32."""
-        return self._column("truncated").astype(np.float32)
+    def _steps(self, env: int, name: str) -> Any:
+        """A field of an env's steps, oldest first: its rows but those that hold what an episode ended on."""
+        rows, under_way = self._replay.slice(env), not self._done[env]
+        steps = numpy_view(cast("Tensor", rows["complete"])).copy()
+        steps[-1:] |= under_way
+
+        def following(obs: Tensor, newest: list[Any]) -> Array:
+            after = np.roll(numpy_view(obs), -1, 0)
+            if under_way and len(after):
+                after[-1] = newest[0][env]
+            return after[steps]
+
+        if name == "next_obs":
+            return mapped_with(following, joined(self.observation_space, rows["obs"]), [self._continuity.next_obs])
+        return mapped(lambda x: numpy_view(x)[steps], joined(self.observation_space, rows[name], name))
 
 
 class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
@@ -264,6 +403,11 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+
+    @classmethod
+    def _options_of(cls, original: Any) -> dict[str, Any]:
+        known = {name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)}
+        return super()._options_of(original) | known
 
     @property
     def n_steps(self) -> int:
@@ -354,14 +498,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
     def _samples(self, batch: Any, env: Any) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
-        weights = self._sent(batch["weight"].unsqueeze(1))
+        weight = batch.get("weight", torch.ones(len(batch["index"])))  # rows that were not drawn have none
+        weights = self._sent(weight.unsqueeze(1))
         parts: Any = (*self._fields(batch, env), weights, numpy_view(batch["index"]))
         return kind(*parts)
-
-
-def _real(rows: Any, done: bool) -> Tensor:
-    """Of an env's rows those that are steps, its newest among them, and not observations that an episode ended on."""
-    steps = rows["complete"].clone()
-    if len(steps) and not done:
-        steps[-1] = True
-    return steps

@@ -14,8 +14,10 @@ from ...checks import numpy_view
 from ...returns import GAE
 from ...rollout import RolloutBuffer as Core
 from ...schema import Field, Schema
+from ..seeds import drawn_by_numpy
 from ..trees import mapped
-from .common import Array, action_field, as_flags, buffers, fitted, joined, obs_fields, obs_shapes, samples
+from .arrays import Column
+from .common import Array, action_field, buffers, fitted, joined, obs_fields, obs_shapes, overridden, samples
 
 __all__ = ["DictRolloutBuffer", "RolloutBuffer"]
 
@@ -29,7 +31,8 @@ class RolloutBuffer(buffers.RolloutBuffer):
 
     ``episode_start`` is, as the host's collector passes it, the done flag of the previous step. The columns
     ``observations``, ``actions``, ``rewards``, ``episode_starts``, ``values``, ``log_probs``, ``advantages`` and
-    ``returns`` are views ``[buffer_size, n_envs, ...]``, before and after :meth:`get`; the last two may be assigned.
+    ``returns`` are the storage, ``[buffer_size, n_envs, ...]``, before and after :meth:`get`, and may be written to.
+    Once rows were written in place, ``pos = k`` or ``full = True`` says so.
 
     Args:
         buffer_size: T, steps per env.
@@ -39,8 +42,16 @@ class RolloutBuffer(buffers.RolloutBuffer):
         gae_lambda: λ.
         gamma: discount per step.
         n_envs: N.
-        seed: of the permutations; None draws one. NumPy's generator is never read.
+        seed: permutation k is a function of (seed, k). None draws a seed for each :meth:`get` from NumPy's global
+            generator, which the host draws from.
+
+    Raises:
+        TypeError: a subclass has its own ``_get_samples``.
     """
+
+    observations, actions, rewards = Column("obs"), Column("action"), Column("reward")
+    episode_starts, values, log_probs = Column("episode_start"), Column("value"), Column("log_prob")
+    advantages, returns = Column("advantage"), Column("return")
 
     def __init__(
         self,
@@ -54,23 +65,65 @@ class RolloutBuffer(buffers.RolloutBuffer):
         *,
         seed: int | None = None,
     ) -> None:
+        if overridden(self, ["_get_samples"]):
+            raise TypeError(
+                f"{type(self).__name__}._get_samples would never be called: the columns stay [buffer_size, n_envs, "
+                "...] here; override get() instead"
+            )
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
-        self.gae_lambda, self.gamma, self.generator_ready = gae_lambda, gamma, False
+        self.gae_lambda, self.gamma, self._seed = gae_lambda, gamma, seed
         number, flag = Field((), torch.float32), Field((), torch.bool)
         schema = Schema(
             {
                 "obs": obs_fields(observation_space, self.obs_shape),
                 "action": action_field(action_space, self.action_dim, narrow=False),
                 "reward": number,
-                "episode_start": flag,
+                "episode_start": number,
                 "value": number,
                 "log_prob": number,
             }
         )
-        flags = {"terminated": flag, "truncated": flag}  # found in `episode_start`, once all steps are there
-        self._rollout = Core(schema, buffer_size, n_envs, columns=flags, seed=seed)
+        further = {"terminated": flag, "truncated": flag}  # found in `episode_start`, once all steps are there
+        further |= {"advantage": number, "return": number}
+        self._rollout = Core(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
+        self._arrays: dict[str, Any] = {}
         self._shapes = obs_shapes(observation_space, self.obs_shape, n_envs), (n_envs, self.action_dim)
         self._row_bytes = 2 * number.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
+        self.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_arrays": {}}  # views, which would come back as arrays of their own
+
+    @property
+    def pos(self) -> int:
+        """How many steps were added; set it once rows up to there were written in place."""
+        rollout: Core | None = getattr(self, "_rollout", None)  # the host counts before there is one
+        return 0 if rollout is None else rollout.steps
+
+    @pos.setter
+    def pos(self, pos: int) -> None:
+        if pos != self.pos:
+            self._declare(pos)
+
+    @property
+    def full(self) -> bool:
+        """Whether ``buffer_size`` steps were added; set it once all rows were written in place."""
+        return self.pos == self.buffer_size
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        if full != self.full:
+            self._declare(self.buffer_size if full else -1)
+
+    def _declare(self, count: int) -> None:
+        """The rows up to ``count``, which were written in place, are steps."""
+        if not self.pos <= count <= self.buffer_size:
+            raise AttributeError(
+                f"pos and full count the steps that were added, {self.pos} so far: they can only say that further rows "
+                "were written to the columns; otherwise use add() or reset()"
+            )
+        self._rollout.reserve(count - self.pos)
+        self._rollout.commit()
 
     def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
         """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
@@ -83,17 +136,16 @@ class RolloutBuffer(buffers.RolloutBuffer):
             obs=fitted(obs, obs_shape),
             action=fitted(action, action_shape),
             reward=np.asarray(reward, np.float32),
-            episode_start=as_flags(episode_start),
+            episode_start=np.asarray(episode_start, np.float32),
             value=value.numpy(force=True).ravel(),
             log_prob=log_prob.numpy(force=True).ravel(),
         )
-        self.pos += 1
-        self.full = self.pos == self.buffer_size
 
     def reset(self) -> None:
-        """Forget the rollout; the memory stays."""
-        self.pos, self.full, self.generator_ready = 0, False, False
+        """Forget the rollout; the memory stays. Advantages and returns are zeros until they are computed."""
+        self.generator_ready = False
         self._rollout.clear()
+        self.advantages, self.returns = 0, 0
 
     def compute_returns_and_advantage(self, last_values: Any, dones: Array) -> None:
         """GAE, compiled; ``returns`` are advantages + values.
@@ -106,7 +158,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
             dones: whether the last step ended an episode, ``[N]``.
         """
         rollout, ended = self._rollout, torch.as_tensor(np.asarray(dones).astype(np.bool_))
-        rollout["terminated"] = torch.cat([rollout["episode_start"][1:], ended.reshape(1, self.n_envs)])
+        rollout["terminated"] = torch.cat([rollout["episode_start"][1:] != 0, ended.reshape(1, self.n_envs)])
         last = last_values.numpy(force=True).ravel()
         rollout.finish(GAE(self.gamma, self.gae_lambda), last_value=last, partial=True)
 
@@ -118,10 +170,11 @@ class RolloutBuffer(buffers.RolloutBuffer):
 
         Raises:
             AssertionError: the rollout is not full.
-            FieldError: :meth:`compute_returns_and_advantage` was not called.
         """
         assert self.full, "the rollout is not full; add the remaining steps first"
         self.generator_ready = True
+        if self._seed is None:
+            self._rollout.seed = drawn_by_numpy()
         size = batch_size or self.buffer_size * self.n_envs
         together = max(GATHERED // (size * self._row_bytes), 1)  # small batches: several at a time
         blocks = self._rollout.minibatches(size * together, fields=SERVED)
@@ -146,64 +199,12 @@ class RolloutBuffer(buffers.RolloutBuffer):
     def _sent(self, values: Tensor) -> Tensor:
         return values if values.device == self.device else values.to(self.device)
 
-    # The columns, views [T, N, ...].
-
-    def _column(self, name: str) -> Any:
-        found = self._rollout.block[name][: self.buffer_size]
-        return mapped(numpy_view, joined(self.observation_space, found) if name == "obs" else found)
-
-    def _attached(self, name: str) -> Array:
-        if name in self._rollout:
-            return numpy_view(self._rollout[name])
-        return np.zeros((self.buffer_size, self.n_envs), np.float32)
-
-    @property
-    def observations(self) -> Any:
-        """``[T, N, ...]``, or a dictionary of those."""
-        return self._column("obs")
-
-    @property
-    def actions(self) -> Array:
-        """``[T, N, action_dim]``."""
-        return self._column("action")
-
-    @property
-    def rewards(self) -> Array:
-        """``[T, N]``, float32."""
-        return self._column("reward")
-
-    @property
-    def episode_starts(self) -> Array:
-        """Whether the step before ended an episode, float32 ``[T, N]``; a copy."""
-        return self._column("episode_start").astype(np.float32)
-
-    @property
-    def values(self) -> Array:
-        """``[T, N]``, float32."""
-        return self._column("value")
-
-    @property
-    def log_probs(self) -> Array:
-        """``[T, N]``, float32."""
-        return self._column("log_prob")
-
-    @property
-    def advantages(self) -> Array:
-        """``[T, N]``, float32; zero until they are computed."""
-        return self._attached("advantage")
-
-    @advantages.setter
-    def advantages(self, advantages: Any) -> None:
-        self._rollout["advantage"] = torch.as_tensor(advantages)
-
-    @property
-    def returns(self) -> Array:
-        """``[T, N]``, float32; zero until they are computed."""
-        return self._attached("return")
-
-    @returns.setter
-    def returns(self, returns: Any) -> None:
-        self._rollout["return"] = torch.as_tensor(returns)
+    def column(self, name: str) -> Any:
+        """A column of the rollout, ``[T, N, ...]``, or a dictionary of those; views."""
+        if name not in self._arrays:
+            found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
+            self._arrays[name] = mapped(numpy_view, found)
+        return self._arrays[name]
 
 
 class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...replay import ReplayBuffer as Replay
 from ...schema import Field, Schema
 from ..inbox import Inbox
+from ..seeds import renew
 from . import files
 from .experience import BatchExperience, row, rows
 from .warm import generated
@@ -50,7 +51,8 @@ class ReplayBuffer:
         action_dim: numbers of an action.
         hidden_dim: numbers of the actor's state.
         device: where the rows are; None is the CPU.
-        seed: not in Velora: batch number t is a function of (seed, t). None draws one.
+        seed: not in Velora: batch number t is a function of (seed, t). None draws a seed for each batch from torch's
+            default generator, which Velora draws from.
 
     Raises:
         SchemaError: a capacity below 2, or of more than there is memory.
@@ -79,7 +81,8 @@ class ReplayBuffer:
                 "memory": (hidden_dim,),
             }
         )
-        self._replay = Replay(schema, capacity, ordered=False, device=device or "cpu", seed=seed)
+        self._replay = Replay(schema, capacity, ordered=False, device=device or "cpu", seed=seed or 0)
+        self._seed = seed
         self._on, self._added = self._replay.device, 0
         self._sizes = {"obs": state_dim, "action": action_dim, "next_obs": state_dim, "memory": hidden_dim}
         self._forms: dict[tuple[int, Any], tuple[Inbox, dict[str, Any]] | None] = {}
@@ -246,6 +249,7 @@ class ReplayBuffer:
             raise ValueError(
                 f"Buffer does not contain enough experiences. Available: {len(self)}, Requested: {batch_size}"
             )
+        renew(self._replay, self._seed)
         batch = self._replay.sample(batch_size)
         columns = {name: batch[inner].contiguous() for name, inner in FIELDS.items()}
         columns |= {name: columns[name].unsqueeze(-1) for name in ("rewards", "dones")}
@@ -323,4 +327,4 @@ class ReplayBuffer:
 
     def __repr__(self) -> str:
         sizes = f"{self.capacity}, {self.state_dim}, {self.action_dim}, {self.hidden_dim}"
-        return f"ReplayBuffer({sizes}, device={self.device!r}, seed={self._replay.seed})"
+        return f"ReplayBuffer({sizes}, device={self.device!r}, seed={self._seed})"

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...returns import GAE
 from ...rollout import RolloutBuffer as Rollout
 from ...schema import Field, Schema
+from ..seeds import renew
 from .experience import RolloutBatch, rows
 
 __all__ = ["RolloutBuffer"]
@@ -46,7 +47,7 @@ class RolloutBuffer:
         gamma: discount per step.
         gae_lambda: λ.
         device: where the steps are; None is the CPU.
-        seed: of the order of batches.
+        seed: of the order of batches; None draws one from torch's default generator for each :meth:`sample`.
 
     Raises:
         ValueError: ``capacity`` is no multiple of ``num_envs``.
@@ -73,7 +74,8 @@ class RolloutBuffer:
         flag = Field((), torch.bool)
         fields: dict[str, Any] = {"obs": (state_dim,), "action": (action_dim,), "reward": (), "ended": ()}
         fields |= {"terminated": flag, "truncated": flag, "value": (), "log_prob": (), "hidden": (hidden_dim,)}
-        self.rollout = Rollout(Schema(fields), capacity // num_envs, num_envs, device=device or "cpu", seed=seed)
+        self.rollout = Rollout(Schema(fields), capacity // num_envs, num_envs, device=device or "cpu", seed=seed or 0)
+        self._seed = seed
 
     @property
     def size(self) -> int:
@@ -149,6 +151,7 @@ class RolloutBuffer:
         self._require_full()
         if "advantage" not in self.rollout:
             raise BufferError("Advantages are missing! Use the 'finish()' method first.")
+        renew(self.rollout, self._seed)
         return map(self._batch, self.rollout.minibatches(batch_size, fields=tuple(FIELDS.values())))
 
     def empty(self) -> None:
