@@ -57,7 +57,11 @@ class StepChecker:
             if kind is np.ndarray:
                 # assigning a float array to a float column converts it on the way
                 given = value.dtype
-                if arrays and value.shape == shape and (given is np_dtype or (given.kind == "f" == np_dtype.kind)):
+                if (
+                    arrays
+                    and value.shape == shape
+                    and (given is np_dtype or (given.kind == "f" == np_dtype.kind and _fits(value, given, np_dtype)))
+                ):
                     values.append(value)
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
@@ -157,8 +161,26 @@ def numpy_view(tensor: Tensor) -> Array:
     return tensor.view(_BIT_DTYPES[tensor.dtype.itemsize]).numpy()
 
 
+_SQUARES = {2: 65504.0**2, 4: float(np.finfo(np.float32).max) ** 2, 8: float(np.finfo(np.float64).max)}
+"""Bytes of a float dtype -> the square of its largest number, or less."""
+
+
+def _fits(value: Array, given: np.dtype[Any], stored: np.dtype[Any]) -> bool:
+    """Whether all numbers are in the range of a float dtype; where this says no, :func:`check_castable` looks again."""
+    if given.itemsize <= stored.itemsize:
+        return True
+    flat = value if value.ndim == 1 else value.reshape(-1)
+    try:
+        # no square is more than the sum of all: one product takes a quarter of the time of the largest magnitude
+        return flat.dot(flat) <= _SQUARES[stored.itemsize]
+    except RuntimeWarning:  # NumPy's of a sum that is infinite, where warnings are errors
+        return False
+
+
 def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
-    """Refuse conversions that change what a value means: float to int, anything to bool, an overflowing int.
+    """Refuse conversions that change what a value means: float to int, anything to bool, a number out of range.
+
+    Infinities given are infinities stored.
 
     Raises:
         DTypeError: with the field, what was expected, what came, and the call that would convert it.
@@ -166,7 +188,10 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     if tensor.dtype is dtype:
         return
     if torch.can_cast(tensor.dtype, dtype) and not (dtype is torch.bool and tensor.dtype is not torch.bool):
-        if dtype.is_floating_point or dtype.is_complex or not tensor.numel() or tensor.dtype is torch.bool:
+        if dtype.is_floating_point or dtype.is_complex:
+            _refuse_overflow(tensor, dtype, name)
+            return
+        if not tensor.numel() or tensor.dtype is torch.bool:
             return
         limits = torch.iinfo(dtype)
         # torch has no minimum of its wider unsigned dtypes
@@ -181,6 +206,25 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
         f"field '{name}': expected {dtype}, got {tensor.dtype}; convert it yourself if that is meant "
         f"(.to({dtype})), or declare the field as {tensor.dtype}"
     )
+
+
+def _refuse_overflow(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Refuse finite numbers that a float or complex dtype cannot hold."""
+    given, limits = tensor.dtype, torch.finfo(dtype)
+    if given is torch.bool:
+        return
+    floats = given.is_floating_point or given.is_complex
+    if (torch.finfo(given) if floats else torch.iinfo(given)).max <= limits.max:
+        return
+    # of bfloat16 only a few bits would count when it is compared with the limit
+    numbers = torch.view_as_real(tensor.resolve_conj()) if given.is_complex else tensor
+    sizes = numbers.to(torch.promote_types(numbers.dtype, torch.float32) if floats else torch.float64).abs()
+    lost = (sizes > limits.max * (1 + limits.eps / 4)) & ~sizes.isinf()  # what is less is rounded to the largest
+    if bool(lost.any()):
+        raise DTypeError(
+            f"field '{name}': {sizes[lost][0].item():g} is more than {dtype} holds, {limits.max:g} at most; declare a "
+            "wider dtype in the schema, or mend the number"
+        )
 
 
 def _inner(value: Any, path: Path) -> Any:
