@@ -37,8 +37,9 @@ class StepChecker:
         self._names = frozenset(schema.names)
         self._branches = schema.branches
         self._plan = [
-            (path[0], path[1:], (num_envs, *field.shape), field.dtype, _NUMPY_DTYPES.get(field.dtype, _NO_DTYPE), path)
+            (path[0], path[1:], (num_envs, *field.shape), field.dtype, dtype, _SQUARES.get(dtype.str[1:], 0.0), path)
             for path, field in schema.leaves.items()
+            for dtype in [_NUMPY_DTYPES.get(field.dtype, _NO_DTYPE)]
         ]
 
     def __call__(self, step: Mapping[str, Any]) -> list[Any]:
@@ -48,7 +49,7 @@ class StepChecker:
             raise FieldError(self._name_mismatch(step))
         values: list[Any] = []
         host, arrays = self._host, self._arrays
-        for name, inner, shape, dtype, np_dtype, path in self._plan:
+        for name, inner, shape, dtype, np_dtype, square, path in self._plan:
             value = step[name]
             if inner:
                 direct = len(inner) == 1 and value.__class__ is dict and inner[0] in value
@@ -60,7 +61,13 @@ class StepChecker:
                 if (
                     arrays
                     and value.shape == shape
-                    and (given is np_dtype or (given.kind == "f" == np_dtype.kind and _fits(value, given, np_dtype)))
+                    and (
+                        given is np_dtype
+                        or (
+                            given.kind == "f" == np_dtype.kind
+                            and (given.itemsize <= np_dtype.itemsize or _fits(value, square))
+                        )
+                    )
                 ):
                     values.append(value)
                     continue
@@ -161,18 +168,16 @@ def numpy_view(tensor: Tensor) -> Array:
     return tensor.view(_BIT_DTYPES[tensor.dtype.itemsize]).numpy()
 
 
-_SQUARES = {2: 65504.0**2, 4: float(np.finfo(np.float32).max) ** 2, 8: float(np.finfo(np.float64).max)}
-"""Bytes of a float dtype -> the square of its largest number, or less."""
+_SQUARES = {"f2": 65504.0**2, "f4": float(np.finfo(np.float32).max) ** 2, "f8": float(np.finfo(np.float64).max)}
+"""Float dtype -> the square of its largest number, or less."""
 
 
-def _fits(value: Array, given: np.dtype[Any], stored: np.dtype[Any]) -> bool:
-    """Whether all numbers are in the range of a float dtype; where this says no, :func:`check_castable` looks again."""
-    if given.itemsize <= stored.itemsize:
-        return True
+def _fits(value: Array, square: float) -> bool:
+    """Whether the square of no number is larger; where this says no, :func:`check_castable` looks at each of them."""
     flat = value if value.ndim == 1 else value.reshape(-1)
     try:
         # no square is more than the sum of all: one product takes a quarter of the time of the largest magnitude
-        return flat.dot(flat) <= _SQUARES[stored.itemsize]
+        return flat.dot(flat) <= square
     except RuntimeWarning:  # NumPy's of a sum that is infinite, where warnings are errors
         return False
 

@@ -167,6 +167,8 @@ class Collector:
         self.total_steps = self.total_episodes = 0
         self._obs: Leaves | None = None
         self._was_reset = False
+        if isinstance(buffer, ReplayBuffer):
+            buffer.check_ends = False  # this one knows where episodes end
         self._player = object()
         self._made = 0  # vector steps added to the buffer
         self._finals: list[_Finals] = []

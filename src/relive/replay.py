@@ -18,6 +18,7 @@ from torch import Tensor
 from . import kernels, persist
 from .checks import StepChecker
 from .device_rows import DeviceRows
+from .ends import EndCheck
 from .errors import DTypeError, FileFormatError, LifecycleError, NotFiniteError, ReliveError, SchemaError, ShapeError
 from .kernels.reference.random import key as stream
 from .parameters import is_count, refuse_class, seed_or_drawn
@@ -86,6 +87,8 @@ class ReplayBuffer:
         own_next_obs: store a ``next_obs`` with every step, although steps come in order. That takes twice the memory of
             observations; in return a step can be drawn as soon as it is added, and ``capacity`` is that of transitions.
             Views of single transitions and n-step windows read it, sequences and frame stacks cannot.
+        check_ends: look at the first ends of episodes, and warn if the next ones begin on what those ended on: see
+            :class:`relive.errors.EpisodeEndWarning`. False for envs that do. Not done where steps have no order.
         device: where rows and batches live. Off the CPU rewards, flags and bookkeeping stay in RAM, 32 bytes a row,
             and so do samplers; the batches are the same.
         seed: batch number t is a function of (seed, t) and of what is stored. None draws a seed, which
@@ -106,6 +109,7 @@ class ReplayBuffer:
         view: View | None = None,
         ordered: bool = True,
         own_next_obs: bool = False,
+        check_ends: bool = True,
         device: str | torch.device = "cpu",
         seed: int | None = None,
     ) -> None:
@@ -128,6 +132,7 @@ class ReplayBuffer:
         self._rounds_of: dict[int, Ints] = {}
         self._draws = self._sampled = self._late = 0
         self.lock = RLock()
+        self.check_ends = check_ends
         self._sampler.attach(self._ring)
         self.view = view or Transition()
 
@@ -241,6 +246,16 @@ class ReplayBuffer:
     def sampler(self) -> Sampler:
         """What draws; its parameters may be changed at any time."""
         return self._sampler
+
+    @property
+    def check_ends(self) -> bool:
+        """Whether the first ends of episodes are looked at; a Collector, which stores them rightly, turns it off."""
+        return self._check_ends
+
+    @check_ends.setter
+    def check_ends(self, check: bool) -> None:
+        self._check_ends = bool(check)
+        self._ends = EndCheck(self._stored.leaves) if check and self.ordered else None
 
     @property
     def nbytes(self) -> int:
@@ -471,6 +486,7 @@ class ReplayBuffer:
             "schema": json.loads(self.schema.to_json()),
             "ordered": self.ordered,
             "own_next_obs": self.own_next_obs,
+            "check_ends": self.check_ends,
             "seed": self.seed,
             "counts": [self._draws, self._sampled, self._late],
             "view": describe(self._view),
@@ -530,6 +546,7 @@ class ReplayBuffer:
             view=view or rebuild(content.get("view"), "view"),
             ordered=entry(content, "ordered", bool),
             own_next_obs=entry({"own_next_obs": False, **content}, "own_next_obs", bool),
+            check_ends=entry({"check_ends": True, **content}, "check_ends", bool),
             device=device,
             seed=entry(content, "seed", int),
         )
@@ -569,6 +586,11 @@ class ReplayBuffer:
                 rows = [_kept(value, kept) for value in leaves]
                 self._store(envs[kept], rows, None if final is None else [_kept(value, kept) for value in final])
             self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+        if self._ends is not None:
+            seen = self._ends
+            if not seen.go_on(self._ring.episodes, envs, leaves, final, kept):
+                self._ends = None
+                seen.warn()
 
     @property
     def _piece(self) -> int:

@@ -66,7 +66,7 @@ class Flat:
         ]
         self.replay = ReplayBuffer(
             schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
-            own_next_obs=True, sampler=sampler, view=view, seed=seed,
+            own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=seed,
         )  # fmt: skip
         self.copies = copies
         self._memory = Memory(self.replay, self._names)
@@ -127,8 +127,8 @@ class Flat:
         """Make room for another number of steps, and keep the newest."""
         old = self.replay
         self.replay = ReplayBuffer(
-            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler, view=old.view,
-            seed=old.seed,
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False,
+            sampler=sampler, view=old.view, seed=old.seed,
         )  # fmt: skip
         self.replay.append(old)
         self._memory = Memory(self.replay, self._names, self.size)

@@ -61,8 +61,8 @@ class Sequences:
         self._steps, self._integers = Steps(sample, (*self.keys, *self._states), {}), integers_of(flat)
         states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
         self._newest = ReplayBuffer(
-            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True, view=view,
-            seed=0,
+            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
+            check_ends=False, view=view, seed=0,
         )  # fmt: skip
         self._continuity, self._seen = Continuity(), 0
         fields = {self._name(key): mapped(self._longer, flat[NAMES[key]]) for key in self.keys if NAMES[key] in flat}
