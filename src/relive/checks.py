@@ -37,9 +37,16 @@ class StepChecker:
         self._names = frozenset(schema.names)
         self._branches = schema.branches
         self._plan = [
-            (path[0], path[1:], (num_envs, *field.shape), field.dtype, dtype, _SQUARES.get(dtype.str[1:], 0.0), path)
+            (
+                path[0],
+                path[1:],
+                (num_envs, *field.shape),
+                field.dtype,
+                _NUMPY_DTYPES.get(field.dtype, _NO_DTYPE),
+                _SQUARES.get(field.dtype, 0.0),
+                path,
+            )
             for path, field in schema.leaves.items()
-            for dtype in [_NUMPY_DTYPES.get(field.dtype, _NO_DTYPE)]
         ]
 
     def __call__(self, step: Mapping[str, Any]) -> list[Any]:
@@ -168,7 +175,8 @@ def numpy_view(tensor: Tensor) -> Array:
     return tensor.view(_BIT_DTYPES[tensor.dtype.itemsize]).numpy()
 
 
-_SQUARES = {"f2": 65504.0**2, "f4": float(np.finfo(np.float32).max) ** 2, "f8": float(np.finfo(np.float64).max)}
+_SQUARES = {dtype: torch.finfo(dtype).max ** 2 for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+_SQUARES[torch.float64] = torch.finfo(torch.float64).max
 """Float dtype -> the square of its largest number, or less."""
 
 
@@ -215,9 +223,11 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
 
 def _refuse_overflow(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     """Refuse finite numbers that a float or complex dtype cannot hold."""
-    given, limits = tensor.dtype, torch.finfo(dtype)
-    if given is torch.bool:
+    given = tensor.dtype
+    plain = tensor.is_cpu and (given is torch.float64 or given is torch.float32)
+    if given is torch.bool or (plain and _fits(numpy_view(tensor.detach()), _SQUARES.get(dtype, 0.0))):
         return
+    limits = torch.finfo(dtype)
     floats = given.is_floating_point or given.is_complex
     if (torch.finfo(given) if floats else torch.iinfo(given)).max <= limits.max:
         return

@@ -321,7 +321,8 @@ class Collector:
         step |= {"terminated": terminated, "truncated": truncated}
         if self._has_hidden:
             step["hidden"] = self.buffer.schema.rebuild("hidden", self._hidden.__getitem__)
-        self._last = self._last_leaves({"action": fields["action"], "reward": reward})
+        if self._last:
+            self._last = self._last_leaves({"action": fields["action"], "reward": reward})
         if isinstance(self.buffer, RolloutBuffer):
             self._add_to_rollout(self.buffer, step, real, obs, info, after)
         else:
@@ -356,8 +357,9 @@ class Collector:
     ) -> None:
         assert self._obs is not None
         done, lost = step["terminated"] | step["truncated"], np.zeros_like(real)
-        following = self._obs_leaves(obs) if buffer.own_next_obs else dict(self._obs)
-        if done.any():
+        own, ended = buffer.own_next_obs, done.any()
+        following = self._obs_leaves(obs) if own else dict(self._obs)
+        if ended:
             cut = step["truncated"] & ~step["terminated"]
             given, _, present = self._final_observations(cut, obs, info)
             lost = cut & ~present
@@ -369,9 +371,9 @@ class Collector:
                 rows = self._as_field(path, pick(given, path[1:], envs)) if len(envs) else kept[:0]
                 following[path] = kept.index_copy(0, where, rows)
             step["truncated"] = step["truncated"] & ~lost
-        if buffer.own_next_obs:
+        if own:
             real &= ~lost
-        if buffer.own_next_obs or done.any():
+        if own or ended:
             step["next_obs"] = self._as_input(following)
         if not real.all():
             step["mask"] = real
@@ -390,8 +392,9 @@ class Collector:
             obs, info = self.envs.reset(options={"reset_mask": done})
             reset, rows = self._info_fields(info, done), self._rows(done)
             self._info = {path: torch.where(_as(rows, x), reset[path], x) for path, x in self._info.items()}
-        begun = self._rows(starts)
-        self._last = {path: x.masked_fill(_as(begun, x), 0) for path, x in self._last.items()}
+        if self._last:
+            begun = self._rows(starts)
+            self._last = {path: x.masked_fill(_as(begun, x), 0) for path, x in self._last.items()}
         self._info |= self._starts(starts) | self._last
         self._obs = self._obs_leaves(obs)
         return starts
@@ -471,8 +474,10 @@ class Collector:
     def _as_field(self, path: Path, given: Tensor) -> Tensor:
         """Rows of a leaf in the schema's dtype, which is also what the policy gets, on the buffer's device."""
         dtype = self._leaves[path].dtype
-        check_castable(given, dtype, dotted(path))
-        return given.to(self.buffer.device, dtype)
+        if given.dtype is not dtype:
+            check_castable(given, dtype, dotted(path))
+            given = given.to(dtype)
+        return given.to(self.buffer.device)
 
     def _as_input(self, obs: Leaves) -> Any:
         if len(obs) == 1 and ("obs",) in obs:
@@ -572,8 +577,9 @@ class Collector:
 
         def convert(path: Path) -> Any:
             given = descend(action, path[1:])
-            rows = torch.as_tensor(given) if self._torch_env else as_host(given)
-            return rows.reshape((n, *self._leaves[path].shape))
+            rows: Any = torch.as_tensor(given) if self._torch_env else as_host(given)
+            shape = n, *self._leaves[path].shape
+            return rows if rows.shape == shape else rows.reshape(shape)
 
         return self.buffer.schema.rebuild("action", convert)
 
