@@ -353,6 +353,17 @@ REFUSED: dict[str, Case] = {
     "too large for int64": (
         {"action": np.full(3, 2**63, np.uint64)}, errors.DTypeError, ["'action'", str(2**63), "torch.int64"],
     ),
+    "too large for float32": (
+        {"reward": np.array([0, 1e39, 0])}, errors.DTypeError, ["'reward'", "1e+39", "torch.float32", "wider"],
+    ),
+    "too large for float32, of the other sign, in a row": (
+        {"obs": obs(pose=(np.full((3, 4), -1e39), rows(3)))}, errors.DTypeError, ["'obs.pose.0'", "1e+39"],
+    ),
+    "far too large for float32": ({"reward": np.full(3, 1e300)}, errors.DTypeError, ["'reward'", "1e+300"]),
+    "too large a tensor": (
+        {"value": torch.full((3,), 1e39, dtype=torch.float64)}, errors.DTypeError, ["'value'", "1e+39", "float32"],
+    ),
+    "too large a number in a list": ({"value": [0.0, 0.0, 1e39]}, errors.DTypeError, ["'value'", "1e+39"]),
     "another device": (
         {"value": torch.zeros(3, device="meta")}, errors.DeviceError, ["'value'", "cpu", "meta", ".to('cpu')"],
     ),
@@ -475,6 +486,60 @@ def test_integers_are_converted_exactly_if_they_fit_and_else_refused(given: torc
             else:
                 with pytest.raises(errors.DTypeError, match=str(number)):
                     one(Field((), field), value)
+
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64]
+
+
+SIZES = [1.0, 65504.0, 65519.0, 65521.0, 1e5, 1e9, 1e18, 1e30, 3.39e38, 3.4028235e38, 1e39, 1e300, 1.7e308]
+
+
+@pytest.mark.parametrize("given", [*FLOATS, torch.int64, torch.int32, torch.uint32, torch.uint16], ids=str)
+@pytest.mark.parametrize("field", FLOATS, ids=str)
+def test_a_finite_number_is_stored_as_a_finite_one_or_refused(given: torch.dtype, field: torch.dtype) -> None:
+    if not torch.can_cast(given, field):
+        return
+    floats = given.is_floating_point or given.is_complex
+    largest = (torch.finfo(given) if floats else torch.iinfo(given)).max
+    for size in [size for size in SIZES if size <= largest]:
+        value = torch.tensor([0.0, size, -size if floats else 1.0], dtype=torch.float64).to(given)
+        if not value.isfinite().all():
+            continue
+        for way in [value] if given is torch.bfloat16 else [value, value.numpy(), value.tolist()]:
+            if value.to(field).isfinite().all():
+                assert torch.equal(one(Field((), field), way), value.to(field))
+            else:
+                with pytest.raises(errors.DTypeError, match=rf"'x': .* is more than {field} holds"):
+                    one(Field((), field), way)
+
+
+def test_a_number_is_refused_that_a_dtype_without_infinity_would_cut_off() -> None:
+    assert one(Field((), torch.float8_e4m3fn), [448.0, -448.0, 1.0]).float().tolist() == [448, -448, 1]
+    with pytest.raises(errors.DTypeError, match="500 is more than"):
+        one(Field((), torch.float8_e4m3fn), [500.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("field", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_numbers_that_are_not_finite_are_stored_as_they_are_given(field: torch.dtype) -> None:
+    given = [float("inf"), -float("inf"), float("nan")]
+    for value in (np.array(given), torch.tensor(given, dtype=torch.float64), given):
+        stored = one(Field((), field), value)
+        assert stored[:2].tolist() == given[:2]
+        assert stored[2].isnan()
+
+
+def test_every_way_into_a_column_refuses_a_number_that_is_too_large() -> None:
+    rollout = RolloutBuffer(Schema({"value": (), "truncated": Field((), torch.bool)}), num_steps=1, num_envs=2)
+    rollout.add(value=np.zeros(2), truncated=np.ones(2, np.bool_))
+    large = np.full(2, 1e39)
+    for write in (
+        lambda: rollout.set_last(value=large),
+        lambda: rollout.set_final_value([0, 0], [0, 1], large),
+        lambda: rollout.__setitem__("value", large[None]),
+    ):
+        with pytest.raises(errors.DTypeError, match=r"is more than torch\.float32 holds"):
+            write()
+    assert rollout["value"].tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("given", STORED, ids=str)

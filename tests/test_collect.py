@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -445,6 +447,382 @@ def test_without_values_nothing_is_asked_of_final_observations() -> None:
     Collector(envs, tagged.tagged_policy, buffer).collect()
     assert buffer.is_full
     assert "final_value" not in buffer
+
+
+# Replays that hold a next observation with every step
+
+
+APART: dict[str, dict[str, Any]] = {"own": {"own_next_obs": True}, "unordered": {"ordered": False}}
+
+
+def followed(replay: relive.ReplayBuffer) -> list[tuple[Tag, Tag, float, bool, bool]]:
+    """The transitions that can be drawn: where each is from, where it led, its reward and flags; sorted."""
+    batch = replay.data()
+    tags, after = tagged.decode(batch["obs"]), tagged.decode(batch["next_obs"])
+    columns = [batch[name].tolist() for name in ("reward", "terminated", "truncated")]
+    return sorted(
+        (Tag(*(int(x[i]) for x in tags)), Tag(*(int(x[i]) for x in after)), *(column[i] for column in columns))
+        for i in range(len(batch))
+    )
+
+
+@every_mode
+@pytest.mark.parametrize("kind", APART)
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+def test_a_replay_with_next_observations_of_its_own_holds_those_that_episodes_ended_on(
+    observations: tagged.Observations, kind: str, mode: AutoresetMode
+) -> None:
+    schedule = tagged.cycle([(3, "truncated"), (1, "terminated")], [(2, "both"), (4, "truncated")])
+    envs = tagged.make_tagged(2, mode, schedule, observations=observations)
+    replay = relive.ReplayBuffer(Schema.from_env(envs), 200, 2, seed=0, **APART[kind])
+    collector = Collector(envs, lambda obs: policy(obs)["action"], replay, seed=3)
+    stats = collector.collect(17)
+    collector.collect(4)
+    assert len(replay) == collector.total_steps >= stats.num_steps  # the newest steps, too
+    counts = [sum(int(tag.env) == n for tag, *_ in followed(replay)) for n in range(2)]
+    expected = []
+    for n, count in enumerate(counts):
+        for step in tagged.played(schedule, n, count, seed=3, observations=observations).transitions(n):
+            here, there = (Tag(*map(int, tagged.decode(x))) for x in (step.obs, step.next_obs))
+            expected.append((here, there, step.reward, step.terminated, step.truncated))
+    assert followed(replay) == sorted(expected)
+    replay.check()
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_where_final_observations_are_hidden_the_truncated_steps_alone_are_left_out_of_such_a_replay(
+    kind: str,
+) -> None:
+    schedule = tagged.cycle([(3, "truncated"), (2, "terminated")], [(4, "truncated")])
+    envs = Edited(tagged.make_tagged(2, AutoresetMode.SAME_STEP, schedule), hide)
+    replay = relive.ReplayBuffer(Schema.from_env(envs), 200, 2, seed=0, **APART[kind])
+    with pytest.raises(errors.EnvError, match="final_obs='mask'"):
+        Collector(envs, lambda obs: policy(obs)["action"], replay).collect(5)
+    replay.clear()
+    Collector(envs, lambda obs: policy(obs)["action"], replay, seed=0, final_obs="mask").collect(12)
+    rows = followed(replay)
+    cut = {(tag.env, tag.episode, tag.step) for tag, *_, truncated in rows if truncated}
+    assert not cut
+    ends = [(here, there) for here, there, _, terminated, _ in rows if terminated]
+    assert [here == there for here, there in ends] == [True] * 2  # nothing is bootstrapped there
+    assert all(there == here._replace(step=here.step + 1) for here, there, _, terminated, _ in rows if not terminated)
+    assert len(rows) == 24 - 2 - 3
+
+
+@every_mode
+@pytest.mark.parametrize("kind", APART)
+def test_such_a_replay_is_warmed_up_and_reset_like_any_other(kind: str, mode: AutoresetMode) -> None:
+    make = partial(cartpoles, mode)
+    replay = relive.ReplayBuffer(Schema.from_env(make()), 2_000, 2, seed=0, **APART[kind])
+    collector = Collector(make, lambda obs: (obs[:, 2] > 0).long(), replay, seed=0)
+    collector.warm(replay, 50, seed=0)
+    collector.collect(60)
+    collector.reset()
+    collector.collect(30)
+    batch = replay.data()
+    step = batch["next_obs"] - batch["obs"]
+    torch.testing.assert_close(step[:, 0], 0.02 * batch["obs"][:, 1], rtol=1e-4, atol=1e-5)  # x' = x + τ v
+    assert batch["terminated"].any()
+    assert collector.total_steps < len(replay) <= collector.total_steps + 100
+
+
+# What the policy is given, and what it answers
+
+
+class Doubles(VectorWrapper):
+    """A vector env that observes in float64, as MuJoCo does; counts the steps that it is asked for."""
+
+    steps = 0
+
+    def reset(self, **options: Any) -> Any:
+        obs, info = self.env.reset(**options)
+        return obs.astype(np.float64), info
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        obs, *rest, info = self.env.step(actions)
+        if "final_obs" in info:
+            final = [None if x is None else np.asarray(x, np.float64) for x in info["final_obs"]]
+            info = info | {"final_obs": np.array([*final, None], object)[:-1]}
+        return obs.astype(np.float64), *rest, info
+
+
+@every_mode
+def test_the_policy_gets_observations_in_the_dtype_of_the_schema(mode: AutoresetMode) -> None:
+    schedule = tagged.cycle([(3, "truncated")], [(2, "terminated"), (5, "truncated")])
+    envs = Doubles(tagged.make_tagged(2, mode, schedule))
+    network, seen = nn.Linear(4, 1), set[torch.dtype]()
+
+    def act(obs: Tensor) -> dict[str, Any]:
+        seen.add(obs.dtype)
+        network(obs)  # "mat1 and mat2 must have the same dtype"
+        return policy(obs)
+
+    buffer = make_buffer(envs, 12)
+    rows, _ = gather(Collector(envs, act, buffer, seed=0), [12, 5])
+    assert seen == {torch.float32}
+    assert rows == truth(schedule, [len(mine) for mine in rows], seed=0)
+    replay = relive.ReplayBuffer(Schema.from_env(envs), 100, 2, own_next_obs=True, seed=0)
+    Collector(envs, lambda obs: act(obs)["action"], replay, seed=0).collect(12)
+    assert seen == {torch.float32}
+    assert all(there == here._replace(step=here.step + 1) for here, there, *_ in followed(replay))
+
+
+def test_an_observation_that_the_schema_cannot_hold_is_refused_before_the_policy_sees_it() -> None:
+    envs = Doubles(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3)))
+    schema = Schema.from_env(envs).extend(obs=Field((4,), torch.int64), value=())
+    with pytest.raises(errors.DTypeError, match=r"'obs': expected torch\.int64, got torch\.float64"):
+        Collector(envs, policy, RolloutBuffer(schema, 4, 2)).collect()
+    assert envs.steps == 0
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "a number": (0, errors.ShapeError, r"'action': expected shape \(2, 1\).*got \(\)"),
+    "nothing": (None, errors.ShapeError, r"'action': expected an array.*got NoneType"),
+    "no axis for the action": (torch.zeros(2), errors.ShapeError, r"expected shape \(2, 1\).*got \(2,\)"),
+    "an action and its probability": ((torch.zeros(2, 1), torch.zeros(2)), errors.ShapeError, r"'action'"),
+    "a distribution": (torch.distributions.Normal(0.0, 1.0), errors.ShapeError, r"'action'.*got Normal"),
+    "complex numbers": (torch.zeros(2, 1, dtype=torch.complex64), errors.DTypeError, r"'action'.*complex64"),
+    "a mapping without actions": ({"value": torch.zeros(2)}, errors.FieldError, "no 'action'; it has 'value'"),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG)
+def test_an_answer_that_does_not_fit_is_refused_with_what_is_expected_before_the_env_sees_it(answer: str) -> None:
+    given, error, says = WRONG[answer]
+    envs = Doubles(gym.make_vec("Pendulum-v1", num_envs=2, vectorization_mode="sync"))
+    buffer = RolloutBuffer(Schema.from_env(envs).extend(obs=(3,)), 4, 2)
+    with pytest.raises(error, match=says) as caught:
+        Collector(envs, lambda obs: given, buffer).collect()
+    assert "the policy's answer" in str(caught.value)
+    assert envs.steps == 0
+    assert buffer.steps == 0
+
+
+def test_the_action_of_a_single_env_may_come_without_its_axis() -> None:
+    played = RolloutBuffer(Schema.from_env(gym.make("Pendulum-v1")), 3, 1)
+    for answer in (torch.zeros(1), torch.zeros(1, 1), np.zeros(1), [0.0], [[0.0]]):
+        played.clear()
+        Collector(gym.make("Pendulum-v1"), lambda obs, answer=answer: answer, played).collect()
+        assert played["action"].tolist() == [[[0.0]]] * 3
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_policy_that_takes_a_state_and_a_schema_without_one_is_an_error_that_says_what_to_add(
+    as_module: bool,
+) -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+
+    def takes(obs: Any, hidden: Any) -> dict[str, Any]:
+        return policy(obs) | {"hidden": hidden}
+
+    def stateless(obs: Any) -> dict[str, Any]:
+        return policy(obs)
+
+    class Module(nn.Module):
+        def forward(self, obs: Any, hidden: Any) -> dict[str, Any]:
+            return takes(obs, hidden)
+
+    acting = Module() if as_module else takes
+    with pytest.raises(errors.FieldError, match=r"policy\(obs\).*missing a required argument: 'hidden'.*add it to the"):
+        Collector(envs, acting, make_buffer(envs, 4)).collect()
+    with pytest.raises(errors.FieldError, match=r"policy\(obs, hidden=...\).*unexpected keyword argument 'hidden'"):
+        Collector(envs, stateless, make_buffer(envs, 4, hidden=(3,))).collect()
+    with pytest.raises(errors.FieldError, match="returns 'hidden', and the schema has no such field"):
+        Collector(envs, lambda obs, hidden=None: policy(obs) | {"hidden": 1}, make_buffer(envs, 4)).collect()
+
+
+def test_a_value_function_that_takes_a_state_the_schema_lacks_is_such_an_error_too() -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+
+    def value_fn(obs: Any, hidden: Any) -> Any:
+        return tagged.tagged_value(obs)
+
+    with pytest.raises(errors.FieldError, match="missing a required argument: 'hidden'"):
+        Collector(envs, policy, make_buffer(envs, 4), value_fn=value_fn).collect()
+
+
+def test_a_type_error_of_the_policy_itself_stays_what_it_is() -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+
+    def wrong(obs: Any) -> Any:
+        return len(cast(Any, 3))
+
+    with pytest.raises(TypeError, match=r"len\(\)"):
+        Collector(envs, wrong, make_buffer(envs, 4)).collect()
+
+
+# Two collectors
+
+
+def test_a_collector_does_not_go_on_in_envs_that_another_one_has_played_in() -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(5, "truncated"), check_actions=False)
+    one, other = (Collector(envs, policy, make_buffer(envs, 4), seed=k) for k in range(2))
+    one.collect(2)
+    other.collect(4)  # it resets them first, so all is well with this one
+    check_unbroken(other.buffer)
+    with pytest.raises(errors.LifecycleError, match=r"another Collector.*its own envs, or call reset\(\)"):
+        one.collect(2)
+    assert one.buffer.steps == 2
+    other.collect(4)
+    one.reset()  # takes them back
+    one.buffer.clear()
+    one.collect()
+    check_unbroken(one.buffer)
+    with pytest.raises(errors.LifecycleError, match="another Collector"):
+        other.collect()
+
+
+@pytest.mark.parametrize("shared", ["a wrapper around it", "a single env", "a function that gives the same"])
+def test_envs_are_known_again_behind_wrappers_and_functions(shared: str) -> None:
+    inner = tagged.make_tagged(1, AutoresetMode.SAME_STEP, tagged.always(5), check_actions=False)
+    single = tagged.TaggedEnv(0, tagged.always(5), check_actions=False)
+    first, second = {
+        "a wrapper around it": (inner, Edited(inner, lambda obs, info: (obs, info))),
+        "a single env": (single, single),
+        "a function that gives the same": (lambda: inner, lambda: inner),
+    }[shared]
+    one, other = (Collector(envs, policy, make_buffer(inner, 4)) for envs in (first, second))
+    one.collect(2)
+    other.collect(2)
+    with pytest.raises(errors.LifecycleError, match="another Collector"):
+        one.collect(2)
+
+
+def test_warming_up_in_the_envs_of_the_training_is_noticed() -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(5), check_actions=False)
+    collector = Collector(envs, policy, make_buffer(envs, 4))
+    collector.collect(2)
+    collector.warm(make_buffer(envs, 4), 4, policy=policy, envs=envs)
+    with pytest.raises(errors.LifecycleError, match="another Collector"):
+        collector.collect(2)
+
+
+def test_envs_and_collectors_are_forgotten_with_the_last_reference() -> None:
+    envs = tagged.make_tagged(1, AutoresetMode.SAME_STEP, tagged.always(5))
+    collector = Collector(envs, policy, make_buffer(envs, 4))
+    collector.collect(2)
+    gone = weakref.ref(collector), weakref.ref(envs)
+    del collector
+    gc.collect()
+    assert gone[0]() is None
+    Collector(envs, policy, make_buffer(envs, 4)).collect(2)
+    del envs
+    gc.collect()
+    assert gone[1]() is None
+
+
+def test_envs_that_cannot_be_referred_to_weakly_are_played_all_the_same() -> None:
+    class Slotted(VectorWrapper):
+        def __hash__(self) -> int:
+            raise TypeError("no hash")
+
+        @property
+        def unwrapped(self) -> Any:
+            return self
+
+    envs = Slotted(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(5)))
+    collector = Collector(envs, policy, make_buffer(envs, 4), seed=0)
+    collector.collect(2)
+    collector.collect(2)
+    check_unbroken(collector.buffer)
+
+
+# The action and the reward before
+
+
+NESTED = gym.spaces.Dict({"move": gym.spaces.Discrete(5), "aim": gym.spaces.Box(-1, 1, (2,), np.float32)})
+
+
+class Recalling(gym.Env[Any, Any]):
+    """Observes (env, episode, step); what it was told last, and paid for it, comes with every observation's info."""
+
+    observation_space = gym.spaces.Box(0, 1e4, (3,), np.float32)
+    action_space = NESTED
+
+    def __init__(self, number: int, endings: tagged.Endings) -> None:
+        self.number, self.endings, self.episode, self.count = number, endings, -1, 0
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.number, self.episode, self.count], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.episode, self.count = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        length, kind = self.endings(self.number, self.episode)
+        reward = paid(self._obs())
+        self.count += 1
+        over = self.count == length
+        return self._obs(), reward, over and kind != "truncated", over and kind != "terminated", {}
+
+
+def paid(obs: Any) -> float:
+    return float(1 + obs[0] + 10 * obs[1] + 100 * obs[2])
+
+
+def chosen(obs: Tensor) -> dict[str, Tensor]:
+    code = obs[:, 0] + 2 * obs[:, 1] + 3 * obs[:, 2]
+    return {"aim": torch.stack([code / 64, -code / 64], 1), "move": code.long() % 5}
+
+
+def before(obs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The action and reward before each observation, which says by itself what they were."""
+    earlier = obs - torch.tensor([0.0, 0.0, 1.0])
+    first = obs[:, 2] == 0
+    action = {name: torch.where(_rows(first, x), 0, x) for name, x in chosen(earlier).items()}
+    return action, torch.where(first, 0.0, torch.tensor([paid(x) for x in earlier]))
+
+
+def _rows(which: Tensor, like: Tensor) -> Tensor:
+    return which.view(-1, *[1] * (like.dim() - 1))
+
+
+def remembering(obs: Tensor, last_action: Any, last_reward: Tensor) -> dict[str, Any]:
+    action, reward = before(obs)
+    assert all(torch.equal(last_action[name], action[name]) for name in ("move", "aim"))
+    assert torch.equal(last_reward, reward)
+    return {"action": chosen(obs), "value": obs.sum(1)}
+
+
+@every_mode
+def test_the_action_and_the_reward_before_come_with_every_observation_that_is_acted_on_or_valued(
+    mode: AutoresetMode,
+) -> None:
+    schedule = tagged.cycle([(3, "truncated"), (1, "truncated")], [(2, "terminated"), (4, "truncated")])
+    envs = SyncVectorEnv([partial(Recalling, n, schedule) for n in range(2)], autoreset_mode=mode)
+    schema = Schema.from_env(envs, value=())
+    schema = schema.extend(last_action=schema["action"], last_reward=schema["reward"])
+    rollout, valued = RolloutBuffer(schema, 9, 2), []
+
+    def value_fn(obs: Tensor, last_action: Any, last_reward: Tensor) -> Tensor:
+        valued.append(len(obs))
+        return remembering(obs, last_action, last_reward)["value"]
+
+    collector = Collector(envs, remembering, rollout, value_fn=value_fn, seed=0)
+    for _ in range(3):
+        collector.collect()
+        rows = rollout.flat()
+        action, reward = before(rows["obs"])
+        assert torch.equal(rows["last_reward"], reward)
+        assert all(torch.equal(rows["last_action", name], action[name]) for name in ("move", "aim"))
+    assert max(valued) > 2
+    collector.reset()
+    collector.collect()
+    replay = relive.ReplayBuffer(schema.extend(value=()), 200, 2, seed=0)
+    Collector(envs, remembering, replay, seed=0).collect(20)
+    batch = replay.data()
+    assert torch.equal(batch["last_reward"], before(batch["obs"])[1])
+
+
+def test_fields_of_those_names_are_as_the_action_and_the_reward_are_or_from_the_info() -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    with pytest.raises(errors.DTypeError, match=r"'last_action'.*declare it as Field\(\(\), torch.int64\)"):
+        Collector(envs, policy, make_buffer(envs, 4, last_action=(3,)))
+    with pytest.raises(errors.DTypeError, match=r"'last_reward'.*another name"):
+        Collector(envs, policy, make_buffer(envs, 4, last_reward=Field((), torch.float64)))
+    Collector(envs, policy, make_buffer(envs, 4, last_reward=(2,)), from_info=("last_reward",))
 
 
 # Spaces and kinds of envs

@@ -343,7 +343,11 @@ def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: 
     named = {name: RECURRENT[name] for name in fields}
     schema = Schema(named if "obs" in named else {"obs": (2,), **named})
     weigh = "episodes" if sampler == "uniform" else "windows"
-    views = [SequenceView(4, 2, "half", 3), SequenceView(3, time_first=False, weigh=weigh), SequenceView(5, 1)]
+    views = [
+        SequenceView(4, 2, "half", 3),
+        SequenceView(3, time_first=False, weigh=weigh),
+        SequenceView(5, 1, last=("action", "reward")),
+    ]
     build = twins.SAMPLERS[sampler]
     ram, there = (
         make(schema, 60, 2, seed=5, view=deepcopy(views[0]), sampler=build()) for make in (ReplayBuffer, place.buffer)

@@ -31,6 +31,7 @@ LAYERS = {
     "sumtree": 2,
     "limits": 2,
     "batching": 2,
+    "ends": 3,
     "ring": 3,
     "plan": 3,
     "sequences": 3,

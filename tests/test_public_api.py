@@ -66,6 +66,7 @@ HIERARCHY: dict[str, tuple[type[Exception], ...]] = {
     "EnvError": (errors.ReliveError, ValueError),
     "FileFormatError": (errors.ReliveError, ValueError),
     "NoSaveError": (errors.FileFormatError, FileNotFoundError),
+    "EpisodeEndWarning": (UserWarning,),
 }
 
 CLASSES = [name for name in FACE if name[0].isupper()]

@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+import tagged
 from relive import (
+    Field,
     FrameStack,
     Mixture,
     NStep,
     Prioritized,
     Recent,
     ReplayBuffer,
+    Schema,
     Sequence,
     SequenceBatch,
     Uniform,
@@ -427,6 +430,100 @@ def test_steps_beyond_the_window_have_all_that_they_were_stored_with_but_no_rewa
     assert not batch["reward"][3:].any()
 
 
+BEFORE = ("action", "reward")
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int) -> None:
+    for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays(".U|", 4))):
+        twin = Twin(1, rows, dress="mixed" if turn % 9 == 0 else "box").play(*play)
+        for view in itertools.islice(views(), turn % 11, None, 11):
+            view.last = BEFORE
+            twin.buffer.view = view
+            twin.check()
+
+
+def test_the_step_before_a_window_must_still_be_there_where_it_is_asked_for() -> None:
+    twin = Twin(1, 4, view=Sequence(2, 1)).play(*"." * 6)
+    assert len(twin.buffer) == 1  # 4 rows: one window of 2 with 1 before it, and the newest observation
+    twin.buffer.view = Sequence(2, 1, last=BEFORE)
+    assert len(twin.buffer) == 0
+    twin.buffer.view = Sequence(2, last=BEFORE)
+    assert len(twin.buffer) == 1
+    twin.check()
+
+
+def remembered(step: Any) -> dict[str, Any]:
+    """What an agent that is told its last action and reward stores; the reward on another scale."""
+    tag = tagged.decode(step["obs"])
+    known = int(tag.step) > 0
+    action, reward = tagged.action_of(tag._replace(step=tag.step - 1)), tagged.reward_of(tag.env, tag.episode, tag.step)
+    return {"last_action": np.asarray(action) * known, "last_reward": np.float32(reward * 8 * known)}
+
+
+@pytest.mark.parametrize("last", [(), ("action",), BEFORE])
+def test_what_is_stored_of_the_step_before_is_completed_where_an_episode_ended(last: tuple[str, ...]) -> None:
+    twin = Twin(2, 12, extras=remembered, view=Sequence(3, 1, "half", 2, 0.5, last=last))
+    for t in range(30):
+        twin.add("U." if t % 5 == 4 else ".T" if t % 7 == 6 else "..")
+        if t % 6 == 5:
+            twin.check()
+    seq = twin.buffer.data()
+    ended = (seq["next"] == -1) & (seq["obs"][..., 2] > 0) & (seq["reward"] == 0) & (seq["action"] == 0)
+    assert ended.any()
+    assert (seq["last_reward"][ended] > 0).all()
+
+
+def test_the_target_network_of_a_recurrent_agent_sees_at_a_time_limit_what_it_saw_while_it_played() -> None:
+    """V(obs, last action, last reward) of the observation that an episode was cut at."""
+    twin = Twin(1, 40, view=Sequence(4, overlap="none", n=1, gamma=0.5, last=BEFORE)).play(*"...U...U...U")
+    seq = twin.buffer.data()
+    value = seq["obs"][..., 2] + 100 * seq["last_action"] + 1000 * seq["last_reward"]
+    for b in range(seq.num_sequences):
+        tag = tagged.Tag(0, b, 3, 0)
+        last = 4 + 100 * int(tagged.action_of(tag)) + 1000 * tagged.reward_of(*tag[:3])
+        assert seq.bootstrap(value)[3, b].item() == pytest.approx(last)
+
+
+def test_nested_actions_and_other_fields_of_the_step_before_are_given_too() -> None:
+    flag = Field((), torch.bool)
+    action = {"move": Field((), torch.int64), "aim": (2,)}
+    image = Field((40, 40), torch.uint8)  # stored apart
+    schema = Schema(
+        {"obs": (1,), "action": action, "reward": (), "terminated": flag, "truncated": flag, "picture": image}
+    )
+    for time_first in (True, False):
+        view = Sequence(3, n=2, last=("action", "picture"), time_first=time_first)
+        replay = ReplayBuffer(schema, 50, view=view, seed=0)
+        for t in range(10):
+            replay.add(
+                obs=[[t]], action={"move": [t], "aim": [[t, -t]]}, reward=[t], picture=np.full((1, 40, 40), t),
+                terminated=[False], truncated=[t == 6], next_obs=[[70]],
+            )  # fmt: skip
+        seq = replay.data().data if time_first else replay.data().data.transpose(0, 1)
+        here = seq["obs"][..., 0]
+        after = torch.where(here == 70, 7, here) - 1  # the step before each observation
+        expected = torch.where((here == 0) | (here == 7), 0, after.clamp(min=0)).long()
+        assert torch.equal(seq["last_action", "move"], expected)
+        assert torch.equal(seq["last_action", "aim"], torch.stack([expected, -expected], -1).float())
+        assert torch.equal(seq["last_picture"], expected[..., None, None].expand(-1, -1, 40, 40).to(torch.uint8))
+        assert {6} <= set(expected[here == 70].tolist())
+
+
+def test_a_field_before_that_there_is_not_or_that_clashes_is_refused() -> None:
+    twin = Twin(1, 20, extras=lambda step: {"last_reward": np.float64(0)}, view=Sequence(2)).play(*"." * 9)
+    for last, says in (
+        (("acton",), r"'acton' is none of the fields that this can name: action, reward, last_reward"),
+        (("obs",), "'obs' is none of the fields"),
+        (("reward",), r"field 'last_reward': .* declare yours like that"),
+    ):
+        twin.buffer.view = Sequence(2, last=last)
+        with pytest.raises(SchemaError, match=says):
+            twin.buffer.sample(2)
+    twin.buffer.view = Sequence(2, last=("action",))
+    twin.check()
+
+
 def test_a_view_wrapped_around_sequences_reads_them() -> None:
     class Halved:
         def __init__(self, inner: Sequence) -> None:
@@ -460,7 +557,7 @@ def test_a_view_wrapped_around_sequences_reads_them() -> None:
 
 @pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
 def test_a_loaded_buffer_goes_on_with_the_same_batches(tmp_path: Any, weigh: Any) -> None:
-    view = Sequence(4, 1, "half", 2, 0.5, time_first=False, weigh=weigh)
+    view = Sequence(4, 1, "half", 2, 0.5, time_first=False, weigh=weigh, last=("action",))
     twin = Twin(2, 21, extras=recurrent, view=view, seed=5)
     for t in range(50):
         twin.add("U." if t % 9 == 8 else "..")
@@ -554,6 +651,8 @@ def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
         ({"length": 4, "drop_tail": None}, "drop_tail is True or False"),
         ({"length": 4, "time_first": 1}, "time_first is True or False"),
         ({"length": 4, "weigh": "rows"}, "weigh='rows'"),
+        ({"length": 4, "last": "action"}, r"last='action'\): last is a tuple of names"),
+        ({"length": 4, "last": (1,)}, r"last=\(1,\)"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:

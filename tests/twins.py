@@ -74,6 +74,7 @@ SEQUENCES: dict[str, Callable[[], SequenceView]] = {
     "of 3, burn-in 2, 2-step": lambda: SequenceView(3, 2, "none", 2, 0.5),
     "of 4, half, batch first, 3-step": lambda: SequenceView(4, 1, "half", 3, 0.5, time_first=False),
     "of 5, 2 shared, whole ones": lambda: SequenceView(5, 0, 2, 2, 0.5, drop_tail=True),
+    "of 2, burn-in 1, 2-step, the step before": lambda: SequenceView(2, 1, "none", 2, 0.5, last=("reward", "action")),
     "of 40": lambda: SequenceView(40, 3, "none", 1, 0.5),
 }
 """Windows shorter and longer than most episodes of these tests."""
@@ -348,13 +349,13 @@ class Twin:
         _, length, stride, _, _ = view.rule
         excerpt = self.truth.excerpt(row, length, stride, view.burn_in, view.n)
         high, steps = view.burn_in + view.length + view.n, excerpt.burn_in + excerpt.length
-        blank = self._blank()
+        blank = mapped(np.zeros_like, self._lasts(self._example(), view.last)) | self._blank()
         columns: list[dict[Path, Any]] = []
         for t in range(high):
             there = excerpt.rows[t] if t < len(excerpt.rows) else None
             column = dict(blank)
             if there is not None:
-                column |= leaves(there.obs, ("obs",))
+                column |= leaves(there.obs, ("obs",)) | self._before(there, view)
                 if there.at < len(there.episode):
                     step = there.episode.steps[there.at]
                     column |= {("action",): step.action, **leaves(step.extras)}
@@ -384,6 +385,19 @@ class Twin:
         item |= {(name,): np.int64(value) for name, value in facts.items()}
         item["is_start",] = np.arange(high) == (0 if first.at == 0 else -1)
         return item
+
+    def _before(self, there: oracle.Row, view: SequenceView) -> dict[Path, Any]:
+        """What the step before a row was, where the row's own step does not say it."""
+        if there.at == 0:
+            return {}
+        step = there.episode.steps[there.at - 1]
+        stored = [name.removeprefix("last_") for name in step.extras if name.startswith("last_")]
+        names = [*view.last, *stored] if there.at == len(there.episode) else view.last
+        return self._lasts({"action": step.action, "reward": np.float32(step.reward), **step.extras}, names)
+
+    @staticmethod
+    def _lasts(step: Mapping[str, Any], names: Iterable[str]) -> dict[Path, Any]:
+        return {path: x for name in names for path, x in leaves(step[name], (f"last_{name}",)).items()}
 
     def _blank(self) -> dict[Path, Any]:
         """A row of a batch where there is none: zeros, but that every action is legal."""

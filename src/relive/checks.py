@@ -37,7 +37,15 @@ class StepChecker:
         self._names = frozenset(schema.names)
         self._branches = schema.branches
         self._plan = [
-            (path[0], path[1:], (num_envs, *field.shape), field.dtype, _NUMPY_DTYPES.get(field.dtype, _NO_DTYPE), path)
+            (
+                path[0],
+                path[1:],
+                (num_envs, *field.shape),
+                field.dtype,
+                _NUMPY_DTYPES.get(field.dtype, _NO_DTYPE),
+                _SQUARES.get(field.dtype, 0.0),
+                path,
+            )
             for path, field in schema.leaves.items()
         ]
 
@@ -48,7 +56,7 @@ class StepChecker:
             raise FieldError(self._name_mismatch(step))
         values: list[Any] = []
         host, arrays = self._host, self._arrays
-        for name, inner, shape, dtype, np_dtype, path in self._plan:
+        for name, inner, shape, dtype, np_dtype, square, path in self._plan:
             value = step[name]
             if inner:
                 direct = len(inner) == 1 and value.__class__ is dict and inner[0] in value
@@ -57,7 +65,17 @@ class StepChecker:
             if kind is np.ndarray:
                 # assigning a float array to a float column converts it on the way
                 given = value.dtype
-                if arrays and value.shape == shape and (given is np_dtype or (given.kind == "f" == np_dtype.kind)):
+                if (
+                    arrays
+                    and value.shape == shape
+                    and (
+                        given is np_dtype
+                        or (
+                            given.kind == "f" == np_dtype.kind
+                            and (given.itemsize <= np_dtype.itemsize or _fits(value, square))
+                        )
+                    )
+                ):
                     values.append(value)
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
@@ -157,8 +175,25 @@ def numpy_view(tensor: Tensor) -> Array:
     return tensor.view(_BIT_DTYPES[tensor.dtype.itemsize]).numpy()
 
 
+_SQUARES = {dtype: torch.finfo(dtype).max ** 2 for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+_SQUARES[torch.float64] = torch.finfo(torch.float64).max
+"""Float dtype -> the square of its largest number, or less."""
+
+
+def _fits(value: Array, square: float) -> bool:
+    """Whether the square of no number is larger; where this says no, :func:`check_castable` looks at each of them."""
+    flat = value if value.ndim == 1 else value.reshape(-1)
+    try:
+        # no square is more than the sum of all: one product takes a quarter of the time of the largest magnitude
+        return flat.dot(flat) <= square
+    except RuntimeWarning:  # NumPy's of a sum that is infinite, where warnings are errors
+        return False
+
+
 def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
-    """Refuse conversions that change what a value means: float to int, anything to bool, an overflowing int.
+    """Refuse conversions that change what a value means: float to int, anything to bool, a number out of range.
+
+    Infinities given are infinities stored.
 
     Raises:
         DTypeError: with the field, what was expected, what came, and the call that would convert it.
@@ -166,7 +201,10 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     if tensor.dtype is dtype:
         return
     if torch.can_cast(tensor.dtype, dtype) and not (dtype is torch.bool and tensor.dtype is not torch.bool):
-        if dtype.is_floating_point or dtype.is_complex or not tensor.numel() or tensor.dtype is torch.bool:
+        if dtype.is_floating_point or dtype.is_complex:
+            _refuse_overflow(tensor, dtype, name)
+            return
+        if not tensor.numel() or tensor.dtype is torch.bool:
             return
         limits = torch.iinfo(dtype)
         # torch has no minimum of its wider unsigned dtypes
@@ -198,6 +236,27 @@ def refuse_sparse(tree: Any, path: Path = ()) -> None:
     members = branches.items() if hasattr(tree, "items") else enumerate(branches) if isinstance(tree, tuple) else ()
     for name, member in members:
         refuse_sparse(member, (*path, str(name)))
+
+
+def _refuse_overflow(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Refuse finite numbers that a float or complex dtype cannot hold."""
+    given = tensor.dtype
+    plain = tensor.is_cpu and (given is torch.float64 or given is torch.float32)
+    if given is torch.bool or (plain and _fits(numpy_view(tensor.detach()), _SQUARES.get(dtype, 0.0))):
+        return
+    limits = torch.finfo(dtype)
+    floats = given.is_floating_point or given.is_complex
+    if (torch.finfo(given) if floats else torch.iinfo(given)).max <= limits.max:
+        return
+    # of bfloat16 only a few bits would count when it is compared with the limit
+    numbers = torch.view_as_real(tensor.resolve_conj()) if given.is_complex else tensor
+    sizes = numbers.to(torch.promote_types(numbers.dtype, torch.float32) if floats else torch.float64).abs()
+    lost = (sizes > limits.max * (1 + limits.eps / 4)) & ~sizes.isinf()  # what is less is rounded to the largest
+    if bool(lost.any()):
+        raise DTypeError(
+            f"field '{name}': {sizes[lost][0].item():g} is more than {dtype} holds, {limits.max:g} at most; declare a "
+            "wider dtype in the schema, or mend the number"
+        )
 
 
 def _inner(value: Any, path: Path) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import vectors
-from .errors import DTypeError, EnvError, FieldError, FullError, ShapeError
+from .checks import StepChecker, check_castable
+from .errors import DTypeError, EnvError, FieldError, FullError, LifecycleError, SchemaError, ShapeError
 from .parameters import is_count
 from .progress import progress_bar
 from .random_policy import RandomPolicy
 from .replay import ReplayBuffer
 from .rollout import RolloutBuffer
-from .schema import Field, Path, descend, dotted
+from .schema import Field, Path, Schema, descend, dotted
 from .storage import as_host, as_tensordict
 from .summary import Summary, html, text
 from .vectors import (
@@ -41,6 +45,9 @@ __all__ = ["CollectStats", "Collector"]
 
 Policy = Callable[..., Any]
 Leaves = dict[Path, Tensor]
+
+PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
+"""Envs -> the token of the collector whose episodes are under way in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,9 @@ class Collector:
         envs: a ``gymnasium.vector.VectorEnv``, a single ``gymnasium.Env``, or a function that makes either.
         policy: ``policy(obs, **inputs)`` returns the actions ``[N, ...]``, or a mapping with ``action`` and the other
             fields of the schema that it decides (``value``, ``log_prob``, ``hidden``, ...). ``obs`` is a tensor on the
-            buffer's device, or a TensorDict if observations are nested. Of what the schema has, ``hidden``, the fields
-            of ``from_info`` and ``is_start`` (bool ``[N]``: the observation is the first of an episode) come as
+            buffer's device and of the schema's dtype, or a TensorDict if observations are nested. Of what the schema
+            has, ``hidden``, the fields of ``from_info``, ``is_start`` (bool ``[N]``: the observation is the first of an
+            episode), and ``last_action`` and ``last_reward`` (of the step before, 0 where an episode starts) come as
             keywords, and are stored with the step. Hidden states are ``[layers, N, size]`` as torch.nn.LSTM takes them
             if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``: the state before the
             step comes in, the state after it goes out. Where an episode starts they are ``initial_hidden``.
@@ -95,7 +103,9 @@ class Collector:
 
     Raises:
         EnvError: the autoreset mode is unknown, or the number of envs is not the buffer's.
-        DTypeError: the schema has ``is_start``, and not as ``Field((), torch.bool)``.
+        FieldError: the schema has no ``action``.
+        DTypeError: the schema has ``is_start``, and not as ``Field((), torch.bool)``, or ``last_action`` or
+            ``last_reward``, and not as ``action`` and ``reward`` are.
     """
 
     def __init__(
@@ -114,6 +124,7 @@ class Collector:
         self._factory: Callable[[], Any] | None = envs if is_factory(envs) else None
         self._given = envs if self._factory is None else self._factory()
         self.envs = vectorized(self._given)
+        self._unwrapped = getattr(self._given, "unwrapped", self._given)
         self.policy, self.buffer = policy, buffer
         self.value_fn = value_fn or _value_of(policy)
         self.seed = seed
@@ -124,7 +135,11 @@ class Collector:
         if self.envs.num_envs != buffer.num_envs:
             raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {self.envs.num_envs}")
         schema = buffer.schema
-        self._names = schema.names
+        self._names, self._leaves = schema.names, schema.leaves
+        # a check alone: what the policy gives is stored, and handed to the envs, as it is
+        self._check_action = StepChecker(
+            Schema({"action": schema["action"]}), buffer.num_envs, buffer.device, upload=False
+        )
         self._wanted_info, self._from_info = from_info, tuple(name for name in from_info if name in schema)
         self._has_hidden, self._initial_hidden = "hidden" in schema, initial_hidden
         if initial_hidden is not None and not self._has_hidden:
@@ -135,6 +150,17 @@ class Collector:
                 "field 'is_start': the collector tells one bool per env; declare it as Field((), torch.bool), got "
                 f"{schema['is_start']!r}"
             )
+        self._from_last = tuple(
+            name for name in ("action", "reward") if f"last_{name}" in schema and f"last_{name}" not in from_info
+        )
+        for name in self._from_last:
+            if schema[f"last_{name}"] != schema[name]:
+                raise DTypeError(
+                    f"field 'last_{name}': the collector gives the {name} of the step before; declare it as "
+                    f"{schema[name]!r}, or give a field of your own another name; got {schema[f'last_{name}']!r}"
+                )
+        starts = ("is_start",) if self._tells_start else ()
+        self._told = (*self._from_info, *starts, *(f"last_{name}" for name in self._from_last))
         self._has_value = "value" in schema and isinstance(buffer, RolloutBuffer)
         self._obs_paths = [path for path in schema.leaves if path[0] == "obs"]
         self.returns: deque[float] = deque(maxlen=100)
@@ -142,6 +168,9 @@ class Collector:
         self.total_steps = self.total_episodes = 0
         self._obs: Leaves | None = None
         self._was_reset = False
+        if isinstance(buffer, ReplayBuffer):
+            buffer.check_ends = False  # this one knows where episodes end
+        self._player = object()
         self._made = 0  # vector steps added to the buffer
         self._finals: list[_Finals] = []
 
@@ -150,17 +179,26 @@ class Collector:
     def reset(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
         """Start new episodes in all envs; called by the first :meth:`collect` with the collector's own seed.
 
-        Episodes under way are cut: a rollout holds their newest steps as truncated, a replay as incomplete. To start a
-        rollout over, clear the buffer as well.
+        The envs are this collector's from here on, until another one that has them resets them. Episodes under way are
+        cut: a rollout holds their newest steps as truncated, a replay as incomplete. To start a rollout over, clear the
+        buffer as well.
         """
         initial, n = self._initial_states(), self.envs.num_envs
         self._was_reset = True
+        with suppress(TypeError):  # envs that cannot be referred to weakly
+            PLAYED_BY[self._unwrapped] = self._player
         obs, info = self.envs.reset(seed=seed, options=options)
         self.buffer.interrupt()
         self._finals = []
         self._torch_env = isinstance(first_leaf(obs), Tensor)  # it then takes tensors, too
         self._obs = self._obs_leaves(obs)
         self._info = self._info_fields(info, ~np.zeros(n, np.bool_)) | self._starts(np.ones(n, np.bool_))
+        self._last: Leaves = {
+            path: torch.zeros((n, *leaf.shape), dtype=leaf.dtype, device=self.buffer.device)
+            for path, leaf in self._leaves.items()
+            if path[0].removeprefix("last_") in self._from_last and path[0].startswith("last_")
+        }
+        self._info |= self._last
         self._hidden: Leaves = {path: x.expand(n, *x.shape).clone() for path, x in initial.items()}
         self._at_start: Bools = np.ones(n, np.bool_)
         self._ignored: Bools = np.zeros(n, np.bool_)  # envs whose next action is ignored: NEXT_STEP resets them
@@ -179,9 +217,11 @@ class Collector:
 
         Raises:
             FullError: more steps than the buffer has room for.
-            ShapeError: no whole number of them.
+            LifecycleError: another collector has played in these envs meanwhile; :meth:`reset` takes them back.
             EnvError: a truncated episode whose final observation is hidden, or a field missing from ``info``.
-            FieldError: the policy's answer lacks a field of the schema.
+            FieldError: the policy's answer lacks a field of the schema, or it takes or returns one that is not there.
+            ShapeError, DTypeError: no whole number of steps; or actions, or other fields, that do not fit the schema.
+                The envs have not seen such an action.
         """
         buffer = self.buffer
         count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else 1 if num_steps is None else num_steps
@@ -190,6 +230,7 @@ class Collector:
         if self._obs is None:
             self.reset(seed=None if self._was_reset else self.seed)
         else:  # a learned initial state may have changed since the last collection
+            self._require_envs()
             self._hidden = self._started(self._hidden, self._at_start)
         began, before = time.perf_counter(), self.total_steps
         self._ended: list[tuple[float, int]] = []
@@ -285,19 +326,20 @@ class Collector:
 
     def _step(self) -> None:
         assert self._obs is not None
-        fields = _fields(self.policy(self._as_input(self._obs), **self._inputs(self._hidden, self._info)))
-        if "action" not in fields:
-            raise FieldError(f"the policy's answer has no 'action'; it has {', '.join(map(repr, fields))}")
+        fields = _fields(_ask(self.policy, self._as_input(self._obs), self._inputs(self._hidden, self._info)))
+        self._require_fields(fields)
         obs, reward, terminated, truncated, info = self.envs.step(self._env_action(fields["action"]))
         terminated, truncated = as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_)
         done, real = terminated | truncated, ~self._ignored
         after = self._hidden_leaves(fields.get("hidden"))
 
         step = {name: self._to_device(fields[name]) for name in self._names if name in fields}
-        step |= {"obs": self._as_input(self._obs), "reward": self._to_device(reward), **self._info}
+        step |= {"obs": self._as_input(self._obs), "reward": self._to_device(reward), **self._named(self._info)}
         step |= {"terminated": terminated, "truncated": truncated}
         if self._has_hidden:
             step["hidden"] = self.buffer.schema.rebuild("hidden", self._hidden.__getitem__)
+        if self._last:
+            self._last = self._last_leaves({"action": fields["action"], "reward": reward})
         if isinstance(self.buffer, RolloutBuffer):
             self._add_to_rollout(self.buffer, step, real, obs, info, after)
         else:
@@ -317,7 +359,7 @@ class Collector:
             envs = np.flatnonzero(cut & present)
             if len(envs):
                 where = torch.as_tensor(envs, device=buffer.device)
-                rows = {path: pick(given, path[1:], envs).to(buffer.device) for path in self._obs_paths}
+                rows = {path: self._as_field(path, pick(given, path[1:], envs)) for path in self._obs_paths}
                 states = {path: x[where] for path, x in after.items()}
                 finals = _Finals(self._made, where, rows, states, self._final_info(details, envs))
         if not real.all():
@@ -332,17 +374,24 @@ class Collector:
     ) -> None:
         assert self._obs is not None
         done, lost = step["terminated"] | step["truncated"], np.zeros_like(real)
-        if done.any():
+        own, ended = buffer.own_next_obs, done.any()
+        following = self._obs_leaves(obs) if own else dict(self._obs)
+        if ended:
             cut = step["truncated"] & ~step["terminated"]
             given, _, present = self._final_observations(cut, obs, info)
-            lost = cut & ~present  # after a terminal nothing is bootstrapped, and what is hidden there is not missed
-            final, envs = dict(self._obs), np.flatnonzero(done & present)
-            if len(envs):
-                where = torch.as_tensor(envs, device=buffer.device)
-                for path, x in self._obs.items():
-                    final[path] = x.index_copy(0, where, pick(given, path[1:], envs).to(x))
-            step["next_obs"] = self._as_input(final)
+            lost = cut & ~present
+            hidden, envs = self._rows(done & ~present), np.flatnonzero(done & present)
+            where = torch.as_tensor(envs, device=buffer.device)
+            for path, x in following.items():
+                # after a terminal nothing is bootstrapped, and what is hidden there is not missed
+                kept = torch.where(_as(hidden, x), self._obs[path], x)
+                rows = self._as_field(path, pick(given, path[1:], envs)) if len(envs) else kept[:0]
+                following[path] = kept.index_copy(0, where, rows)
             step["truncated"] = step["truncated"] & ~lost
+        if own:
+            real &= ~lost
+        if own or ended:
+            step["next_obs"] = self._as_input(following)
         if not real.all():
             step["mask"] = real
         buffer.add(step)
@@ -359,8 +408,11 @@ class Collector:
         if self._mode == "Disabled" and done.any():
             obs, info = self.envs.reset(options={"reset_mask": done})
             reset, rows = self._info_fields(info, done), self._rows(done)
-            self._info = {name: torch.where(_as(rows, x), reset[name], x) for name, x in self._info.items()}
-        self._info |= self._starts(starts)
+            self._info = {path: torch.where(_as(rows, x), reset[path], x) for path, x in self._info.items()}
+        if self._last:
+            begun = self._rows(starts)
+            self._last = {path: x.masked_fill(_as(begun, x), 0) for path, x in self._last.items()}
+        self._info |= self._starts(starts) | self._last
         self._obs = self._obs_leaves(obs)
         return starts
 
@@ -393,14 +445,15 @@ class Collector:
             )
         return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
 
-    def _final_info(self, details: dict[str, Any], envs: NDArray[np.intp]) -> dict[str, Tensor]:
-        """The fields that came with final observations: the info, where the env tells it, and that none is a start."""
-        found = self._starts(np.zeros(len(envs), np.bool_))
+    def _final_info(self, details: dict[str, Any], envs: NDArray[np.intp]) -> Leaves:
+        """The fields that came with final observations: the info, where the env gives it; no start; the last step."""
+        where = torch.as_tensor(envs, device=self.buffer.device)
+        found = self._starts(np.zeros(len(envs), np.bool_)) | {path: x[where] for path, x in self._last.items()}
         for name in self._from_info:
-            like = self._info[name]
+            like = self._info[name,]
             given, present = info_field(details, name, self.envs.num_envs)
             known = present[envs].all()
-            found[name] = pick(given, (), envs).to(like) if known else nothing_known(name, like, len(envs))
+            found[name,] = pick(given, (), envs).to(like) if known else nothing_known(name, like, len(envs))
         return found
 
     def _bootstrap(self, buffer: RolloutBuffer) -> None:
@@ -412,8 +465,8 @@ class Collector:
         finals = self._finals
         obs = {path: torch.cat([x, *(f.obs[path] for f in finals)]) for path, x in self._obs.items()}
         hidden = {path: torch.cat([x, *(f.hidden[path] for f in finals)]) for path, x in self._hidden.items()}
-        info = {name: torch.cat([x, *(f.info[name] for f in finals)]) for name, x in self._info.items()}
-        value = self.value_fn(self._as_input(obs), **self._inputs(hidden, info))
+        info = {path: torch.cat([x, *(f.info[path] for f in finals)]) for path, x in self._info.items()}
+        value = _ask(self.value_fn, self._as_input(obs), self._inputs(hidden, info))
         n = buffer.num_envs
         buffer.set_last(obs=self._as_input(self._obs), value=value[:n])
         if finals:
@@ -433,8 +486,15 @@ class Collector:
 
     def _obs_leaves(self, obs: Any) -> Leaves:
         """A copy, since many envs write their next observation where this one lies."""
-        device = self.buffer.device
-        return {path: copied(descend(obs, path[1:])).to(device) for path in self._obs_paths}
+        return {path: self._as_field(path, copied(descend(obs, path[1:]))) for path in self._obs_paths}
+
+    def _as_field(self, path: Path, given: Tensor) -> Tensor:
+        """Rows of a leaf in the schema's dtype, which is also what the policy gets, on the buffer's device."""
+        dtype = self._leaves[path].dtype
+        if given.dtype is not dtype:
+            check_castable(given, dtype, dotted(path))
+            given = given.to(dtype)
+        return given.to(self.buffer.device)
 
     def _as_input(self, obs: Leaves) -> Any:
         if len(obs) == 1 and ("obs",) in obs:
@@ -442,8 +502,11 @@ class Collector:
         some = next(iter(obs.values()))
         return as_tensordict({path[1:]: x for path, x in obs.items()}, (len(some),))
 
-    def _inputs(self, hidden: Leaves, info: dict[str, Tensor]) -> dict[str, Any]:
-        inputs: dict[str, Any] = dict(info)
+    def _named(self, info: Leaves) -> dict[str, Any]:
+        return {name: self.buffer.schema.rebuild(name, info.__getitem__) for name in self._told}
+
+    def _inputs(self, hidden: Leaves, info: Leaves) -> dict[str, Any]:
+        inputs = self._named(info)
         if self._has_hidden:
             inputs["hidden"] = self.buffer.schema.rebuild("hidden", lambda path: swap_layers(hidden[path]))
         return inputs
@@ -478,7 +541,7 @@ class Collector:
         if callable(tree):
             tree = tree()
         states: Leaves = {}
-        for path, leaf in self.buffer.schema.leaves.items():
+        for path, leaf in self._leaves.items():
             if path[0] != "hidden":
                 continue
             state = torch.zeros(leaf.shape) if tree is None else self._initial_leaf(tree, path)
@@ -508,15 +571,56 @@ class Collector:
         initial, rows = self._initial_states(), self._rows(where)
         return {path: torch.where(_as(rows, x), initial[path], x) for path, x in states.items()}
 
+    def _require_fields(self, fields: dict[str, Any]) -> None:
+        """Refuse a policy's answer before the envs see it."""
+        if "action" not in fields:
+            raise FieldError(f"the policy's answer has no 'action'; it has {', '.join(map(repr, fields))}")
+        if "hidden" in fields and not self._has_hidden:
+            raise FieldError(
+                "the policy returns 'hidden', and the schema has no such field, so the state would be lost; add it, as "
+                "in Schema.from_env(envs, hidden=(layers, size)), or leave it out of the answer"
+            )
+        try:
+            self._check_action({"action": self._to_device(fields["action"])})
+        except SchemaError as error:
+            raise type(error)(
+                f"the policy's answer does not fit: {error}. It returns the actions [N, ...], or a mapping of 'action' "
+                "and the other fields that it decides"
+            ) from error
+
     def _env_action(self, action: Any) -> Any:
-        def convert(x: Any) -> Any:
-            return x if self._torch_env else as_host(x)
+        """The actions as the envs take them, checked already; that of a single env may lack its axis."""
+        n = self.envs.num_envs
 
-        return self.buffer.schema.rebuild("action", lambda path: convert(descend(action, path[1:])))
+        def convert(path: Path) -> Any:
+            given = descend(action, path[1:])
+            rows: Any = torch.as_tensor(given) if self._torch_env else as_host(given)
+            shape = n, *self._leaves[path].shape
+            return rows if rows.shape == shape else rows.reshape(shape)
 
-    def _info_fields(self, info: dict[str, Any], required: Bools) -> dict[str, Tensor]:
+        return self.buffer.schema.rebuild("action", convert)
+
+    def _last_leaves(self, step: dict[str, Any]) -> Leaves:
+        """What the next observation's ``last_action`` and ``last_reward`` are, if the schema has them."""
+        found: Leaves = {}
+        for path, like in self._last.items():
+            name = path[0].removeprefix("last_")
+            rows = copied(descend(step[name], path[1:]))
+            found[path] = self._as_field(path, rows.reshape(like.shape))
+        return found
+
+    def _require_envs(self) -> None:
+        """Refuse to go on with episodes that another collector has ended."""
+        with suppress(TypeError):
+            if PLAYED_BY.get(self._unwrapped, self._player) is not self._player:
+                raise LifecycleError(
+                    "another Collector has reset and stepped these envs since, so that the episodes under way here are "
+                    "gone; give each its own envs, or call reset() to start new episodes with this one"
+                )
+
+    def _info_fields(self, info: dict[str, Any], required: Bools) -> Leaves:
         """The fields ``[N, ...]`` that come with an observation; those of ``required`` envs must be there."""
-        found: dict[str, Tensor] = {}
+        found: Leaves = {}
         n = self.envs.num_envs
         for name in self._from_info:
             given, present = info_field(info, name, n)
@@ -526,18 +630,18 @@ class Collector:
                     f"the schema has '{name}', but info['{name}'] is missing for env {env}; report it at every reset "
                     "and step, or leave it out of the schema"
                 )
-            leaf = self.buffer.schema.leaves[name,]
+            leaf = self._leaves[name,]
             rows = torch.empty((n, *leaf.shape), dtype=leaf.dtype, device=self.buffer.device)
             rows = nothing_known(name, rows, n)
             envs = np.flatnonzero(present)
             if len(envs):
                 rows[torch.as_tensor(envs, device=rows.device)] = pick(given, (), envs).to(rows)
-            found[name] = rows
+            found[name,] = rows
         return found
 
-    def _starts(self, which: Any) -> dict[str, Tensor]:
+    def _starts(self, which: Any) -> Leaves:
         """The field that tells which observations are the first of an episode, if the schema has it."""
-        return {"is_start": self._rows(which)} if self._tells_start else {}
+        return {("is_start",): self._rows(which)} if self._tells_start else {}
 
     def _rows(self, which: Bools) -> Tensor:
         return torch.as_tensor(which, device=self.buffer.device)
@@ -551,7 +655,7 @@ class _Finals:
     envs: Tensor
     obs: Leaves
     hidden: Leaves
-    info: dict[str, Tensor]
+    info: Leaves
 
 
 def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
@@ -567,12 +671,41 @@ def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
 
 def _value_of(policy: Policy) -> Policy:
     def value(obs: Any, **inputs: Any) -> Any:
-        fields = _fields(policy(obs, **inputs))
+        fields = _fields(_ask(policy, obs, inputs))
         if "value" not in fields:
             raise FieldError("the schema has 'value', but the policy's answer does not; return it, or pass value_fn=")
         return fields["value"]
 
     return value
+
+
+def _ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
+    """What a policy or a value function says; one that takes other arguments is told which there are."""
+    try:
+        return policy(obs, **inputs)
+    except TypeError as error:
+        reason = _misfit(policy, inputs)
+        if reason is None:
+            raise
+        call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
+        raise FieldError(
+            f"the policy (or value_fn) is called as policy({call}), and it cannot be: {reason}. 'hidden', 'is_start', "
+            "'last_action', 'last_reward' and the fields of from_info are passed where the schema has a field of that "
+            "name; add it to the schema, or to what the policy takes"
+        ) from error
+
+
+def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
+    """Why a function cannot be called so, if its signature shows it."""
+    try:
+        signature = inspect.signature(getattr(policy, "forward", policy))  # a torch.nn.Module takes anything itself
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(None, **inputs)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 def _fields(answer: Any) -> dict[str, Any]:

@@ -19,6 +19,8 @@
     └── FileFormatError (ValueError)   files that are foreign, incomplete or damaged
         └── NoSaveError                no save there, also a FileNotFoundError
 
+    EpisodeEndWarning (UserWarning)    steps that look as if an episode's end was stored wrongly; the only warning
+
 Each message says the rule, what came, and what to do. Nothing is written to a buffer before its input was checked.
 """
 
@@ -27,6 +29,7 @@ __all__ = [
     "DeviceError",
     "EmptyError",
     "EnvError",
+    "EpisodeEndWarning",
     "FieldError",
     "FileFormatError",
     "FullError",
@@ -104,3 +107,7 @@ class FileFormatError(ReliveError, ValueError):
 
 class NoSaveError(FileFormatError, FileNotFoundError):
     """There is no save at a path, or none was ever completed there."""
+
+
+class EpisodeEndWarning(UserWarning):
+    """Episodes begin where the last ones ended: an ignored step was stored, or a reset observation as a final one."""

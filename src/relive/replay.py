@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from . import kernels, persist
 from .checks import StepChecker, numpy_view, refuse_sparse
 from .device_rows import DeviceRows
+from .ends import EndCheck
 from .errors import (
     DTypeError,
     FieldError,
@@ -117,6 +118,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         own_next_obs: store a ``next_obs`` with every step, although steps come in order. That takes twice the memory of
             observations; in return a step can be drawn as soon as it is added, and ``capacity`` is that of transitions.
             Views of single transitions and n-step windows read it, sequences and frame stacks cannot.
+        check_ends: look at the first ends of episodes, and warn if the next ones begin on what those ended on: see
+            :class:`relive.errors.EpisodeEndWarning`. False for envs that do. Not done where steps have no order.
         device: where rows and batches live. Off the CPU rewards, flags and bookkeeping stay in RAM, 32 bytes a row,
             and so do samplers; the batches are the same.
         seed: batch number t is a function of (seed, t) and of what is stored. None draws one number from torch's
@@ -138,6 +141,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         view: V_co | None = TRANSITION,
         ordered: bool = True,
         own_next_obs: bool = False,
+        check_ends: bool = True,
         device: str | torch.device = "cpu",
         seed: int | None = None,
     ) -> None:
@@ -161,6 +165,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._rounds_of: dict[int, Ints] = {}
         self._draws = self._sampled = self._late = 0
         self.lock = shared_lock()
+        self.check_ends = check_ends
         self._sampler.attach(self._ring)
         self.view = view or Transition()
 
@@ -320,6 +325,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @seed.setter
     def seed(self, seed: int | None) -> None:
         self._seed, self._first = seed_or_drawn(seed), self._draws
+
+    @property
+    def check_ends(self) -> bool:
+        """Whether the first ends of episodes are looked at; a Collector, which stores them rightly, turns it off."""
+        return self._check_ends
+
+    @check_ends.setter
+    def check_ends(self, check: bool) -> None:
+        self._check_ends = bool(check)
+        self._ends = EndCheck(self._stored.leaves) if check and self.ordered else None
 
     @property
     def nbytes(self) -> int:
@@ -596,6 +611,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             "schema": json.loads(self.schema.to_json()),
             "ordered": self.ordered,
             "own_next_obs": self.own_next_obs,
+            "check_ends": self.check_ends,
             "seed": self.seed,
             "counts": [self._draws, self._sampled, self._late],
             "first": self._first,
@@ -667,6 +683,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             view=view or rebuild(content.get("view"), "view"),
             ordered=entry(content, "ordered", bool),
             own_next_obs=entry({"own_next_obs": False, **content}, "own_next_obs", bool),
+            check_ends=entry({"check_ends": True, **content}, "check_ends", bool),
             device=device,
             seed=entry(content, "seed", int),
         )
@@ -730,22 +747,31 @@ class ReplayBuffer(Generic[S_co, V_co]):
         except (RuntimeError, TypeError):
             refuse_sparse(values | given)
             raise
+        kept = None
         if mask is None and not (successive and count > self._piece):
             if count:
                 self._store(envs, leaves, final)
-            self._ring.pending = None
-            return
-        kept = np.ones(count, np.bool_) if mask is None else self._mask(mask, count)
-        leaves, stored = self._with_last(envs, leaves, kept)
-        if successive:
-            self._add_many(envs, leaves, final, kept, stored)
         else:
-            if stored.any():
-                rows = [_kept(value, stored) for value in leaves]
-                ends = None if final is None else [_kept(value, stored) for value in final]
-                self._store(envs[stored], rows, ends, envs)
-            self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+            kept = np.ones(count, np.bool_) if mask is None else self._mask(mask, count)
+            leaves, stored = self._with_last(envs, leaves, kept)
+            if successive:
+                self._add_many(envs, leaves, final, kept, stored)
+            else:
+                self._add_some(envs, leaves, final, stored)
+                self._interrupt(envs[~kept])  # what comes next there does not follow what came before
         self._ring.pending = None
+        if self._ends is not None:
+            seen = self._ends
+            if not seen.go_on(self._ring.episodes, envs, leaves, final, kept):
+                self._ends = None
+                seen.warn()
+
+    def _add_some(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, stored: Any) -> None:
+        """Store the rows that are to be, of one vector step."""
+        if stored.any():
+            rows = [_kept(value, stored) for value in leaves]
+            ends = None if final is None else [_kept(value, stored) for value in final]
+            self._store(envs[stored], rows, ends, envs)
 
     def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
         """Which rows to store, where some are left out, and the leaves to store of them.

@@ -42,7 +42,7 @@ PARAMETERS: dict[type[Any], tuple[str, ...]] = {
     Recent: ("sharpest", "c_min", "inner", "adapt"),
     NStep: ("n", "gamma"),
     FrameStack: ("depth", "window", "pad", "keys"),
-    Sequence: ("length", "burn_in", "overlap", "n", "gamma", "drop_tail", "time_first", "weigh"),
+    Sequence: ("length", "burn_in", "overlap", "n", "gamma", "drop_tail", "time_first", "weigh", "last"),
 }
 POSITIONAL = {"sharpest": "eta"}
 """Where the constructor has another name for an attribute."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import kernels
 from .errors import SchemaError
 from .layout import RowLayout, field_groups
-from .parameters import GAMMA_RULE, checked, is_count, is_flag
+from .parameters import GAMMA_RULE, checked, is_count, is_flag, is_names
 from .ring import Ints, Ring, Rule, Weigh
 from .schema import Field, Path
 from .sequences import Overlap, padding, stride_of
@@ -35,11 +35,14 @@ READ = ("reward", "terminated", "truncated", "_stamp")
 WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask")
 """What the kernel reads and writes of a row, in its order."""
 
+NEVER_LAST = ("obs", "hidden", "terminated", "truncated")
+"""Fields that ``last`` cannot name."""
+
 
 class _Batch:
     """The rows of a batch that the kernel makes: of a step what it can read, and what the n-step window comes to."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, last: tuple[str, ...]) -> None:
         taken = {path[0] for path in store.leaves} & {"next", *FACTS}
         if taken:
             raise SchemaError(f"field {min(taken)!r}: Sequence gives batches a field of that name; give yours another")
@@ -59,9 +62,40 @@ class _Batch:
         self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
         self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
         self.apart = bool(self.obs or self.others)
+        self.last = last
+        self.stored, self.derived = _lasts(store, last)
         small = field_groups(leaves, store.large)[:2]
         order = *RowLayout(*small, RESULTS).fields, ("is_start",), *((name,) for name in FACTS), *store.large
+        order = *order, *self.derived
         self.order = list(dict.fromkeys(order))
+
+
+def _lasts(store: Store, last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
+    """``last_<name>`` -> ``<name>``, leaf by leaf: those that are fields of a step, and those that are not.
+
+    Raises:
+        SchemaError: there is no field ``<name>``, or ``last_<name>`` is one of another kind.
+    """
+    trees: dict[str, dict[Path, Field]] = {}
+    for path, leaf in store.leaves.items():
+        trees.setdefault(path[0], {})[path[1:]] = leaf
+    known = [name for name in trees if name not in NEVER_LAST]
+    kept = [name for name in known if trees.get(f"last_{name}") == trees[name]]
+    for name in last:
+        if name not in known:
+            raise SchemaError(
+                f"Sequence(last={last!r}): {name!r} is none of the fields that this can name: {', '.join(known)}"
+            )
+        if f"last_{name}" in trees and name not in kept:
+            raise SchemaError(
+                f"field 'last_{name}': Sequence(last={last!r}) gives batches a field of that name, as '{name}' is "
+                "declared; declare yours like that, or give it another name"
+            )
+
+    def leaves_of(names: list[str]) -> dict[Path, Path]:
+        return {(f"last_{name}", *inner): (name, *inner) for name in names for inner in trees[name]}
+
+    return leaves_of(kept), leaves_of([name for name in last if name not in kept])
 
 
 @cache
@@ -81,6 +115,7 @@ def _rule(history: int, length: int, overlap: Overlap, drop_tail: bool, weigh: W
     drop_tail=(is_flag, "drop_tail is True or False"),
     time_first=(is_flag, "time_first is True or False"),
     weigh=(lambda weigh: weigh in get_args(Weigh), "weigh is 'windows', 'steps' or 'episodes'"),
+    last=(is_names, "last is a tuple of names of fields, such as ('action', 'reward')"),
 )
 @dataclass(slots=True)
 class Sequence:
@@ -94,11 +129,11 @@ class Sequence:
     A batch is a :class:`relive.SequenceBatch` of T' = burn_in + length + n rows ``[T', B, ...]``. The first row of a
     sequence is ``burn_in`` steps before its window, or its episode's first; then comes the window, where ``mask`` is
     True, then the up to n rows that its n-step rewards reach beyond it, then padding. ``lengths`` counts the rows up
-    to there. The row after an episode's last step holds the observation that it ended on, and nothing else. Besides
-    the fields of a step, each row of burn-in and window has what :class:`relive.NStep` makes of it: ``reward``,
-    ``discount`` and ``steps`` (int32) of up to n rewards, which may lie beyond the window, ``terminated`` and
-    ``truncated`` of the last of those steps, and ``next`` (int64), the row of the batch that holds the observation
-    after them: it is -1, and the others 0, in all further rows. The target is
+    to there. The row after an episode's last step holds the observation that it ended on, what ``last`` names, and
+    nothing else. Besides the fields of a step, each row of burn-in and window has what :class:`relive.NStep` makes of
+    it: ``reward``, ``discount`` and ``steps`` (int32) of up to n rewards, which may lie beyond the window,
+    ``terminated`` and ``truncated`` of the last of those steps, and ``next`` (int64), the row of the batch that holds
+    the observation after them: it is -1, and the others 0, in all further rows. The target is
     ``seq["reward"] + seq["discount"] * seq.bootstrap(value)``.
 
     Each sequence has ``index`` (int64 ``[B]``), ``lengths``, ``burn_in``, ``env``, ``start``, and ``hidden``, the
@@ -113,7 +148,13 @@ class Sequence:
         drop_tail: leave out windows of less than ``length`` steps.
         time_first: rows as ``[T', B, ...]``, or else as ``[B, T', ...]``.
         weigh: what :class:`relive.Uniform` draws equally often: "windows"; "steps", so that a window is drawn in
-            proportion to its steps; "episodes", and then each window of the episode. All may be changed at any time.
+            proportion to its steps; "episodes", and then each window of the episode.
+        last: fields of the step before, such as ("action", "reward"), for agents that see them beside the observation.
+            Batches get ``last_action`` and ``last_reward`` (of one step, not of n): 0 where an episode starts, and
+            those of its last step beside the observation that it ended on. One row more before the window must then
+            be in the buffer. Where a step has a field ``last_action`` like its ``action``, that is read as it is
+            stored; the row after an episode's last step gets the right one, even if this does not name it. All of
+            these may be changed at any time.
 
     Raises:
         SchemaError: a parameter out of range, here or when it is set later; an overlap that does not fit the length,
@@ -129,6 +170,7 @@ class Sequence:
     drop_tail: bool = False
     time_first: bool = True
     weigh: Weigh = "windows"
+    last: tuple[str, ...] = ()
     _layouts: WeakKeyDictionary[Store, _Batch] = field(
         default_factory=WeakKeyDictionary["Store", "_Batch"], init=False, repr=False, compare=False
     )
@@ -139,7 +181,7 @@ class Sequence:
     @property
     def history(self) -> int:
         """The rows before a window's last."""
-        return self.burn_in + self.length - 1
+        return self.burn_in + self.length - 1 + bool(self.last)
 
     @property
     def rows(self) -> int:
@@ -159,22 +201,24 @@ class Sequence:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and what is known of each, ``[B, ...]``.
 
         Raises:
-            SchemaError: the ring's rule is that of another view, or the schema has a field of a name given here.
+            SchemaError: the ring's rule is that of another view, the schema has a field of a name given here, or not
+                one that ``last`` names.
         """
         if ring.rule != self.rule:
             raise SchemaError(f"a view that reads through {self!r} has to have its `rule` and `time_first` too")
         store = ring.store
         batch = self._layouts.get(store)
-        if batch is None:
-            batch = self._layouts[store] = _Batch(store)
+        if batch is None or batch.last != tuple(self.last):
+            batch = self._layouts[store] = _Batch(store, tuple(self.last))
         places = vector(places)
         count, rows = len(places), self.rows
         shape = (rows, count) if self.time_first else (count, rows)
         out, facts = np.empty((rows * count, batch.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
-        table = np.empty(rows * count if batch.apart else 0, np.int64)
+        tabled = bool(batch.apart or batch.stored or batch.derived)
+        table = np.empty(shape if tabled else 0, np.int64)
         bad = kernels.fast().read_sequences(
             places, ring.rows, self.burn_in, self.n, self.gamma, ring.state, ring.counters, ring.step, store.target,
-            batch.at, self.time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
+            batch.at, self.time_first, out, batch.to, batch.sizes, batch.blank, facts, table.reshape(-1),
         )  # fmt: skip
         require_rows(places, bad, store.num_rows)
         starts = np.zeros(shape, np.bool_)
@@ -183,7 +227,9 @@ class Sequence:
         fields = batch.layout.views(packed)
         fields |= {(name,): fact for name, fact in zip(FACTS, known.unbind(), strict=True)}
         fields["is_start",] = is_start
-        fields |= self._apart(store, batch, facts[5], table.reshape(shape) if batch.apart else table)
+        fields |= self._apart(store, batch, facts[5], table)
+        if batch.stored or batch.derived:
+            self._complete(ring, batch, facts[5], table, fields)
         return {path: fields[path] for path in batch.order}
 
     def _apart(self, store: Store, batch: _Batch, first: Ints, table: Ints) -> dict[Path, Tensor]:
@@ -199,3 +245,24 @@ class Sequence:
             for path in masks:
                 fields[path].masked_fill_(blank.view(*blank.shape, *[1] * (fields[path].dim() - 2)), True)
         return fields
+
+    def _complete(self, ring: Ring, batch: _Batch, first: Ints, table: Ints, fields: dict[Path, Tensor]) -> None:
+        """Add what is derived from the step before each row; what steps are stored with, where an episode ended."""
+        store, ended, before = ring.store, table < -1, np.empty_like(table)
+        earlier, here = (before, table) if self.time_first else (before.T, table.T)
+        earlier[1:] = np.where(here[1:] == -1, -1, here[:-1])
+        begin = first // ring.rows * ring.rows
+        earlier[0] = np.where(ring.step[first] == 0, -1, begin + (first - begin - 1) % ring.rows)
+        fields |= _steps(store, batch.derived, before)
+        if batch.stored and ended.any():
+            (where,) = store.tensors(ended)
+            for path, rows in _steps(store, batch.stored, before[ended]).items():
+                fields[path][where] = rows
+
+
+def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, Tensor]:
+    """Fields of the steps at ``places``, by the names wanted; zeros where a place is negative."""
+    if not wanted:
+        return {}
+    found = store.gather(list(wanted.values()), *store.places(places))
+    return {name: found[path] for name, path in wanted.items()}

@@ -78,7 +78,7 @@ class Flat:
         ]
         self.replay = ReplayBuffer(
             schema.extend(copied=Field((), torch.bool)) if copies else schema, max_size * self.num_envs, self.num_envs,
-            own_next_obs=True, sampler=sampler, view=view, seed=seed,
+            own_next_obs=True, check_ends=False, sampler=sampler, view=view, seed=seed,
         )  # fmt: skip
         self.copies = copies
         self._memory = Memory(self.replay, self._names)
@@ -163,8 +163,8 @@ class Flat:
         old, view = self.replay, self.view
         old.view = NStep()  # each buffer has a view of its own
         self.replay = ReplayBuffer(
-            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, sampler=sampler, view=view,
-            seed=old.seed,
+            old.schema, max_size * self.num_envs, self.num_envs, own_next_obs=True, check_ends=False,
+            sampler=sampler, view=view, seed=old.seed,
         )  # fmt: skip
         self.replay.append(old)
         kept = len(self.replay) // self.num_envs

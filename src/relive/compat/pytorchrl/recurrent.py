@@ -79,7 +79,8 @@ class Sequences:
         self._steps = Steps(sample, (*self.keys, *self._states), self._integers, {})
         states = {key: mapped(Field, shapes) for key, shapes in self._hidden.items()}
         self._newest = ReplayBuffer(
-            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True, seed=0,
+            flat.extend(**states), max(self._waits, 2) * self.num_envs, self.num_envs, own_next_obs=True,
+            check_ends=False, seed=0,
         )  # fmt: skip
         self.view, self._single = view, NStep(1)
         self._seen = 0

@@ -119,6 +119,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.buffer_size * self.n_envs,
             self.n_envs,
             own_next_obs=not self._stores_once,
+            check_ends=False,  # whoever fills it is not the user
             sampler=sampler,
             view=view or NStep(n_steps, gamma),
             seed=seed,
