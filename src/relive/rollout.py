@@ -329,7 +329,7 @@ class RolloutBuffer:
             partial: finish a rollout that is not full.
 
         Raises:
-            SchemaError: ``estimator`` is none.
+            SchemaError: ``estimator`` is not an estimator.
             EmptyError: no step was added.
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
