@@ -1052,6 +1052,23 @@ def test_a_save_is_loaded_with_another_sampler_which_goes_on_as_far_as_it_is_ali
         twin.check_batch(loaded.sample(3))
 
 
+def test_a_schedule_of_beta_goes_on_after_a_load(tmp_path: Path) -> None:
+    twin = Twin(2, 12, sampler=Prioritized(alpha=1.0, beta=(0.1, 1.0, 10))).play("..", "..", ".T", "..", "..")
+    index = twin.buffer.data()["index"]
+    twin.buffer.update_priorities(index, 1 + index % 3)
+    for _ in range(4):
+        twin.buffer.sample(8)
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay")
+    for draws in range(4, 8):
+        batch = loaded.sample(8)
+        assert same_batches(batch, twin.buffer.sample(8))
+        probability = batch["probability"].numpy()
+        want = (probability / probability.min()) ** -(0.1 + 0.9 * draws / 10)
+        assert batch["weight"].tolist() == pytest.approx(want.tolist())
+        assert want.min() < 0.9  # with equal priorities all weights are 1, whatever beta is
+
+
 @pytest.mark.parametrize("sampler", ["prioritized, stratified", "recent, prioritized", "without replacement"])
 @pytest.mark.parametrize("weigh", ["steps", "episodes"])
 def test_a_save_of_weighed_sequences_is_loaded_with_a_sampler_and_a_view_that_know_no_weights(
