@@ -58,7 +58,8 @@ class Columns:
         self.num_steps, self.num_envs, self.device, self.wrap = num_steps, num_envs, device, wrap
         self.tensors: dict[Path, Tensor] = {}
         self._attached: set[Path] = set()
-        self._start = self.count = 0
+        self.start = self.count = 0
+        """The place of the oldest row, and how many there are."""
         self.own = frozenset[Path]()
         self.include(leaves)
 
@@ -107,7 +108,7 @@ class Columns:
     @property
     def last_row(self) -> int:
         """Where the bootstrap row is."""
-        return self.num_steps if self._start or self.is_full else self.count
+        return self.num_steps if self.start or self.is_full else self.count
 
     @property
     def next_row(self) -> int:
@@ -121,25 +122,23 @@ class Columns:
                 f"the rollout already has its {self.num_steps} steps; call finish() and clear(), or create the "
                 "buffer with wrap=True to keep the newest"
             )
-        return (self._start + self.count) % self.num_steps
+        return (self.start + self.count) % self.num_steps
 
     def advance(self, rows: int) -> None:
         """The next ``rows`` are written; what was attached to the steps before them no longer fits."""
         self.release(self.count + rows - self.num_steps)
+        self.detach()
         self.count += rows
+
+    def detach(self) -> None:
+        """What was attached is there no more."""
         self._attached.clear()
 
     def release(self, rows: int) -> None:
         """Give up the oldest rows, if ``rows`` is positive."""
         if rows > 0:
-            self._start = (self._start + rows) % self.num_steps
-            self.count -= rows
-            self._attached.clear()
-
-    def forget(self) -> None:
-        """No row is written any more; the memory stays."""
-        self._start = self.count = 0
-        self._attached.clear()
+            self.detach()
+            self.start, self.count = (self.start + rows) % self.num_steps, self.count - rows
 
     def write(self, row: int, values: Sequence[Any]) -> None:
         """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""
@@ -168,7 +167,7 @@ class Columns:
 
     def place(self, rows: Tensor) -> Tensor:
         """Where rows, counted from the oldest, lie in storage."""
-        return (rows + self._start) % self.num_steps
+        return (rows + self.start) % self.num_steps
 
     @property
     def live(self) -> list[Path]:
@@ -183,29 +182,36 @@ class Columns:
 
     def ordered(self, path: Path) -> Tensor:
         """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
-        tensor, end = self.tensors[path], self._start + self.count
+        tensor, end = self.tensors[path], self.start + self.count
         if end <= self.num_steps:
-            return tensor[self._start : end]
-        return torch.cat([tensor[self._start : self.num_steps], tensor[: end - self.num_steps]])
+            return tensor[self.start : end]
+        return torch.cat([tensor[self.start : self.num_steps], tensor[: end - self.num_steps]])
 
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
         tensor = self.tensors[path]
-        if not self._start:
+        if not self.start:
             return tensor[: self.count + 1]
         return torch.cat([self.ordered(path), tensor[self.num_steps :]])
 
-    def attach(self, path: Path, column: Tensor) -> None:
-        """Write a whole column ``[T, N, ...]``, a new one if there is none of that shape and dtype."""
+    def attach(self, columns: Mapping[Path, Tensor]) -> None:
+        """Write whole columns ``[T, N, ...]``, new ones where there is none of that shape and dtype.
+
+        What is attached is so once all are written: a call that is broken off leaves none of them half new.
+        """
+        self._attached -= columns.keys()
+        for path, column in columns.items():
+            self._fill(path, column)
+        self._attached |= columns.keys() - self.own
+
+    def _fill(self, path: Path, column: Tensor) -> None:
         target = self.tensors.get(path)
         if target is None or target.shape[2:] != column.shape[2:] or target.dtype is not column.dtype:
             target = self.tensors[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
-        split = min(self.num_steps - self._start, self.count)
-        target[self._start : self._start + split].copy_(column[:split])
+        split = min(self.num_steps - self.start, self.count)
+        target[self.start : self.start + split].copy_(column[:split])
         if split < self.count:
             target[: self.count - split].copy_(column[split:])
-        if path not in self.own:
-            self._attached.add(path)
 
 
 def as_host(value: Any) -> np.ndarray[Any, Any]:
