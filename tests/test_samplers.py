@@ -1139,6 +1139,22 @@ def test_batch_number_t_is_a_function_of_the_seed_of_t_and_of_what_is_stored() -
         assert same_batches(other.buffer.sample(12), drawn[3])
 
 
+def test_a_seed_that_is_set_later_numbers_batches_from_0_again() -> None:
+    for make in (Uniform, Prioritized):
+        one, other = uneven(sampler=make(), seed=7), uneven(sampler=make(), seed=3)
+        drawn = [one.buffer.sample(12) for _ in range(3)]
+        other.buffer.sample(12)
+        other.buffer.seed = 7
+        again = pickle.loads(pickle.dumps(other.buffer))
+        for batch in drawn:
+            assert same_batches(other.buffer.sample(12), batch)
+            assert same_batches(again.sample(12), batch)
+        assert other.buffer.stats()["batches"] == 4
+    with pytest.raises(SchemaError, match="seed is an int"):
+        other.buffer.seed = 1.5
+    assert other.buffer.seed == 7
+
+
 @pytest.mark.parametrize("make", [Uniform, Prioritized, WithoutReplacement, lambda: Recent(1.0, 1)])
 def test_a_round_of_batches_draws_what_as_many_single_ones_would(make: Callable[[], Any]) -> None:
     one, other = uneven(sampler=make()), uneven(sampler=make())
