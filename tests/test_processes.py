@@ -19,6 +19,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
+from elsewhere import ELSEWHERE, far_device
 from relive import (
     GAE,
     Collector,
@@ -42,8 +43,8 @@ LARGE = LARGE.extend(truncated=Field((), torch.bool), value=(), hidden=(2, 3), i
 LARGE = LARGE.extend(half=Field((3,), torch.bfloat16))
 
 
-def written(schema: Schema, envs: int, number: int) -> dict[str, Any]:
-    """A vector step in which every value says its number; even fields come as arrays, odd ones as tensors."""
+def written(schema: Schema, envs: int, number: int, arrays: bool = False) -> dict[str, Any]:
+    """A vector step in which every value says its number; every other field comes as a tensor, if not all as arrays."""
     step: dict[str, Any] = {}
     for i, (path, field) in enumerate(schema.leaves.items()):
         name = path[0]
@@ -51,7 +52,10 @@ def written(schema: Schema, envs: int, number: int) -> dict[str, Any]:
             step[name] = np.zeros(envs, np.bool_)
             continue
         value = torch.full((envs, *field.shape), number % 100, dtype=field.dtype)
-        step[name] = value.numpy() if i % 2 and field.dtype is not torch.bfloat16 else value
+        if arrays and field.dtype is torch.bfloat16:
+            step[name] = value.to(torch.float32).numpy()
+        else:
+            step[name] = value.numpy() if (arrays or i % 2) and field.dtype is not torch.bfloat16 else value
     return step
 
 
@@ -590,3 +594,18 @@ def test_each_worker_of_a_loader_draws_batches_of_its_own_that_a_seed_repeats(me
 def test_a_loader_without_workers_draws_what_the_buffer_itself_would() -> None:
     replay = replay_of(30)
     assert loaded(replay_of(30), 0) == [replay.sample(8)["small"].tolist() for _ in range(4)]
+
+
+def test_a_rollout_on_a_device_is_copied_by_way_of_ram() -> None:
+    with far_device() as traffic:
+        rollout = RolloutBuffer(LARGE, 4, 3, device=ELSEWHERE, seed=0)
+        for t in range(4):
+            rollout.add(written(LARGE, 3, t, arrays=True))
+        traffic.clear()
+        again = pickle.loads(pickle.dumps(rollout))
+        assert len(traffic.back) == len(traffic.out) == len(rollout.keys())
+        again.clear()
+        again.add(written(LARGE, 3, 50, arrays=True))
+        for name in ("obs", "value", "half"):
+            assert rollout[name][:, 0].flatten().cpu()[0] == 0
+            assert again[name][:, 0].flatten().cpu()[0] == 50

@@ -1052,6 +1052,23 @@ def test_a_save_is_loaded_with_another_sampler_which_goes_on_as_far_as_it_is_ali
         twin.check_batch(loaded.sample(3))
 
 
+def test_a_schedule_of_beta_goes_on_after_a_load(tmp_path: Path) -> None:
+    twin = Twin(2, 12, sampler=Prioritized(alpha=1.0, beta=(0.1, 1.0, 10))).play("..", "..", ".T", "..", "..")
+    index = twin.buffer.data()["index"]
+    twin.buffer.update_priorities(index, 1 + index % 3)
+    for _ in range(4):
+        twin.buffer.sample(8)
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay")
+    for draws in range(4, 8):
+        batch = loaded.sample(8)
+        assert same_batches(batch, twin.buffer.sample(8))
+        probability = batch["probability"].numpy()
+        want = (probability / probability.min()) ** -(0.1 + 0.9 * draws / 10)
+        assert batch["weight"].tolist() == pytest.approx(want.tolist())
+        assert want.min() < 0.9  # with equal priorities all weights are 1, whatever beta is
+
+
 @pytest.mark.parametrize("sampler", ["prioritized, stratified", "recent, prioritized", "without replacement"])
 @pytest.mark.parametrize("weigh", ["steps", "episodes"])
 def test_a_save_of_weighed_sequences_is_loaded_with_a_sampler_and_a_view_that_know_no_weights(
@@ -1204,6 +1221,7 @@ def test_stats_are_those_worked_out_by_hand_and_change_nothing() -> None:
         "sampled": 12.0,
         "replay_ratio": 1.2,
         "late_updates": 0.0,
+        "not_finite_rewards": 0.0,
         "priority_min": pytest.approx(0.0, abs=1e-6),
         "priority_mean": pytest.approx(2.5),
         "priority_max": pytest.approx(5.0),
@@ -1226,6 +1244,81 @@ def test_stats_of_a_buffer_without_priorities_and_of_an_empty_one_have_no_gaps()
         assert ("effective_size" in stats) == twin.buffer.has_priorities
         if twin.buffer.has_priorities:
             assert stats["effective_size"] == pytest.approx(4)
+
+
+@pytest.mark.parametrize("options", [{}, {"ordered": False}, {"dress": "image"}])
+def test_rewards_that_are_no_numbers_are_counted_and_the_count_is_saved(options: Any, tmp_path: Path) -> None:
+    twin = Twin(2, 6, **options)
+    for rewards in ([np.nan, 1.0], [-np.inf, np.inf], [0.0, 2.0]):
+        twin.buffer.add({**twin.step("..", final=True), "reward": np.array(rewards)})
+    steps = stacked([twin.step(".T", final=True) for _ in range(3)])
+    twin.buffer.extend({**steps, "reward": np.full((3, 2), np.nan, np.float32)})
+    assert twin.buffer.stats()["not_finite_rewards"] == 9
+    twin.buffer.check()
+    twin.buffer.save(tmp_path / "replay")
+    assert ReplayBuffer.load(tmp_path / "replay").stats()["not_finite_rewards"] == 9
+
+
+NOT_FINITE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "a reward": (lambda step: step["reward"].__setitem__(1, np.nan), "'reward': row 1, of env 1, is nan"),
+    "an observation": (lambda step: step["obs"]["x"].__setitem__((0, 1), np.inf), "'obs.x': row 0, of env 0"),
+    "an observation of a dtype that NumPy lacks": (
+        lambda step: step["obs"].__setitem__("half", torch.tensor([[0.0], [torch.nan]], dtype=torch.bfloat16)),
+        "'obs.half': row 1",
+    ),
+    "one too large for the field": (
+        lambda step: step.__setitem__("reward", np.array([0.0, 1e300])),
+        "'reward': row 1",
+    ),
+    "an action": (lambda step: step["action"].__setitem__(0, -np.inf), "'action': row 0"),
+    "a final observation": (lambda step: step["next_obs"]["x"].__setitem__((1, 0), np.nan), "'next_obs.x': row 1"),
+}
+
+
+def numbers() -> dict[str, Any]:
+    """A step of two envs, the second of which ended, of float fields; what is not read is NaN."""
+    obs = {"x": np.zeros((2, 3), np.float32), "half": torch.zeros(2, 1, dtype=torch.bfloat16)}
+    after = {"x": np.full((2, 3), np.nan, np.float32), "half": torch.full((2, 1), torch.nan, dtype=torch.bfloat16)}
+    after["x"][1], after["half"][1] = 0.0, 0.0
+    flags = np.array([False, True])
+    return {"obs": obs, "action": np.zeros(2), "reward": np.zeros(2, np.float32), "terminated": flags,
+            "truncated": ~flags & False, "log_prob": np.full(2, -np.inf), "next_obs": after}  # fmt: skip
+
+
+FLOATS = Schema({
+    "obs": {"x": (3,), "half": Field((1,), torch.bfloat16)}, "action": Field((), torch.float64), "log_prob": (),
+    "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NOT_FINITE)
+def test_in_debug_mode_a_step_with_a_number_that_is_none_is_refused_and_nothing_is_stored(what: str) -> None:
+    spoil, message = NOT_FINITE[what]
+    buffer = ReplayBuffer(FLOATS, 20, 2, debug=True, sampler=Prioritized(), seed=0)
+    buffer.add(numbers())
+    before, step = contents(buffer), numbers()
+    spoil(step)
+    with pytest.raises(NotFiniteError, match=message):
+        buffer.add(step)
+    with pytest.raises(NotFiniteError, match=message.split(":")[0]):
+        buffer.extend(stacked([{name: value for name, value in s.items()} for s in (plain(numbers()), plain(step))]))
+    assert contents(buffer) == before
+    buffer.add({**step, "mask": np.zeros(2, bool)})
+    assert contents(buffer)[0] == before[0]
+    calm = ReplayBuffer(FLOATS, 20, 2, seed=0)
+    with np.errstate(over="ignore"):
+        calm.add(step)
+    assert calm.stats()["not_finite_rewards"] == ("reward" in message)
+
+
+def plain(step: dict[str, Any]) -> Any:
+    """Tensors of a dtype that NumPy lacks as ones it has."""
+    return mapped(lambda x: x.float().numpy() if isinstance(x, torch.Tensor) else x, step)
+
+
+def test_debug_mode_is_saved(tmp_path: Path) -> None:
+    ReplayBuffer(FLOATS, 20, 2, debug=True, seed=0).save(tmp_path / "replay")
+    assert ReplayBuffer.load(tmp_path / "replay").debug
 
 
 def test_the_effective_size_is_of_the_weights_in_the_window_of_nothing_but_the_buffer() -> None:

@@ -1277,7 +1277,7 @@ def test_a_seed_that_is_not_given_is_one_number_of_torchs_default_generator() ->
         assert isinstance(RolloutBuffer(SCHEMA, 2, 2, device="cpu").seed, int)
 
 
-@pytest.mark.parametrize("estimator", ["gae", None, 5, lambda **columns: columns], ids=repr)
+@pytest.mark.parametrize("estimator", ["gae", None, 5, {}], ids=str)
 def test_what_is_no_estimator_is_refused_with_one_that_is(estimator: Any) -> None:
     with pytest.raises(errors.SchemaError, match=r"finish\(.*expected an estimator, such as relive\.GAE\("):
         filled([step(0), step(1)]).finish(estimator)

@@ -572,6 +572,27 @@ def test_transitions_that_a_wider_view_hid_come_back_as_new_ones() -> None:
             see()
 
 
+def test_what_a_view_hid_without_a_step_in_between_comes_back_as_new_too() -> None:
+    twin = Twin(1, 8, sampler=Prioritized(alpha=1.0, default_error=5.0)).play(*("." * 12))
+    known = oracle.Priorities(5.0)
+
+    def see() -> None:
+        known.see([twin.truth.index(row) for row in twin.anchors()])
+        assert len(twin.buffer) == len(known.errors)
+        want = [error + EPS for _, error in sorted(known.errors.items())]
+        assert twin.buffer.sampler.priorities().tolist() == pytest.approx(want)
+
+    see()
+    index = sorted(known.errors)
+    twin.buffer.update_priorities(index, [0.5] * len(index))
+    known.update(index, [0.5] * len(index))
+    see()
+    for view, new in ((FrameStack(4), 0), (Transition(), 3), (NStep(3), 3)):
+        twin.buffer.view = view
+        see()
+        assert sum(error == 5.0 for error in known.errors.values()) == new
+
+
 # The traps of prioritized replay, by name.
 
 
@@ -1064,6 +1085,8 @@ def test_a_loaded_state_goes_on_exactly_like_the_saved_sampler(name: str) -> Non
 def test_a_loaded_state_has_the_eta_the_returns_and_the_schedule_of_beta() -> None:
     samplers = [Recent(0.9, 2, inner=Prioritized(beta=(0.1, 1.0, 10)), adapt=True) for _ in range(2)]
     twins = [uneven(sampler=sampler) for sampler in samplers]
+    index = twins[0].buffer.data()["index"]
+    twins[0].buffer.update_priorities(index, 1 + index % 3)  # with equal ones all weights would be 1, whatever beta is
     for given_ in np.sin(np.arange(30)):
         samplers[0].observe(given_)
     for _ in range(4):
@@ -1077,6 +1100,10 @@ def test_a_loaded_state_has_the_eta_the_returns_and_the_schedule_of_beta() -> No
     batches = [twin.buffer.sampler.draw(20, 5, 1, 1) for twin in twins]
     for name in ("weight", "probability"):
         assert batches[0][1][name].tolist() == batches[1][1][name].tolist()
+    probability = batches[0][1]["probability"]
+    want = (probability / probability.min()) ** -(0.1 + 0.9 * 4 / 10)
+    assert batches[1][1]["weight"].tolist() == pytest.approx(want.tolist())
+    assert want.min() < 0.9
     assert batches[0][0].tolist() == batches[1][0].tolist()
 
 
@@ -1126,6 +1153,15 @@ def test_a_seed_that_is_set_later_numbers_batches_from_0_again() -> None:
     with pytest.raises(SchemaError, match="seed is an int"):
         other.buffer.seed = 1.5
     assert other.buffer.seed == 7
+
+
+@pytest.mark.parametrize("make", [Uniform, Prioritized, WithoutReplacement, lambda: Recent(1.0, 1)])
+def test_a_round_of_batches_draws_what_as_many_single_ones_would(make: Callable[[], Any]) -> None:
+    one, other = uneven(sampler=make()), uneven(sampler=make())
+    singles = [one.buffer.sample(6) for _ in range(7)]
+    rounds = [*other.buffer.batches(2, 6), *other.buffer.batches(4, 6), other.buffer.sample(6)]
+    for single, batch in zip(singles, rounds, strict=True):
+        assert same_batches(single, batch)
 
 
 def test_what_is_asked_between_batches_does_not_change_them() -> None:

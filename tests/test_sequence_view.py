@@ -594,8 +594,10 @@ def test_every_sampler_goes_on_after_a_load(tmp_path: Any, sampler: str) -> None
 
 def test_a_mixture_of_sequences_is_a_batch_of_sequences() -> None:
     for time_first in (True, False):
-        view = Sequence(4, 2, "half", 2, 0.5, time_first=time_first)
-        twins = [Twin(2, 30, extras=recurrent, view=view, sampler=Prioritized(), seed=seed) for seed in (1, 2)]
+        twins = [
+            Twin(2, 30, extras=recurrent, view=view, sampler=Prioritized(), seed=seed)
+            for seed, view in enumerate(Sequence(4, 2, "half", 2, 0.5, time_first=time_first) for _ in range(2))
+        ]
         for twin in twins:
             for t in range(40):
                 twin.add("T." if t % 9 == 8 else "..")

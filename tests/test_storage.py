@@ -214,7 +214,7 @@ def test_an_attached_column_is_in_the_order_of_time_and_goes_with_the_next_row(t
     for t in range(total):
         write(columns, np.full(2, t, np.float32))
     column = columns.ordered(("x",)) * 10
-    columns.attach(("y",), column)
+    columns.attach({("y",): column})
     assert torch.equal(columns.ordered(("y",)), column)
     assert columns.live == [("x",), ("y",)]
     columns.advance(1)
@@ -225,7 +225,7 @@ def test_an_attached_column_of_another_shape_or_dtype_replaces_the_old_one() -> 
     columns = ring()
     write(columns, np.zeros(2, np.float32))
     for column in (torch.ones(1, 2), torch.ones(1, 2, 3), torch.ones(1, 2, dtype=torch.int64), torch.zeros(1, 2)):
-        columns.attach(("y",), column)
+        columns.attach({("y",): column})
         assert columns.ordered(("y",)).dtype is column.dtype
         assert torch.equal(columns.ordered(("y",)), column)
 

@@ -167,7 +167,7 @@ class Collector:
         self.lengths: deque[int] = deque(maxlen=100)
         self.total_steps = self.total_episodes = 0
         self._obs: Leaves | None = None
-        self._was_reset = False
+        self._was_reset = self._under_way = False
         if isinstance(buffer, ReplayBuffer):
             buffer.check_ends = False  # this one knows where episodes end
         self._player = object()
@@ -184,14 +184,13 @@ class Collector:
         buffer as well.
         """
         initial, n = self._initial_states(), self.envs.num_envs
-        self._was_reset = True
+        self._was_reset, self._obs = True, None
         with suppress(TypeError):  # envs that cannot be referred to weakly
             PLAYED_BY[self._unwrapped] = self._player
         obs, info = self.envs.reset(seed=seed, options=options)
         self.buffer.interrupt()
         self._finals = []
         self._torch_env = isinstance(first_leaf(obs), Tensor)  # it then takes tensors, too
-        self._obs = self._obs_leaves(obs)
         self._info = self._info_fields(info, ~np.zeros(n, np.bool_)) | self._starts(np.ones(n, np.bool_))
         self._last: Leaves = {
             path: torch.zeros((n, *leaf.shape), dtype=leaf.dtype, device=self.buffer.device)
@@ -204,6 +203,8 @@ class Collector:
         self._ignored: Bools = np.zeros(n, np.bool_)  # envs whose next action is ignored: NEXT_STEP resets them
         self._episode_return = np.zeros(n, np.float64)
         self._episode_length = np.zeros(n, np.int64)
+        self._under_way = False
+        self._obs = self._obs_leaves(obs)  # last: until then it is to be done again
 
     def collect(self, num_steps: int | None = None, *, progress: bool | None = None) -> CollectStats:
         """Play.
@@ -224,6 +225,8 @@ class Collector:
                 The envs have not seen such an action.
         """
         buffer = self.buffer
+        if self._under_way:  # something broke off the last collection, and maybe what it does then
+            self._give_up()
         count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else 1 if num_steps is None else num_steps
         if not is_count(count, 1):
             raise ShapeError(f"collect({num_steps!r}): ask for a whole number of vector steps, at least 1")
@@ -234,6 +237,7 @@ class Collector:
             self._hidden = self._started(self._hidden, self._at_start)
         began, before = time.perf_counter(), self.total_steps
         self._ended: list[tuple[float, int]] = []
+        self._under_way = True
         with torch.no_grad(), progress_bar(count, progress) as tick:
             try:
                 for _ in range(count):
@@ -242,13 +246,19 @@ class Collector:
                 if isinstance(buffer, RolloutBuffer):
                     self._bootstrap(buffer)
             except BaseException:
-                self._obs = None  # the envs may be a step ahead of what is stored
-                if isinstance(buffer, RolloutBuffer):
-                    buffer.clear()
+                self._give_up()
                 raise
+        self._under_way = False
         seconds = time.perf_counter() - began
         returns, lengths = [r for r, _ in self._ended], [n for _, n in self._ended]
         return CollectStats(self.total_steps - before, seconds, returns, lengths)
+
+    def _give_up(self) -> None:
+        """Start over: the envs may be a step ahead of what is stored."""
+        self._obs = None
+        if isinstance(self.buffer, RolloutBuffer):
+            self.buffer.clear()
+        self._under_way = False
 
     def warm(
         self,

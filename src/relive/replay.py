@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -40,7 +41,7 @@ from .ring import Change, Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
 from .saving import contradictions, describe, entry, rebuild, restore_ring, ring_state
-from .schema import Field, Schema, not_named
+from .schema import Field, Schema, dotted, not_named
 from .sequence_view import FACTS
 from .sequences import SequenceBatch
 from .storage import as_host, as_tensordict
@@ -74,6 +75,8 @@ RESERVED = frozenset(
     ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
 )
 """What a step is added with, and what batches hold, besides the fields of the schema."""
+FINITE = frozenset(("reward", "action", "obs", "next_obs"))
+"""What is looked at in debug mode; in other fields infinities may be meant."""
 NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
 
 P = ParamSpec("P")
@@ -122,6 +125,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             :class:`relive.errors.EpisodeEndWarning`. False for envs that do. Not done where steps have no order.
         device: where rows and batches live. Off the CPU rewards, flags and bookkeeping stay in RAM, 32 bytes a row,
             and so do samplers; the batches are the same.
+        debug: refuse steps in which a reward, an action or an observation is NaN or infinite.
         seed: batch number t is a function of (seed, t) and of what is stored. None draws one number from torch's
             default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number. Each worker of
             a ``torch.utils.data.DataLoader`` draws batches of its own, which its worker seed decides besides.
@@ -143,9 +147,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         own_next_obs: bool = False,
         check_ends: bool = True,
         device: str | torch.device = "cpu",
+        debug: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.schema, self.ordered = schema, ordered
+        self.schema, self.ordered, self.debug = schema, ordered, debug
         self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
         self._seed, self._first = seed_or_drawn(seed), 0
@@ -207,6 +212,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema, or the final observation
                 of an episode that ended is missing. Nothing is written.
+            NotFiniteError: in debug mode, a number is NaN or infinite. Nothing is written.
         """
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
@@ -222,7 +228,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             ShapeError: the fields do not have one number of steps.
-            FieldError, ShapeError, DTypeError, DeviceError: as :meth:`add`. Nothing is written.
+            FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError: as :meth:`add`. Nothing is written.
         """
         chosen = self._all if envs is None else self._envs(envs)
         fronts: set[tuple[int, ...]] = set()
@@ -455,8 +461,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         ``size`` transitions that can be drawn of ``completed`` ever; ``episodes`` ended; ``age_mean``, ``age_max`` in
         transitions completed since; ``batches`` and ``sampled`` rows drawn; ``replay_ratio`` rows drawn per transition
         completed, which is also how often each was drawn on average; ``late_updates`` of priorities that came after
-        their transition was overwritten. With priorities also their ``priority_min``, ``_mean``, ``_max`` and
-        ``effective_size``, (Σp)² / Σp²: of how many equal ones the buffer is worth.
+        their transition was overwritten; ``not_finite_rewards`` ever added, NaN or infinite. With priorities also their
+        ``priority_min``, ``_mean``, ``_max`` and ``effective_size``, (Σp)² / Σp²: of how many equal ones the buffer is
+        worth.
         """
         ring, places = self._ring, self._ring.anchors()
         ages = ring.completed - 1 - ring.stamp[places]
@@ -470,6 +477,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             "sampled": float(self._sampled),
             "replay_ratio": self._sampled / max(ring.completed, 1),
             "late_updates": float(self._late),
+            "not_finite_rewards": float(ring.not_finite),
         }
         if self._priorities is not None and len(places):
             p = self._priorities.priorities()
@@ -615,6 +623,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             "seed": self.seed,
             "counts": [self._draws, self._sampled, self._late],
             "first": self._first,
+            "not_finite_rewards": self._ring.not_finite,
+            "debug": self.debug,
             "view": describe(self._view),
         }
         return ring_state(self._ring, self._sampler, facts)
@@ -685,11 +695,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
             own_next_obs=entry({"own_next_obs": False, **content}, "own_next_obs", bool),
             check_ends=entry({"check_ends": True, **content}, "check_ends", bool),
             device=device,
+            debug=entry({"debug": False, **content}, "debug", bool),
             seed=entry(content, "seed", int),
         )
         buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
         buffer._first = entry({"first": 0, **content}, "first", int)
         restore_ring(buffer._ring, buffer._sampler, tensors, content)
+        buffer._ring.not_finite = entry({"not_finite_rewards": 0, **content}, "not_finite_rewards", int)
         return buffer
 
     @_one_at_a_time
@@ -747,12 +759,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
         except (RuntimeError, TypeError):
             refuse_sparse(values | given)
             raise
-        kept = None
-        if mask is None and not (successive and count > self._piece):
+        kept = None if mask is None else self._mask(mask, count)
+        if self.debug:
+            self._refuse_not_finite(leaves, final, envs, np.ones(count, np.bool_) if kept is None else kept)
+        if kept is None and not (successive and count > self._piece):
             if count:
                 self._store(envs, leaves, final)
         else:
-            kept = np.ones(count, np.bool_) if mask is None else self._mask(mask, count)
+            kept = np.ones(count, np.bool_) if kept is None else kept
             leaves, stored = self._with_last(envs, leaves, kept)
             if successive:
                 self._add_many(envs, leaves, final, kept, stored)
@@ -830,6 +844,25 @@ class ReplayBuffer(Generic[S_co, V_co]):
             self._ring.mend()
             self._sampler.attach(self._ring)
             self._ring.pending = None
+
+    def _refuse_not_finite(
+        self, leaves: Sequence[Any], final: Sequence[Any] | None, envs: Ints, kept: NDArray[np.bool_]
+    ) -> None:
+        """Look at rewards, actions and observations, of which final ones are read where an episode ended."""
+        by_path = dict(zip(self._stored.leaves, leaves, strict=True))
+        done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
+        looked = [(path, value, kept) for path, value in by_path.items() if path[0] in FINITE]
+        if final is not None:
+            obs = [path for path in by_path if path[0] == "obs"]
+            looked += [(("next_obs", *path[1:]), x, kept & done) for path, x in zip(obs, final, strict=True)]
+        for path, value, rows in looked:
+            dtype = self._stored.leaves[("obs", *path[1:]) if path[0] == "next_obs" else path].dtype
+            bad = np.flatnonzero(rows & ~_finite_rows(value, dtype))
+            if len(bad):
+                raise NotFiniteError(
+                    f"field '{dotted(path)}': row {bad[0]}, of env {envs[bad[0]]}, is {value[bad[0]]}, not finite as "
+                    f"{dtype}; mend the env, or the policy, before it spreads"
+                )
 
     def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
         """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
@@ -1014,6 +1047,15 @@ def _require_rows(batch_size: int) -> None:
 
 def _kept(value: Any, kept: Any) -> Any:
     return value[torch.from_numpy(kept)] if isinstance(value, Tensor) else value[kept]
+
+
+def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
+    """Which rows of a checked leaf have nothing but finite numbers, once they are stored: bool ``[K]``."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return np.ones(len(value), np.bool_)
+    given = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    stored = given.to(dtype) if given.is_floating_point() or given.is_complex() else given.view(dtype)  # its bits
+    return as_host(stored.isfinite().reshape(len(given), -1).all(1))
 
 
 def _integers(values: Any, name: str) -> Ints:

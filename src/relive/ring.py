@@ -143,6 +143,10 @@ class Ring:
         """How many rewards were NaN or infinite, of all that were ever added."""
         return int(self.counters[NOT_FINITE])
 
+    @not_finite.setter
+    def not_finite(self, count: int) -> None:
+        self.counters[NOT_FINITE] = count
+
     @property
     def oldest(self) -> Ints:
         """The number of the oldest live row of each env, ``[N]``."""

@@ -157,10 +157,12 @@ class RolloutBuffer:
         if self.debug and "reward" in values:
             reward = values["reward"]
             self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
+        # A call may be broken off at any line (Ctrl-C): what it writes is no part of the rollout before the last one.
+        self._has_last = False  # the bootstrap row may be the one that is written
         if self._states is not None:
             checked = self._write_states(row, checked)
         if self.wrap and self.is_full:
-            self._pass(slice(row, row + 1))
+            self._give_up(slice(row, row + 1))
         self._columns.write(row, checked)
         if apart or self._apart_used:
             self._write_apart(row, apart)
@@ -207,9 +209,9 @@ class RolloutBuffer:
         if not 1 <= count <= left:
             raise FullError(f"reserve({count}): {left} rows are left in one piece; reserve 1 to {left}")
         rows, leaving = slice(row, row + count), self.steps + count - self.num_steps
+        self._has_last = False
         if leaving > 0:
-            self._pass(slice(row + count - leaving, row + count))
-        self._columns.release(leaving)
+            self._give_up(slice(row + count - leaving, row + count))
         self._write_apart(rows, {})
         self._reserved = count
         tensors = {path: self._columns.view(path, rows) for path in self._columns.own}
@@ -240,8 +242,7 @@ class RolloutBuffer:
                 self._columns.put(path, rows, tensor[:count])
         if self.debug and ("reward",) in self._columns.own:
             self._refuse_nonfinite(self._columns.view(("reward",), rows), count)
-        self._advance(count)
-        self._has_last = last
+        self._advance(count, last)
 
     def set_last(self, **fields: Any) -> None:
         """Write fields of the bootstrap row, the one after the newest step: ``set_last(obs=..., value=...)``.
@@ -253,10 +254,11 @@ class RolloutBuffer:
             if name in fields:
                 raise FieldError(f"field '{name}': it belongs to a step, and the bootstrap row is none")
         checked = [self._checked(name, value) for name, value in fields.items()]
+        had, self._has_last = self._has_last, False  # half of it is none
         for leaves in checked:
             for path, value in leaves.items():
                 self._columns.put(path, self._columns.last_row, value)
-        self._has_last |= "value" in fields
+        self._has_last = had or "value" in fields
 
     def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
         """V(true final observation) of truncated steps known only later: three vectors ``[K]``.
@@ -291,12 +293,13 @@ class RolloutBuffer:
 
         What is added next goes on with the episodes under way; call :meth:`interrupt` if it does not.
         """
-        self._ended, self._interrupted = self._ended_by_now(), False
-        self._columns.forget()
+        columns, ended = self._columns, self._ended_by_now()
+        self._apart_used, self._has_last, self._reserved = True, False, 0
+        columns.detach()
+        self._ended, self._interrupted, columns.start, columns.count = ended, False, 0, 0  # at once
         self._write_apart(slice(None), {})  # always: masks may also have been written through a view
         self._apart_used = False
-        self._reserved, self._handed = 0, []
-        self._has_last = False
+        self._handed = []
 
     def interrupt(self) -> None:
         """The episodes under way will not go on: the next step that is added starts new ones in all envs.
@@ -313,10 +316,10 @@ class RolloutBuffer:
         truncated = self["truncated"].clone()
         going_on = ~(self["terminated"][-1] | truncated[-1])
         truncated[-1] |= going_on
-        self["truncated"] = truncated
         envs = (going_on & self["mask"][-1]).nonzero().squeeze(1)
-        if "value" in self.schema and self._has_last and len(envs):
+        if "value" in self.schema and self._has_last and len(envs):  # first: it is read where a step is truncated
             self.set_final_value(torch.full_like(envs, self.steps - 1), envs, self.last["value"][envs])
+        self["truncated"] = truncated
 
     # -- finishing ----------------------------------------------------------------------------------------------
 
@@ -329,7 +332,7 @@ class RolloutBuffer:
             partial: finish a rollout that is not full.
 
         Raises:
-            SchemaError: ``estimator`` is none.
+            SchemaError: ``estimator`` is not an estimator.
             EmptyError: no step was added.
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
@@ -351,8 +354,7 @@ class RolloutBuffer:
             self._require_bootstrap()
         columns = estimator(**{name: self._for_estimator(name) for name in estimator.reads})
         fitted = {_path(name): self._fitted(_path(name), column) for name, column in columns.items()}
-        for path, column in fitted.items():
-            self._columns.attach(path, column)
+        self._columns.attach(fitted)
         return self
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -412,7 +414,7 @@ class RolloutBuffer:
             FieldError: the name is that of a nested field.
         """
         path = _path(name)
-        self._columns.attach(path, self._fitted(path, column))
+        self._columns.attach({path: self._fitted(path, column)})
 
     def _fitted(self, path: Path, column: Any) -> Tensor:
         """A column as it is stored, or an error."""
@@ -826,19 +828,20 @@ class RolloutBuffer:
             self._states.write(row // self.hidden_every, states)
         return [value for value, apart in zip(checked, sparse, strict=True) if not apart]
 
-    def _advance(self, rows: int) -> None:
-        self._interrupted = False
+    def _advance(self, rows: int, last: bool = False) -> None:
+        """The next rows are written, and are part of the rollout from the last line on."""
+        columns = self._columns
         self._apart_used |= self.wrap and self.is_full
-        self._columns.advance(rows)
-        self._reserved, self._handed = 0, []
-        self._has_last = False
+        self._handed = []
+        columns.detach()
+        columns.count, self._interrupted, self._reserved, self._has_last = columns.count + rows, False, 0, last
 
     def _write_apart(self, rows: int | slice, given: Mapping[str, Any]) -> None:
         """Mask and final values of rows that are, or will be, written: as given, else True and NaN."""
+        self._apart_used = True  # rows to come may hold something else than the defaults
         for (name,) in self._apart:
             default = True if name == "mask" else float("nan")
             self._columns.put((name,), rows, given.get(name, default))
-        self._apart_used = True  # rows to come may hold something else than the defaults
 
     def _checked(self, name: str, value: Any) -> dict[Path, Any]:
         """The leaves ``[N, ...]`` of one field that is written on its own."""
@@ -939,12 +942,16 @@ class RolloutBuffer:
         known = {("terminated",), ("truncated",)} <= self._columns.own
         return self._flags().ended.view(np.bool_) if self.steps and known else self._ended
 
-    def _pass(self, rows: slice) -> None:
-        """Rows (by their place) are about to be given up, being the oldest: remember what they say of the next ones."""
-        if {("terminated",), ("truncated",)} <= self._columns.own:
-            flags = (as_host(self._columns.view((name,), rows)) for name in ("terminated", "truncated", "mask"))
+    def _give_up(self, rows: slice) -> None:
+        """The oldest rows, at these places, are no more part of the rollout, but what they say of the next ones is."""
+        columns, ended, count = self._columns, self._ended, rows.stop - rows.start
+        if {("terminated",), ("truncated",)} <= columns.own:
+            flags = (as_host(columns.view((name,), rows)) for name in ("terminated", "truncated", "mask"))
             terminated, truncated, real = flags
-            self._ended = Flags(terminated | truncated, real, self._ended).ended.view(np.bool_)
+            ended = Flags(terminated | truncated, real, ended).ended.view(np.bool_)
+        columns.detach()
+        start = (columns.start + count) % self.num_steps
+        self._ended, columns.start, columns.count = ended, start, columns.count - count  # at once
 
     def _window_reader(self, wanted: list[Path], pack: int, with_states: bool = True) -> WindowReader:
         columns = {path: self._columns.ordered(path) for path in wanted}

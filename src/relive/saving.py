@@ -224,7 +224,7 @@ def restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Ma
         target[: steps + 1] = column.to(target.device)
     columns.advance(steps)
     for name in attached:
-        columns.attach(name, tensors[dotted(name)][:steps].to(columns.device))
+        columns.attach({name: tensors[dotted(name)][:steps].to(columns.device)})
 
 
 def _live(ring: Ring) -> Any:

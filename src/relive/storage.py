@@ -80,31 +80,29 @@ class Columns:
         self._memory: dict[Path, Any] = {}
         self._dtypes: dict[Path, torch.dtype] = {}
         self._attached: set[Path] = set()
-        self._start = self.count = 0
+        self.start = self.count = 0
+        """The place of the oldest row, and how many there are."""
         self.own = frozenset[Path]()
         self.include(leaves)
 
     def include(self, leaves: Mapping[Path, Field]) -> None:
         """``leaves``, in their order, are the own columns from now on: those there are stay, others begin as zeros."""
-        before, kept, attached = self._memory, self.own, self._attached
-        self._memory, self.own = {}, frozenset(leaves)
-        for path, field in leaves.items():
-            if path in kept:
-                self._memory[path] = before[path]
-            else:
-                self._make(path, field.shape, field.dtype)
+        made = {
+            path: self._memory[path] if path in self.own else self._zeros(field.shape, field.dtype)
+            for path, field in leaves.items()
+        }
+        made |= {path: self._memory[path] for path in self._attached}
+        self._dtypes |= {path: field.dtype for path, field in leaves.items()}
+        self._memory, self.own = made, frozenset(leaves)
         self._find()
-        self._memory |= {path: before[path] for path in attached}
 
-    def _make(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Memory for one column, zeros."""
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """Memory for one column."""
         full = self.num_steps + 1, self.num_envs, *shape
-        self._dtypes[path] = dtype
         if self._on_host:
-            self._memory[path] = zeroed(math.prod(full) * dtype.itemsize).view(numpy_dtype(dtype)).reshape(full)
-        else:
-            with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
-                self._memory[path] = torch.zeros(full, dtype=dtype, device=self.device)
+            return zeroed(math.prod(full) * dtype.itemsize).view(numpy_dtype(dtype)).reshape(full)
+        with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
+            return torch.zeros(full, dtype=dtype, device=self.device)
 
     def _find(self) -> None:
         """Note where the own columns lie: on the CPU nobody else can move them."""
@@ -148,7 +146,7 @@ class Columns:
     @property
     def last_row(self) -> int:
         """Where the bootstrap row is."""
-        return self.num_steps if self._start or self.is_full else self.count
+        return self.num_steps if self.start or self.is_full else self.count
 
     @property
     def next_row(self) -> int:
@@ -162,25 +160,23 @@ class Columns:
                 f"the rollout already has its {self.num_steps} steps; call finish() and clear(), or create the "
                 "buffer with wrap=True to keep the newest"
             )
-        return (self._start + self.count) % self.num_steps
+        return (self.start + self.count) % self.num_steps
 
     def advance(self, rows: int) -> None:
         """The next ``rows`` are written; what was attached to the steps before them no longer fits."""
         self.release(self.count + rows - self.num_steps)
+        self.detach()
         self.count += rows
+
+    def detach(self) -> None:
+        """What was attached is there no more."""
         self._attached.clear()
 
     def release(self, rows: int) -> None:
         """Give up the oldest rows, if ``rows`` is positive."""
         if rows > 0:
-            self._start = (self._start + rows) % self.num_steps
-            self.count -= rows
-            self._attached.clear()
-
-    def forget(self) -> None:
-        """No row is written any more; the memory stays."""
-        self._start = self.count = 0
-        self._attached.clear()
+            self.detach()
+            self.start, self.count = (self.start + rows) % self.num_steps, self.count - rows
 
     def write(self, row: int, values: Sequence[Any]) -> None:
         """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""
@@ -208,7 +204,7 @@ class Columns:
 
     def place(self, rows: Tensor) -> Tensor:
         """Where rows, counted from the oldest, lie in storage."""
-        return (rows + self._start) % self.num_steps
+        return (rows + self.start) % self.num_steps
 
     @property
     def live(self) -> list[Path]:
@@ -223,30 +219,38 @@ class Columns:
 
     def ordered(self, path: Path) -> Tensor:
         """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
-        end = self._start + self.count
+        end = self.start + self.count
         if end <= self.num_steps:
-            return self.view(path, slice(self._start, end))
-        parts = slice(self._start, self.num_steps), slice(end - self.num_steps)
+            return self.view(path, slice(self.start, end))
+        parts = slice(self.start, self.num_steps), slice(end - self.num_steps)
         return torch.cat([self.view(path, rows) for rows in parts])
 
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
-        if not self._start:
+        if not self.start:
             return self.view(path, slice(self.count + 1))
         return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
 
-    def attach(self, path: Path, column: Tensor) -> None:
-        """Write a whole column ``[T, N, ...]``, a new one if there is none of that shape and dtype."""
+    def attach(self, columns: Mapping[Path, Tensor]) -> None:
+        """Write whole columns ``[T, N, ...]``, new ones where there is none of that shape and dtype.
+
+        What is attached is so once all are written: a call that is broken off leaves none of them half new.
+        """
+        self._attached -= columns.keys()
+        for path, column in columns.items():
+            self._fill(path, column)
+        self._attached |= columns.keys() - self.own
+
+    def _fill(self, path: Path, column: Tensor) -> None:
         known = self._memory.get(path)
         if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
-            self._make(path, tuple(column.shape[2:]), column.dtype)
+            self._memory[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
+            self._dtypes[path] = column.dtype
         target = self.view(path)
-        split = min(self.num_steps - self._start, self.count)
-        target[self._start : self._start + split].copy_(column[:split])
+        split = min(self.num_steps - self.start, self.count)
+        target[self.start : self.start + split].copy_(column[:split])
         if split < self.count:
             target[: self.count - split].copy_(column[split:])
-        if path not in self.own:
-            self._attached.add(path)
 
 
 def as_host(value: Any) -> np.ndarray[Any, Any]:

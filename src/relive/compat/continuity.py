@@ -68,4 +68,4 @@ def alike(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
         members = cast("Mapping[str, Any]", one)
         return np.logical_and.reduce(np.stack([alike(members[key], other[key], front) for key in members]))
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
-    return np.logical_and.reduce(same.reshape(*same.shape[:front], -1), -1)
+    return np.logical_and.reduce(same, tuple(range(front, same.ndim)))
