@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 # Before torch and numba are imported: the workers of pytest-xdist fill the cores already, and the processes
 # that tests start inherit this. Plots are drawn, never shown.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", NUMBA_NUM_THREADS="1", MPLBACKEND="Agg")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from attacks import tally
 
 torch.set_num_threads(1)
 
@@ -19,3 +26,28 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("ci", derandomize=True, max_examples=60, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET)
 settings.load_profile("ci")
+
+
+@pytest.fixture
+def tried(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """``tried(class_name, count=1)`` notes attacks that the test makes; if the test fails, one of them had its way."""
+    made, failures = Counter[str](), request.session.testsfailed
+    yield lambda class_name, count=1: made.update({class_name: count})
+    for class_name, count in made.items():
+        tally.record(class_name, count, int(request.session.testsfailed > failures))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this run, and the workers it starts, a file in which its attacks are counted."""
+    if not hasattr(config, "workerinput") and tally.PLACE not in os.environ:
+        descriptor, os.environ[tally.PLACE] = tempfile.mkstemp(prefix="attacks-")
+        os.close(descriptor)
+        config.add_cleanup(lambda: Path(os.environ.pop(tally.PLACE)).unlink(missing_ok=True))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show how many attacks were tried, and how many had their way."""
+    found = tally.totals(Path(os.environ[tally.PLACE]))
+    if found:
+        terminalreporter.section("attacks")
+        terminalreporter.write_line(tally.table(found))

@@ -36,6 +36,7 @@ from relive import (
     ReplayBuffer,
     Schema,
     Transition,
+    persist,
 )
 from relive.checks import numpy_view
 from relive.device_rows import HOSTED, DeviceRows
@@ -455,17 +456,22 @@ def test_a_step_of_another_device_is_refused_and_changes_nothing(place: Place) -
         pair.check()
 
 
+def dumped(buffer: ReplayBuffer, rows: int = 18) -> tuple[bytes, ...]:
+    """All bytes of the first rows, as they are saved."""
+    store = buffer._ring.store
+    large = [store.dump_large(path, np.arange(rows)) for path in store.large]
+    return store.dump(np.arange(rows)).tobytes(), *(block.numpy().tobytes() for block in large)
+
+
 @pytest.mark.parametrize("far", [False, True])
 def test_an_end_without_its_observation_is_refused_and_changes_nothing(place: Place, far: bool) -> None:
     pair = Pair(place, dress="mixed").play(*PLAYS)
-    before = pair.there._ring.store.dump(np.arange(18))
+    before = dumped(pair.there)
     step = pair.twin.step("T.")
     del step["next_obs"]
     with pytest.raises(FieldError, match="final observation is missing"):
         pair.there.add(place.tensors(step) if far else step)
-    after = pair.there._ring.store.dump(np.arange(18))
-    assert before[0].tobytes() == after[0].tobytes()
-    assert all(torch.equal(block, after[1][path]) for path, block in before[1].items())
+    assert dumped(pair.there) == before
     pair.twin.interrupt()
     pair.there.interrupt()
     pair.check()
@@ -520,12 +526,13 @@ def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: py
     pair = Pair(place, dress="mixed").play(*PLAYS)
     pair.ram.save(tmp_path / "ram")
     monkeypatch.setattr("relive.device_rows.PIECE", 3 * 1300)
-    store = pair.there._ring.store
-    assert len(list(store._pieces(np.arange(18)))) > 5
-    rows, blocks = store.dump(np.arange(18))
-    known, known_blocks = pair.ram._ring.store.dump(np.arange(18))
-    assert rows.tobytes() == known.tobytes()
-    assert all(torch.equal(block, known_blocks[path]) for path, block in blocks.items())
+    monkeypatch.setattr("relive.saving.PIECE", 1300)
+    assert len(list(pair.there._ring.store._pieces(np.arange(18)))) > 5
+    assert dumped(pair.there) == dumped(pair.ram)
+    pair.there.save(tmp_path / "there")
+    for name in ("rows", "block.obs.camera"):
+        ours, theirs = (persist.read(tmp_path / place)[0][name] for place in ("ram", "there"))
+        assert torch.equal(ours, theirs)
     alike(pair.ram.data(), place.load(tmp_path / "ram").data(), place.device)
 
 
@@ -534,7 +541,8 @@ def test_rows_that_are_no_dump_are_refused(place: Place, dress: str) -> None:
     pair = Pair(place, dress=dress).play(*PLAYS)
     for buffer in (pair.ram, pair.there):
         store = buffer._ring.store
-        rows, blocks = store.dump(np.arange(6))
+        rows = store.dump(np.arange(6))
+        blocks = {path: store.dump_large(path, np.arange(6)) for path in store.large}
         for wrong in (rows[:1], rows[:, :-1], rows.astype(np.int16)):
             with pytest.raises(ValueError, match="rows: expected uint8"):
                 store.restore(np.arange(6), wrong, blocks)

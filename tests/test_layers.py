@@ -34,6 +34,7 @@ LAYERS = {
     "ends": 3,
     "ring": 3,
     "plan": 3,
+    "validate": 4,
     "sequences": 3,
     "vectors": 3,
     "samplers": 4,

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ from relive.persist import disk, format, tensors
 
 DTYPES = [getattr(torch, name) for name in format._NAMES.values() if hasattr(torch, name)]
 Tensors = Mapping[str, Any]
+Tried = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
@@ -536,6 +538,63 @@ def test_json_that_is_ambiguous_or_not_finite_is_refused(old: str, new: str, wor
     assert_refused(tmp_path / "save", words)
 
 
+def forged(path: Path, body: bytes) -> Path:
+    """A manifest of any text, with the checksum of that."""
+    path.mkdir()
+    (path / "manifest.json").write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
+    return path
+
+
+def test_nothing_is_parsed_before_its_checksum_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path / "save") / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b"on k", b"on j"))
+    monkeypatch.setattr(format, "_unique", None)
+    with pytest.raises(FileFormatError, match="CRC-32"):
+        persist.read(path.parent)
+    with pytest.raises(FileFormatError, match="CRC-32"):
+        save(path.parent)
+
+
+@pytest.mark.parametrize("many", [b"{}", b"[]", b"0"])
+def test_a_manifest_of_very_many_parts_is_refused_before_it_is_parsed(
+    many: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = forged(tmp_path / "save", b'{"content": [' + b",".join([many] * (2**22 + 2)) + b"]")
+    monkeypatch.setattr(format.json, "loads", None)
+    with pytest.raises(FileFormatError, match="at most"):
+        persist.read(path)
+
+
+def test_a_manifest_of_as_many_parts_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"at most 65536 times '{'"):
+        persist.write(tmp_path / "save", {}, {"x": [{}] * 2**16})
+    deep: list[Any] = []
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(FileFormatError, match="100 deep"):
+        persist.write(tmp_path / "save", {}, {"x": deep})
+    with pytest.raises(FieldError, match="at most 32 axes"):
+        persist.write(tmp_path / "save", {"x": torch.zeros([1] * 33)}, {})
+
+
+@pytest.mark.parametrize("depth", [98, 500, 5000, 200_000])
+def test_deeply_nested_json_is_refused_and_crashes_nothing(depth: int, tmp_path: Path) -> None:
+    parts = b'{"format": "relive arrays", "version": 1, "files": {}, "tensors": {}, "content": {"x": '
+    path = forged(tmp_path / "save", parts + b"[" * depth + b"]" * depth + b"}")
+    if depth == 98:
+        assert persist.read(path)[0] == {}
+    else:
+        with pytest.raises(FileFormatError):
+            persist.read(path)
+
+
+def test_bools_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
+    flags = torch.tensor([0, 1, 2], dtype=torch.uint8).view(torch.bool)
+    persist.write(tmp_path / "save", {"flags": flags}, {})
+    with pytest.raises(FileFormatError, match="bools of 0 and 1"):
+        persist.read(tmp_path / "save")
+
+
 def test_an_oversize_manifest_is_refused_unread(tmp_path: Path):
     os.truncate(save(tmp_path / "save") / "manifest.json", format.MANIFEST_BYTES + 1)
     assert_refused(tmp_path / "save", "at most")
@@ -626,6 +685,67 @@ def test_a_hostile_pickle_is_refused_and_never_run(place: str, kind: str, tmp_pa
     assert marker.exists(), "the bomb is real"
 
 
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs sockets that are files")
+@pytest.mark.parametrize("place", ["manifest.json", "data"])
+@pytest.mark.parametrize("kind", ["socket", "circle", "hole"])
+def test_a_socket_a_circle_of_links_or_a_file_of_holes_is_refused(
+    kind: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / "save")
+    name = place if place == "manifest.json" else data_files(path)[0].name
+    monkeypatch.chdir(path)  # a socket's path has to be short
+    (path / name).rename(tmp_path / "aside")
+    if kind == "socket":
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(name))
+        server.close()
+    elif kind == "circle":
+        (path / name).symlink_to(name)
+    else:
+        with (path / name).open("wb") as file:
+            file.truncate(2**26 if place == "manifest.json" else 2**40)
+    with pytest.raises(FileFormatError):
+        persist.read(path)
+    if place == "manifest.json":
+        with pytest.raises(FileFormatError):
+            save(path)
+
+
+def test_a_path_that_leads_in_a_circle_or_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "circle", tmp_path / "circle" / "save", tmp_path / "file" / "save", tmp_path / "a\0b"):
+        with pytest.raises(FileFormatError):
+            save(path)
+        with pytest.raises(FileFormatError):
+            persist.read(path)
+
+
+def test_tensors_larger_than_memory_are_refused_before_any_is_taken(tmp_path: Path) -> None:
+    path = save(tmp_path / "save")
+    with pytest.raises(FileFormatError, match=r"its tensors take [\d,]+ bytes of memory, and 1,000 are free"):
+        persist.read(path, most=1000)
+    assert persist.read(path, most=10_000)[1]["k"] == 0
+
+
+def test_what_comes_in_parts_is_saved_as_one_and_may_change_once_it_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, order = np.arange(300, dtype=np.int32).reshape(100, 3), list[str]()
+    parts = persist.Streamed((100, 3), rows.dtype, lambda: (rows[low : low + 7] for low in range(0, 100, 7)))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("synced"))
+
+    def taken() -> None:
+        order.append("taken")
+        rows.fill(-1)
+
+    persist.write(tmp_path / "save", {"rows": parts, "more": np.zeros(500)}, {}, taken=taken)
+    found = persist.read(tmp_path / "save")[0]["rows"].numpy()
+    assert found.tolist() == np.arange(300).reshape(100, 3).tolist()
+    assert order.index("taken") < len(order) - 3  # before the wait for the last file
+    assert parts.whole().tolist() == rows.tolist()
+
+
 def test_what_is_read_into_is_checked_before_anything_is_overwritten(tmp_path: Path):
     path, good = save(tmp_path / "save", 1), torch.full((40, 3), 7)
     cases: list[tuple[str, torch.Tensor, type[ReliveError]]] = [
@@ -663,7 +783,9 @@ def test_no_descriptor_stays_open_whatever_happens(tmp_path: Path):
 # Damage
 
 
-def test_every_flipped_byte_of_manifest_and_headers_is_noticed_and_so_are_those_of_the_data(tmp_path: Path):
+def test_every_flipped_byte_of_manifest_and_headers_is_noticed_and_so_are_those_of_the_data(
+    tmp_path: Path, tried: Tried
+):
     path, random = save(tmp_path / "save", 3), np.random.default_rng(0)
     for file in (path / "manifest.json", *data_files(path)):
         genuine = file.read_bytes()
@@ -672,6 +794,7 @@ def test_every_flipped_byte_of_manifest_and_headers_is_noticed_and_so_are_those_
         # the lowest bit makes digits and letters of others, so that it is JSON still
         flips = [(position, 1) for position in range(start)]
         flips += [(position, int(random.integers(2, 256))) for position in [*range(0, start, 3), *sampled]]
+        tried("a changed byte in a save", len(flips))
         with file.open("r+b", buffering=0) as stream:  # in place: cutting a file and writing it anew takes far longer
             for position, mask in flips:
                 os.pwrite(stream.fileno(), bytes([genuine[position] ^ mask]), position)
@@ -680,10 +803,11 @@ def test_every_flipped_byte_of_manifest_and_headers_is_noticed_and_so_are_those_
     assert holds(path) == 3
 
 
-def test_damage_of_several_bytes_is_noticed_and_without_verification_does_no_harm(tmp_path: Path):
+def test_damage_of_several_bytes_is_noticed_and_without_verification_does_no_harm(tmp_path: Path, tried: Tried):
     path, random = save(tmp_path / "save", 3), np.random.default_rng(1)
     layout = {name: (tensor.shape, tensor.dtype) for name, tensor in example().items()}
     files = [path / "manifest.json", *data_files(path)]
+    tried("several changed bytes in a save", 200)
     for _ in range(200):
         file = files[random.integers(len(files))]
         genuine = file.read_bytes()
@@ -822,7 +946,9 @@ AFTERMATHS: dict[str, Callable[[Machine, int], object]] = {
 
 @pytest.mark.parametrize("aftermath", AFTERMATHS)
 @pytest.mark.parametrize("former", [True, False], ids=["over a former save", "the first save"])
-def test_dying_before_any_step_leaves_the_old_save_or_the_new(former: bool, aftermath: str, tmp_path: Path):
+def test_dying_before_any_step_leaves_the_old_save_or_the_new(
+    former: bool, aftermath: str, tmp_path: Path, tried: Tried
+):
     count, outcomes = steps(tmp_path, former), list[int]()
     assert count > 20
     for step in range(1, count + 2):
@@ -835,6 +961,7 @@ def test_dying_before_any_step_leaves_the_old_save_or_the_new(former: bool, afte
                 finished = True
             except Died:
                 finished = False
+        tried("a save that dies, or loses power, before one of its calls")
         assert finished == (step == count + 1)
         AFTERMATHS[aftermath](machine, step)
         try:
@@ -852,25 +979,65 @@ def test_dying_before_any_step_leaves_the_old_save_or_the_new(former: bool, afte
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("fault", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_failure_at_any_step_leaves_a_whole_save_and_no_rubbish(fault: BaseException, late: bool, tmp_path: Path):
+def test_a_failure_at_any_step_leaves_a_whole_save_and_no_rubbish(
+    fault: BaseException, late: bool, tmp_path: Path, tried: Tried
+):
     for former in (True, False):
         for step in range(1, steps(tmp_path, former) + 1):
             path = tmp_path / f"save{former}{step}"
             before = listing(save(path, 1)) if former else None
+            fault.__notes__ = []
+            tried("a save one of whose calls fails, or is interrupted")
             with Machine(step, fault, late):
                 try:
                     save(path, 2)
-                    failed = False
-                except type(fault):
-                    failed = True
+                    failed, told = False, ""
+                except type(fault) as error:
+                    failed, told = True, "".join(error.__notes__)
             outcome = holds(path) if (path / "manifest.json").exists() else 0
             assert failed or outcome == 2
+            if told:
+                assert ("the new save is in place" in told) == (outcome == 2)
+                assert ("as it was" in told) == (outcome != 2)
             if outcome != 2:
                 assert outcome == (1 if former else 0)
                 assert (listing(path) if path.exists() else None) in (before, {})
             save(path, 3)
             assert holds(path) == 3
             assert len(os.listdir(path)) == 1 + len(data_files(path))
+
+
+def test_a_first_save_that_fails_leaves_the_directory_to_the_saver_that_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    path, waits, genuine, lock = tmp_path / "save", threading.Event(), disk.write_file, fcntl.flock
+    first = threading.current_thread()
+
+    def write_file(*args: Any) -> Any:
+        if threading.current_thread() is first:
+            assert waits.wait(10)
+            raise OSError("the disk fails")
+        return genuine(*args)
+
+    def flock(descriptor: int, how: int) -> None:
+        if threading.current_thread() is not first:
+            waits.set()  # the directory is open, and about to be removed
+        lock(descriptor, how)
+
+    monkeypatch.setattr(disk, "write_file", write_file)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    second = threading.Thread(target=save, args=(path, 2))
+
+    def check(found: Path) -> None:  # the first saver has its turn
+        second.start()
+
+    monkeypatch.setattr(disk, "check_replaceable", lambda found: check(found) if not second.ident else None)
+    with pytest.raises(OSError, match="the disk fails"):
+        save(path, 1)
+    second.join()
+    assert holds(path) == 2
 
 
 def test_a_full_disk_is_told_and_leaves_the_old_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -959,7 +1126,8 @@ assert min(progress) > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_process_killed_again_and_again_while_it_saves_loses_nothing(tmp_path: Path):
+def test_a_process_killed_again_and_again_while_it_saves_loses_nothing(tmp_path: Path, tried: Tried):
+    tried("a process killed while it saves", 12)
     command = [sys.executable, "-c", KILLED, str(tmp_path / "save")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -180,21 +180,20 @@ class DeviceRows:
 
     # -- saving -------------------------------------------------------------------------------------------------
 
-    def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
+    def dump(self, places: Ints) -> Array:
         """See :class:`relive.store.Store`."""
         rows = np.zeros((len(places), self._saved.nbytes), np.uint8)
-        large = {path: torch.empty((len(places), *self.leaves[path].shape), dtype=self.leaves[path].dtype)
-                 for path in self.large}  # fmt: skip
-        arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
+        arrays, (where,) = self._saved.arrays(rows), self.places(places)
         for path, array in self._host.arrays.items():
             arrays[path][:] = array[places]
-        for piece in self._pieces(places):
-            (where,) = self.places(places[piece])
-            for part in self._parts:
-                packed = part.take(where, 0, part.layout.nbytes).cpu().numpy()
-                for path, array in part.layout.arrays(packed).items():
-                    arrays[path][piece] = array
-        return rows, large
+        for part in self._packed:
+            for path, array in part.layout.arrays(part.take(where, 0, part.layout.nbytes).cpu().numpy()).items():
+                arrays[path][:] = array
+        return rows
+
+    def dump_large(self, path: Path, places: Ints) -> Tensor:
+        """See :class:`relive.store.Store`."""
+        return self.gather([path], *self.places(places))[path].cpu()
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`relive.store.Store`."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from .forks import shared_lock
 
-__all__ = ["SMALL", "Recycled", "zeroed"]
+__all__ = ["SMALL", "Recycled", "small_pages", "zeroed"]
 
 KEPT = 16
 """Blocks that are kept for the next batches; more are there only while batches that use them are."""
@@ -35,8 +38,30 @@ def zeroed(nbytes: int) -> NDArray[np.uint8]:
     if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(nbytes, np.uint8)
     memory = mmap.mmap(-1, -(-nbytes // HUGE) * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    waiting: list[mmap.mmap] | None = getattr(_LATER, "memory", None)
+    if waiting is None:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        waiting.append(memory)
     return np.frombuffer(memory, np.uint8, nbytes)
+
+
+_LATER = local()
+
+
+@contextmanager
+def small_pages() -> Generator[None]:
+    """What is taken and written in here, by this thread, is on small pages; what is written later on huge ones again.
+
+    So few rows that lie far from each other take a small page each, and not 2 MiB.
+    """
+    _LATER.memory = waiting = list[mmap.mmap]()
+    try:
+        yield
+    finally:
+        _LATER.memory = None
+        for memory in waiting:
+            memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 class Recycled:

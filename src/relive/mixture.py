@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import DeviceError, NotFiniteError, SchemaError, ShapeError
-from .parameters import is_count
+from .parameters import is_count, is_number
 from .replay import ReplayBuffer
 from .sequences import SequenceBatch
 from .storage import as_host
@@ -120,7 +120,10 @@ class Mixture:
         Raises:
             SchemaError: they do not fit the buffers; nothing is changed.
         """
-        self.shares = _normalised(state["shares"], list(self.buffers))
+        shares = state.get("shares")
+        if not isinstance(shares, Mapping):
+            raise SchemaError(f"Mixture: expected what state_dict() gave, with its 'shares', got {state!r:.200}")
+        self.shares = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
 
     def __str__(self) -> str:
         return text(self._summary())
@@ -145,10 +148,12 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
     Raises:
         SchemaError: a share is missing, too much, negative or infinite, or none is positive.
     """
-    total = sum(shares.values())
-    if not names or set(names) != set(shares) or not all(0 <= s < np.inf for s in shares.values()) or not total > 0:
+    fits = names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
+    total = sum(shares.values()) if fits else 0.0
+    if not 0 < total < np.inf:
         raise SchemaError(
-            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, got {dict(shares)}"
+            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, "
+            f"got {dict(shares)!r:.200}"
         )
     return {name: float(shares[name] / total) for name in names}
 

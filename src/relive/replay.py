@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import wraps
@@ -35,18 +36,20 @@ from .errors import (
 from .forks import shared_lock
 from .kernels.reference.random import key as stream
 from .layout import typed
+from .memory import small_pages
 from .parameters import is_count, is_own, refuse_class, seed_or_drawn
-from .plan import StoragePlan, readable, storage_plan
+from .plan import StoragePlan, free_memory, readable, storage_plan
 from .ring import Change, Ints, Ring, missing_final
 from .rows import ReplayRows
 from .samplers import LARGEST_ERROR, Prioritized, Recent, Sampler, Uniform
-from .saving import contradictions, describe, entry, rebuild, restore_ring, ring_state
+from .saving import describe, rebuild, restore_ring, ring_state
 from .schema import Field, Schema, dotted, not_named
 from .sequence_view import FACTS
 from .sequences import SequenceBatch
 from .storage import as_host, as_tensordict
 from .store import Store
 from .summary import Summary, described, html, text
+from .validate import contradictions, entry, integers, require_reach, whole
 from .vectors import swap_layers
 from .views import FrameStack, NStep, SequenceReader, Transition, View, rule_of, time_first_of
 from .weights import nothing_to_draw
@@ -609,11 +612,18 @@ class ReplayBuffer(Generic[S_co, V_co]):
             FileFormatError: ``path`` holds something else.
             OSError: the disk is full, or fails.
         """
-        persist.write(path, *self._state())
+        with ExitStack() as held:
+            held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
+            persist.write(path, *self._saved(), taken=held.close)
 
     @_one_at_a_time
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything stored: arrays by name, and what is JSON."""
+        tensors, content = self._saved()
+        return {name: x.whole() if isinstance(x, persist.Streamed) else x for name, x in tensors.items()}, content
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same, with rows that are read when they are written."""
         facts = {
             "kind": KIND,
             "schema": json.loads(self.schema.to_json()),
@@ -668,10 +678,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
         """
-        tensors, content = persist.read(path)
+        tensors, content = persist.read(path, most=free_memory())
         if content.get("kind") != KIND:
             raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
-        with contradictions(path):
+        with contradictions(path), small_pages():
             return cls._restored(tensors, content, device, sampler, view)
 
     @classmethod
@@ -684,13 +694,17 @@ class ReplayBuffer(Generic[S_co, V_co]):
         view: Any,
     ) -> ReplayBuffer:
         """The buffer whose state this is."""
-        rows, num_envs = entry(content, "rows_per_env", int), entry(content, "num_envs", int)
+        rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
+        integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
+        if view is None:
+            view = rebuild(content.get("view"), "view")
+            require_reach(view, len(tensors["rows"]))
         buffer = cls(
             Schema.from_json(json.dumps(content.get("schema"))),
             rows * num_envs,
             num_envs,
             sampler=sampler or rebuild(content.get("sampler"), "sampler"),
-            view=view or rebuild(content.get("view"), "view"),
+            view=view,
             ordered=entry(content, "ordered", bool),
             own_next_obs=entry({"own_next_obs": False, **content}, "own_next_obs", bool),
             check_ends=entry({"check_ends": True, **content}, "check_ends", bool),
@@ -698,10 +712,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
             debug=entry({"debug": False, **content}, "debug", bool),
             seed=entry(content, "seed", int),
         )
-        buffer._draws, buffer._sampled, buffer._late = entry(content, "counts", list)
-        buffer._first = entry({"first": 0, **content}, "first", int)
+        buffer._draws, buffer._sampled, buffer._late = integers(content, "counts", 3).tolist()
+        buffer._first = whole({"first": 0, **content}, "first")
         restore_ring(buffer._ring, buffer._sampler, tensors, content)
-        buffer._ring.not_finite = entry({"not_finite_rewards": 0, **content}, "not_finite_rewards", int)
+        buffer._ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
         return buffer
 
     @_one_at_a_time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -13,7 +13,7 @@ from .errors import FieldError, InvariantError, SchemaError, ShapeError
 from .parameters import is_count, is_flag
 from .store import Apart, Store, require_rows, vector
 
-__all__ = ["RULE", "Change", "Ring", "Rule", "Weigh", "missing_final"]
+__all__ = ["LARGEST", "RULE", "Change", "Ring", "Rule", "Weigh", "missing_final"]
 
 Ints = NDArray[np.int64]
 Events = tuple[Ints, Any]
@@ -23,6 +23,10 @@ COMPLETED, DRAWABLE, EPISODES, RULE, NOT_FINITE = 0, 1, 2, 3, 7
 ALONE, LINKED = 2, 3
 NOTHING: Apart = []
 NOBODY: Ints = np.zeros(0, np.int64)
+LARGEST = 2**52
+"""Up to here the kernels tell numbers of rows apart; whoever adds a million a second gets there in 142 years."""
+PIECE = 2**18
+"""Rows tested at once."""
 ADDINGS = 64
 """Numbers of envs for which arrays are kept ready."""
 
@@ -410,53 +414,107 @@ class Ring:
         return type(None), ()
 
     def check(self) -> None:
-        """Test the invariants.
+        """Test the invariants, and with them all that compiled code relies on: no row is trusted that is not tested.
 
         Raises:
             InvariantError: naming the first that does not hold, and where.
         """
-        stamps: list[int] = []
-        for env in range(self.num_envs):
-            numbers: Ints = np.arange(int(self.oldest[env]), int(self.heads[env]))
-            places: Ints = env * self.rows + numbers % self.rows
-            step, stamp = self.step[places], self.stamp[places]
-            if self.alone:
-                _require(self.linked or not step.any(), f"4: a row of env {env} that stands alone is in an episode")
-                _require(bool((stamp >= 0).all()), f"5: a row of env {env} with its own next_obs is not complete")
-            goes_on = step[1:] == step[:-1] + 1
-            _require(bool(((step[1:] == 0) | goes_on).all()), f"4: step of env {env} neither starts nor goes on")
-            complete = stamp[:-1] >= 0
-            if not self.alone:
-                _require(bool((goes_on | ~complete).all()), f"5: a complete row of env {env} has no successor")
-                _require(not len(stamp) or stamp[-1] < 0, f"5: the newest row of env {env} is complete")
-            order = np.where(stamp >= 0, stamp, -1 - stamp)
-            _require(bool((np.diff(order) >= 0).all()), f"5: the stamps of env {env} are not in order")
-            stamps += stamp[stamp >= 0].tolist()
-            if len(stamp):
-                passed = np.concatenate([[0], np.cumsum(stamp >= 0)])
-                ahead = self.state[env, COUNT] - (passed[-1] - passed[:-1]) - self.order[places]
-                _require(bool((ahead % 2**32 == 0).all()), f"7: the rows of env {env} miscount its transitions")
-            if not self.alone:
-                self._check_ends(env, numbers, places)
-        _require(len(set(stamps)) == len(stamps), "5: two transitions have one stamp")
-        _require(not stamps or max(stamps) < self.completed, "5: a stamp was never issued")
-        _require(self.drawable == len(self.anchors()), f"6: {self.drawable} counted, {len(self.anchors())} found")
+        self.check_cursors()
+        stamps = [np.empty(0, np.int64)]
+        for low in range(0, self.rows_live, PIECE):  # each piece begins with the last row of the one before
+            found = self._check_rows(*self.live(max(low - 1, 0), low + PIECE))
+            stamps.append(found[low > 0 :])
+        known = np.sort(np.concatenate(stamps))
+        _require((known[1:] != known[:-1]) | (known[1:] < 0), "5: two transitions have one stamp")
+        found = len(self.anchors())
+        _require(self.drawable == found, f"6: {self.drawable} counted, {found} found")
 
-    def _check_ends(self, env: int, numbers: Ints, places: Ints) -> None:
-        """Invariant 8, of the rows of one env."""
-        complete = self.state[env, COUNT] - (self.state[env, COUNT] - self.order[places]) % 2**32
-        episode = numbers - complete
-        begins = self.step[places[1:]] == 0
-        _require(bool((np.diff(episode) == begins).all()), f"8: the rows of env {env} miscount its episodes")
-        if self._ends is None:
-            return
-        ends, seen = self._ends
-        known = numbers < seen[env]
-        numbers, episode = numbers[known], episode[known]
+    def check_cursors(self, most: int = LARGEST) -> None:
+        """Test what can be told of the cursors and counters alone, before they are used to find rows; up to ``most``.
+
+        Raises:
+            InvariantError: as :meth:`check`.
+        """
+        head, tail, following, count = self.state.T
+        _require(
+            (tail >= 0) & (tail <= head) & (head <= min(most, 2**62 // self.num_envs)),
+            "1: the cursors are not numbers of rows",
+        )
+        live = head > self.oldest
+        _require((following >= 0) & (following <= head) & (live | (following == 0)), "4: the next row is in no episode")
+        _require((count >= 0) & (count <= head), "7: more transitions than rows")
+        _require(self.completed == int(count.sum()), f"7: {self.completed} completed, {int(count.sum())} in the envs")
+        _require(0 <= self.episodes <= self.completed, f"8: {self.episodes} episodes have ended")
+
+    @property
+    def rows_live(self) -> int:
+        """How many rows are live, in all envs."""
+        return int((self.heads - self.oldest).sum())
+
+    def live(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
+        """The envs and numbers of live rows, env by env in the order of time: all, or from the ``low``-th up to one."""
+        until = np.cumsum(self.heads - self.oldest)
+        row = np.arange(low, int(until[-1]) if high is None else min(high, int(until[-1])))
+        env = np.searchsorted(until, row, side="right")
+        return env, row + (self.heads - until)[env]
+
+    def places(self, low: int = 0, high: int | None = None) -> Ints:
+        """Where the same rows lie."""
+        high = self.rows_live if high is None else min(high, self.rows_live)
+        until = np.cumsum(self.heads - self.oldest)
+        env = int(np.searchsorted(until, low, side="right"))
+        if low < high <= until[env]:  # of one env, as most often: one run of places, or two
+            begin = int(low + (self.heads - until)[env]) % self.rows
+            run = np.arange(begin, begin + high - low)
+            return env * self.rows + (run if run[-1] < self.rows else run % self.rows)
+        envs, numbers = self.live(low, high)
+        return envs * self.rows + numbers % self.rows
+
+    def _check_rows(self, env: Ints, number: Ints) -> Ints:
+        """The invariants of some successive live rows; gives their stamps."""
+        place = env * self.rows + number % self.rows
+        step, stamp, order = (x[place].astype(np.int64) for x in (self.step, self.stamp, self.order))
+        complete, newest = stamp >= 0, number == self.heads[env] - 1
+        passed, alike = np.where(complete, stamp, -1 - stamp), env[1:] == env[:-1]
+        begins, goes_on = step[1:] == 0, step[1:] == step[:-1] + 1
+        ahead = (self.state[env, COUNT] - order) % 2**32
+        before = self.state[env, COUNT] - ahead
+
+        def require(holds: Any, what: str) -> None:
+            rows = holds if len(holds) == len(env) else np.append(holds | ~alike, True)
+            if not rows.all():
+                at = int(rows.argmin())
+                raise InvariantError(f"invariant {what.format(f'row {number[at]} of env {env[at]}')}")
+
+        require((step >= 0) & (step <= number), "4: step of {} is not one")
+        require(begins | goes_on, "4: step after {} neither starts nor goes on")
+        following = self.state[env, NEXT]
+        require(~newest | (following == 0) | (following == step + 1), "4: what comes after {} is not its next step")
+        require((passed >= 0) & (passed < self.completed + ~complete), "5: the stamp of {} was never issued")
+        require(passed[1:] >= passed[:-1], "5: the stamps after {} are not in order")
+        if self.alone:
+            require(complete, "5: {} has its own next_obs and is not complete")
+            require(self.linked | (step == 0), "4: {} stands alone and is in an episode")
+        else:
+            require(~complete[:-1] | goes_on, "5: {} is complete and has no successor")
+            require(~newest | ~complete, "5: {} is the newest and complete")
+            require(complete[:-1] | begins, "8: {} ends an episode that goes on")
+        require((before >= 0) & (before <= number), "7: {} miscounts the transitions before it")
+        require(ahead[1:] == ahead[:-1] - complete[:-1], "7: the row after {} miscounts the transitions of its env")
+        require(~newest | (ahead == complete), "7: {} miscounts the transitions of its env")
+        if self._ends is not None:
+            self._check_ends(*self._ends, env, number, number - before, require)
+        return stamp
+
+    def _check_ends(
+        self, ends: Any, seen: Ints, env: Ints, number: Ints, episode: Ints, require: Callable[[Any, str], None]
+    ) -> None:
+        """Invariant 8: what is noted as the last rows of episodes."""
+        last = np.append((episode[1:] != episode[:-1]) | (env[1:] != env[:-1]), False)
+        last |= number == np.minimum(seen, self.heads)[env] - 1
         told = ends[env * self.rows + episode % self.rows]
-        last = np.append(episode[1:] != episode[:-1], True)[: len(numbers)]
-        right = (told[last] - numbers[last]) % 2**32 == 0
-        _require(bool(right.all()), f"8: an episode of env {env} ends elsewhere")
+        right = (told - number) % 2**32 == 0
+        require(~last | (number >= seen[env]) | right, "8: the episode of {} ends elsewhere")
 
 
 class _Adding:
@@ -508,6 +566,6 @@ def missing_final(env: int) -> FieldError:
     )
 
 
-def _require(holds: bool, what: str) -> None:
-    if not holds:
+def _require(holds: Any, what: str) -> None:
+    if not np.all(holds):
         raise InvariantError(f"invariant {what}")

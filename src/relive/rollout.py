@@ -31,14 +31,15 @@ from .errors import (
 from .layout import LARGE_FIELD
 from .memory import Recycled
 from .parameters import is_count, refuse_class, seed_or_drawn
-from .plan import readable, require_free
+from .plan import free_memory, readable, require_free
 from .returns import Estimator, normalize
 from .rows import PackedRows
-from .saving import contradictions, entry, restore_columns, save_columns
+from .saving import restore_columns, save_columns
 from .schema import Field, Path, Schema, Spec, as_tensor, descend, dotted, not_named, unknown_field
 from .sequences import WHOLE, EnvBatch, Overlap, SequenceBatch, stride_of
 from .storage import Columns, as_host, as_tensordict, unfinished
 from .summary import Summary, described, html, text
+from .validate import contradictions, entry, fitting, whole
 from .windows import Flags, States, WindowReader, cut, env_batches, splitter
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class RolloutBuffer:
         SchemaError: sizes that are not positive, a schema that uses the buffer's own names, or more than the memory.
     """
 
+    _preset = True
+    """Whether the masks of all rows are written beforehand, which takes memory for each; a save may promise many."""
     initial_hidden: Any = None
     """What episodes start in, nested as ``hidden`` without the env axis; None is zeros. Read with ``hidden_every``."""
 
@@ -123,8 +126,9 @@ class RolloutBuffer:
         self._seed, self._reserved, self._draws = seed_or_drawn(seed), 0, 0
         self._handed: list[tuple[Path, Tensor, int]] = []
         self._has_last, self._memory = False, Recycled()
-        self._write_apart(slice(None), {})
-        self._apart_used = False
+        if self._preset:
+            self._write_apart(slice(None), {})
+        self._apart_used = not self._preset
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -713,33 +717,42 @@ class RolloutBuffer:
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
         """
-        tensors, content = persist.read(path)
+        tensors, content = persist.read(path, most=free_memory())
         if content.get("kind") != KIND:
             raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
         with contradictions(path):
-            buffer = cls(
+            num_envs = whole(content, "num_envs")
+            ended = fitting(tensors, ".ended", (num_envs,), torch.bool)  # before memory is taken for as many
+            buffer = cls.__new__(cls)
+            buffer._preset = False
+            buffer.__init__(
                 Schema.from_json(json.dumps(content.get("schema"))),
-                entry(content, "num_steps", int),
-                entry(content, "num_envs", int),
+                whole(content, "num_steps"),
+                num_envs,
                 device=device,
                 wrap=entry(content, "wrap", bool),
                 debug=entry(content, "debug", bool),
-                hidden_every=entry(content, "hidden_every", int),
+                hidden_every=whole(content, "hidden_every"),
                 columns=_standing(content),
                 seed=entry(content, "seed", int),
             )
             restore_columns(buffer._columns, tensors, content)
-            buffer._apart_used = True
-            buffer._ended[:] = tensors[".ended"].numpy()
+            buffer._ended[:] = ended.numpy()
             buffer._interrupted = entry(content, "interrupted", bool)
-            if buffer._states is not None:
-                for name in buffer._states.own:
-                    buffer._states.view(name).copy_(tensors[f".states.{dotted(name)}"])
-                buffer.initial_hidden = buffer.schema.rebuild(
-                    "hidden", lambda path: tensors[f".initial.{dotted(path)}"]
-                )
-            buffer._draws, buffer._has_last = entry(content, "draws", int), entry(content, "has_last", bool)
+            buffer._restore_states(tensors)
+            buffer._draws, buffer._has_last = whole(content, "draws"), entry(content, "has_last", bool)
         return buffer
+
+    def _restore_states(self, tensors: Mapping[str, Tensor]) -> None:
+        """The hidden states of a save, if they are kept every few steps."""
+        if self._states is None:
+            return
+        initial: dict[Path, Tensor] = {}
+        for name in self._states.own:
+            state, leaf = self._states.view(name), self.schema.leaves[name]
+            state.copy_(fitting(tensors, f".states.{dotted(name)}", tuple(state.shape), state.dtype))
+            initial[name] = fitting(tensors, f".initial.{dotted(name)}", leaf.shape, leaf.dtype)
+        self.initial_hidden = self.schema.rebuild("hidden", initial.__getitem__)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: everything but the reserved rows that somebody else may hold."""

@@ -233,9 +233,13 @@ class ReplayRows:
         """See :class:`Store`."""
         return [torch.from_numpy(array) for array in arrays]
 
-    def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
+    def dump(self, places: Ints) -> Array:
         """See :class:`Store`."""
-        return self._bytes[places], self.gather(self.large, places)
+        return self._bytes[_run(places)]
+
+    def dump_large(self, path: Path, places: Ints) -> Tensor:
+        """See :class:`Store`."""
+        return typed(numpy_view(self.blocks[path])[_run(places)], self.leaves[path].dtype)
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`Store`."""
@@ -253,6 +257,12 @@ def _bytes_of(block: Array) -> Array:
 def beyond(places: Ints, rows: int) -> int:
     """The first place that is beyond the last row, or -1."""
     return -1 if places.max(initial=-1) < rows else int((places.reshape(-1) >= rows).argmax())
+
+
+def _run(places: Ints) -> slice | Ints:
+    """Places that follow each other as a slice, of which nothing is copied."""
+    follow = len(places) and places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all()
+    return slice(int(places[0]), int(places[-1]) + 1) if follow else places
 
 
 def staged_leaves(leaves: Iterable[Path], role: str) -> list[Path]:

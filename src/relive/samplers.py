@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .errors import InvariantError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from .memory import zeroed
 from .parameters import Rule, checked, is_count, is_flag, is_number
 from .ring import Ints, Ring
 from .sumtree import SumTree
@@ -329,7 +330,8 @@ class Prioritized:
         _refuse_weights(ring, self)
         places, errors = ring.anchors(), self._errors
         if self._ring is None:
-            errors = np.full(ring.num_envs * ring.rows, self._new_error(), np.float32)
+            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32)  # no memory before there is an error
+            errors[places] = self._new_error()
         elif only(self._ring, ring, self):  # what could not be drawn through the last view is new
             new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
             errors[places[new]] = self._new_error()
@@ -428,13 +430,16 @@ class Prioritized:
             ShapeError: they are of another number of rows.
             NotFiniteError: an error is NaN, infinite or negative.
         """
-        errors = np.array(state["errors"], np.float32)
-        if errors.shape != self._errors.shape:
-            raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {errors.shape}")
-        if not (np.isfinite(errors).all() and (errors >= 0).all()):
+        given = np.asarray(state["errors"], np.float32)
+        if given.shape != self._errors.shape:
+            raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {given.shape}")
+        ring = cast("Ring", self._ring)
+        places, errors = ring.places(), zeroed(given.nbytes).view(np.float32)
+        errors[places] = known = given[places]  # those of live rows: a copy of all would take memory for each
+        if not (np.isfinite(known).all() and (known >= 0).all()):
             raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
         self._largest, self._draws = float(state["largest"]), int(state["draws"])
-        self._weighing = self._weighed(cast("Ring", self._ring).anchors(), errors, self.alpha, self.eps)
+        self._weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
 
     def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> _Weighing:
         """These rows weighed by their errors, and no others."""

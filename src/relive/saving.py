@@ -5,29 +5,30 @@ Nothing of a save is code: a sampler or view is one of relive's own, named, or i
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from . import persist
-from .errors import FileFormatError, LifecycleError, ReliveError
-from .ring import RULE, Ring, Rule, Weigh
+from .errors import FileFormatError
+from .layout import row_layout
+from .memory import zeroed
+from .parameters import is_names
+from .ring import LARGEST, RULE, Ring, Rule, Weigh
 from .samplers import Prioritized, Recent, Sampler, Uniform, WithoutReplacement
-from .schema import dotted
+from .schema import Path, dotted
 from .sequence_view import Sequence
 from .storage import Columns
-from .store import Array
+from .validate import STEPS, entry, fitting, integers, require_bools, require_sampler_state, require_tensors, whole
 from .views import FrameStack, NStep
 
 __all__ = [
-    "contradictions",
     "describe",
-    "entry",
     "rebuild",
     "restore_columns",
     "restore_ring",
@@ -46,8 +47,15 @@ PARAMETERS: dict[type[Any], tuple[str, ...]] = {
 }
 POSITIONAL = {"sharpest": "eta"}
 """Where the constructor has another name for an attribute."""
+PIECE = 1 << 22
+"""Bytes of rows that are copied at a time on their way to a file."""
+LARGEST_PARAMETER = 2**53
+"""Whole numbers up to here are floats as well."""
 
-NAMES = {part.__name__: part for part in PARAMETERS}
+SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent)}
+VIEWS = {part.__name__: part for part in (NStep, FrameStack, Sequence)}
+PARTS: dict[str, dict[str, type[Any]]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
+"""Which parts there are, by what they are used as."""
 
 
 def describe(part: Any) -> dict[str, Any] | None:
@@ -72,59 +80,57 @@ def _plain(value: Any) -> Any:
 
 
 def rebuild(data: Any, what: str) -> Any:
-    """The part that :func:`describe` described.
+    """The part that :func:`describe` described, which is used as ``what``.
 
     Raises:
         FileFormatError: there is no such part, or its parameters are not right.
     """
     given: dict[str, Any] = dict(cast("dict[str, Any]", data)) if isinstance(data, dict) else {}
-    if given.get("part") not in NAMES:
+    name = given.pop("part", None)
+    part = PARTS.get(what, {}).get(name) if isinstance(name, str) else None
+    if part is None:
         raise FileFormatError(
-            f"the saved {what} is not one of relive's own, or has functions of yours, which no save holds ({data!r}); "
-            f"pass load(..., {what}=...)"
+            f"the saved {what} is not one of relive's own, or has functions of yours, which no save holds "
+            f"({data!r:.200}); pass load(..., {what}=...)"
         )
-    part = NAMES[given.pop("part")]
+    known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
     try:
-        return part(**{name: _value(value, what) for name, value in given.items()})
-    except (TypeError, ValueError) as error:
-        raise FileFormatError(f"the saved {what} has parameters that make no sense: {given!r} ({error})") from error
-
-
-def _value(value: Any, what: str) -> Any:
-    if isinstance(value, dict):
-        return rebuild(cast("dict[str, Any]", value), what)
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-
-
-def entry(content: Any, name: str, kind: type[Any]) -> Any:
-    """One entry of a save's JSON, of the kind that belongs there.
-
-    Raises:
-        FileFormatError: it is missing, or of another kind.
-    """
-    value = content.get(name)
-    if type(value) is not kind:
+        if given.keys() - known:
+            raise ValueError(f"it has no {min(given.keys() - known)!r:.80}")
+        return part(**{name: _value(value, name) for name, value in given.items()})
+    except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(
-            f"the save's entry {name!r} is {value!r}; expected a {kind.__name__}, as relive writes it"
-        )
+            f"the saved {what} has parameters that make no sense: {given!r:.200} ({error})"
+        ) from error
+
+
+def _value(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return rebuild(cast("dict[str, Any]", value), name)
+    if isinstance(value, list):
+        return tuple(_value(member, name) for member in cast("list[Any]", value))
+    if type(value) is int and abs(value) > LARGEST_PARAMETER:
+        raise ValueError(f"{name} is {value!r:.80}")
     return value
 
 
-def ring_state(
-    ring: Ring, sampler: Sampler, facts: Mapping[str, Any]
-) -> tuple[dict[str, Array | Tensor], dict[str, Any]]:
+def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The live rows, the cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
 
-    Arrays of the sampler with an entry for each row are saved for the live rows alone.
+    Rows are copied, if at all, piece by piece while they are written, and have to stay as they are so long. Arrays of
+    the sampler with an entry for each row are saved for the live rows alone.
     """
-    store, places = ring.store, _live(ring)
-    state = sampler.state_dict()
+    store, state = ring.store, sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     by_row = list(sampler.per_row)
-    rows, large = store.dump(places)
-    tensors: dict[str, Array | Tensor] = {"rows": rows}
-    tensors |= {f"block.{dotted(name)}": block for name, block in large.items()}
-    tensors |= {f"sampler.{name}": value[places] if name in by_row else value for name, value in arrays.items()}
+    layout, _ = row_layout(store.leaves)
+    tensors: dict[str, Any] = {"rows": _streamed(ring, (layout.nbytes,), np.dtype(np.uint8), store.dump)}
+    for name in store.large:
+        field = store.leaves[name]
+        tensors[f"block.{dotted(name)}"] = _streamed(ring, field.shape, field.dtype, partial(store.dump_large, name))
+    for name, value in arrays.items():
+        by_place = _streamed(ring, value.shape[1:], value.dtype, value.__getitem__) if name in by_row else None
+        tensors[f"sampler.{name}"] = value if by_place is None else by_place.whole()
     content = {
         **facts,
         "rows_per_env": ring.rows,
@@ -139,6 +145,13 @@ def ring_state(
     return tensors, content
 
 
+def _streamed(ring: Ring, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]) -> persist.Streamed:
+    """What ``dump`` gives of the places of live rows, a few MiB at a time."""
+    rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), ring.rows_live
+    starts = range(0, count, rows)
+    return persist.Streamed((count, *shape), dtype, lambda: (dump(ring.places(low, low + rows)) for low in starts))
+
+
 def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
     """Put what :func:`ring_state` gave into a new ring of the same size, and check that it makes sense.
 
@@ -146,27 +159,29 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
         FileFormatError, InvariantError, ValueError, KeyError: it does not.
     """
     store, wanted = ring.store, ring.rule
-    state = np.array(entry(content, "state", list), np.int64).reshape(ring.state.shape)
-    if (state < 0).any() or (state[:, 1] > state[:, 0]).any():
-        raise FileFormatError("the saved cursors are not numbers of rows")
-    ring.state[:] = state
-    ring.counters[:RULE] = np.array(entry(content, "counters", list), np.int64)
-    places = _live(ring)
-    blocks = {name: tensors[f"block.{dotted(name)}"] for name in store.large}
-    store.restore(places, tensors["rows"].numpy(), blocks)
+    ring.state[:] = integers(content, "state", *ring.state.shape)
+    ring.counters[:RULE] = integers(content, "counters", RULE)
+    ring.check_cursors(LARGEST // 2)  # what comes next has to fit as well
+    by_row: set[str] = set(entry(content, "sampler_rows", list))
+    blocks, live = {name: f"block.{dotted(name)}" for name in store.large}, ring.rows_live
+    arrays = {name.removeprefix("sampler."): name for name in tensors if name.startswith("sampler.")}
+    per_row = ["rows", *blocks.values(), *(f"sampler.{name}" for name in by_row)]
+    require_tensors(tensors, dict.fromkeys(arrays.values(), ()) | dict.fromkeys(per_row, (live,)))
+    rows, places = tensors["rows"].numpy(), ring.places()
+    store.restore(places, rows, {name: tensors[block] for name, block in blocks.items()})
+    require_bools(store.leaves, rows)
     ring.rule = _rule(entry(content, "rule", list))
     ring.check()
     parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
-    for name, tensor in tensors.items():
-        key = name.removeprefix("sampler.")
-        if key in entry(content, "sampler_rows", list):
-            full = torch.zeros(store.num_rows, dtype=tensor.dtype)
-            full[torch.from_numpy(places)] = tensor
-            parts[key] = full.numpy()
-        elif key != name:
-            parts[key] = tensor.numpy()
+    parts |= {name: tensors[array].numpy() for name, array in arrays.items()}
     saved, given = _kinds(content.get("sampler")), _kinds(describe(sampler))
     alike = saved == given or not (saved and given)  # what a user wrote knows by itself what it can go on from
+    if alike and type(sampler) in PARAMETERS:
+        require_sampler_state(parts, by_row, ring)
+    for name in by_row:
+        full = zeroed(store.num_rows * parts[name].itemsize).view(parts[name].dtype)
+        full[places] = parts[name]
+        parts[name] = full
     if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
         ring.rule = wanted
     sampler.attach(ring)
@@ -190,7 +205,8 @@ def _rule(parts: list[Any]) -> Rule:
     """
     if list(map(type, parts)) == [int, int, int, bool, str]:
         rule = Rule(*parts)
-        if rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length and rule.weigh in get_args(Weigh):
+        fits = STEPS >= rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length
+        if fits and rule.weigh in get_args(Weigh):
             return rule
     raise FileFormatError(f"the save's entry 'rule' is {parts!r}; expected {list(Rule._fields)}, as relive writes them")
 
@@ -213,37 +229,31 @@ def restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Ma
     Raises:
         FileFormatError, ValueError, KeyError, RuntimeError: it does not fit.
     """
-    steps = entry(content, "steps", int)
-    if not 0 <= steps <= columns.num_steps:
+    steps = whole(content, "steps")
+    if steps > columns.num_steps:
         raise FileFormatError(f"{steps} steps are saved of a rollout of {columns.num_steps}")
-    attached = [tuple(name) for name in entry(content, "attached", list)]
+    attached = _names(entry(content, "attached", list), columns)
+    front = steps + 1, columns.num_envs
     for name in columns.own:
-        column, target = tensors[dotted(name)], columns.view(name)
-        if column.dtype is not target.dtype or column.shape != (steps + 1, *target.shape[1:]):
-            raise FileFormatError(f"column '{dotted(name)}' is saved as {column.dtype} {tuple(column.shape)}")
+        target = columns.view(name)
+        column = fitting(tensors, dotted(name), (*front, *target.shape[2:]), target.dtype)
         target[: steps + 1] = column.to(target.device)
     columns.advance(steps)
     for name in attached:
-        columns.attach({name: tensors[dotted(name)][:steps].to(columns.device)})
+        column = fitting(tensors, dotted(name), front)
+        columns.attach({name: column[:steps].to(columns.device)})
 
 
-def _live(ring: Ring) -> Any:
-    return np.concatenate([ring.live_places(env) for env in range(ring.num_envs)])
-
-
-@contextmanager
-def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
-    """Whatever goes wrong while a save is taken in, the save is at fault.
+def _names(names: list[Any], columns: Columns) -> list[Path]:
+    """The names of attached columns; what is nested has no values of its own.
 
     Raises:
-        FileFormatError: in place of the error.
-        LifecycleError: a sampler or view to load it with is another buffer's, which is not the save's fault.
+        FileFormatError: they are no names, or contradict each other or the columns that are there.
     """
-    try:
-        yield
-    except FileFormatError:
-        raise
-    except (ReliveError, ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as error:
-        if type(error) is LifecycleError:
-            raise
-        raise FileFormatError(f"the save in '{path}' contradicts itself: {error}") from error
+    paths = list(columns.own)
+    for name in names:
+        path: Path = tuple(cast("list[str]", name)) if is_names(name) else ()
+        if not all(path) or not path or any(path[: len(x)] == x or x[: len(path)] == path for x in paths):
+            raise FileFormatError(f"an attached column is named {name!r:.80}; expected a name that no other has")
+        paths.append(path)
+    return paths[len(columns.own) :]

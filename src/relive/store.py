@@ -179,12 +179,16 @@ class Store(Protocol):
         """Arrays as tensors on the device."""
         ...
 
-    def dump(self, places: Ints) -> tuple[Array, dict[Path, Tensor]]:
-        """Rows as they are saved, in RAM: packed as :func:`relive.layout.row_layout` says, and the large fields."""
+    def dump(self, places: Ints) -> Array:
+        """Rows as they are saved, in RAM, packed as :func:`relive.layout.row_layout` says; perhaps where they lie."""
+        ...
+
+    def dump_large(self, path: Path, places: Ints) -> Tensor:
+        """A large field of the same rows, ``[K, *shape]``, which is saved by itself."""
         ...
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
-        """Put rows back as :meth:`dump` gave them.
+        """Put rows back as :meth:`dump` and :meth:`dump_large` gave them.
 
         Raises:
             ValueError: they are not such rows.

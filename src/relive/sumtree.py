@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import kernels
 from .errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ShapeError
 from .kernels.reference.tree import FANOUT
+from .memory import zeroed
 
 __all__ = ["Cover", "SumTree"]
 
@@ -230,6 +231,6 @@ def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
 
 def _aligned(count: int) -> Doubles:
     """Zeros that start on a cache line of 64 bytes, as then do all blocks of 8."""
-    memory = np.zeros(count + ALIGNMENT)
+    memory = zeroed((count + ALIGNMENT) * 8).view(np.float64)
     start = -memory.ctypes.data % 64 // 8
     return memory[start : start + count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,6 +323,41 @@ def test_files_that_are_none_of_veloras_are_refused(tmp_path: Path) -> None:
     save_file({name: x.double() for name, x in state.items()}, tmp_path / "wide.safetensors")
     with pytest.raises(FileFormatError, match="F64"):
         ReplayBuffer.load(tmp_path / "wide", metadata)
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    buffer = filled()
+    buffer.save(tmp_path)
+    path = tmp_path / "buffer_state.safetensors"
+    whole = path.read_bytes()
+    size = 4 * 10 * sum(SIZES)
+    for place in range(len(whole) - size, len(whole), 37):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(FileFormatError, match="its checksum is"):
+            ReplayBuffer.load(path, buffer.metadata())
+    path.write_bytes(whole)
+    assert len(ReplayBuffer.load(path, buffer.metadata())) == 7
+
+
+def test_threads_that_save_to_one_path_take_turns(tmp_path: Path) -> None:
+    buffers, errors = [filled(count) for count in (3, 5, 7)], list[BaseException]()
+
+    def save(buffer: ReplayBuffer) -> None:
+        try:
+            for _ in range(10):
+                buffer.save(tmp_path / "here")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(buffer,)) for buffer in buffers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    metadata = json.loads((tmp_path / "here" / "buffer_metadata.json").read_text())
+    assert len(ReplayBuffer.load(tmp_path / "here" / "buffer_state", metadata)) in (3, 5, 7)
+    assert len(list((tmp_path / "here").iterdir())) == 2
 
 
 def test_a_save_that_fails_leaves_the_one_before_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

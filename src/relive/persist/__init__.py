@@ -10,28 +10,36 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..errors import DTypeError, FieldError, ShapeError
+from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
 from . import disk, format
-from .format import MANIFEST, Array, FileNote, Spec
+from .format import MANIFEST, Array, FileNote, Spec, Streamed
 from .tensors import empty, fill, pieces
 
-__all__ = ["Save", "Spec", "read", "write"]
+__all__ = ["Save", "Spec", "Streamed", "read", "write"]
 
 PathLike = str | os.PathLike[str]
 
 
-def write(path: PathLike, tensors: Mapping[str, Array], content: Mapping[str, Any]) -> None:
+def write(
+    path: PathLike,
+    tensors: Mapping[str, Array],
+    content: Mapping[str, Any],
+    *,
+    taken: Callable[[], object] | None = None,
+) -> None:
     """Save named tensors or arrays, and some JSON, in the directory ``path``, in place of the save there, if any.
 
-    When it returns, the save is on the disk; when it raises or is killed before, the former save is as it was. Saves
-    into one directory take turns. The trap: tensors that change meanwhile make a save that will be refused.
+    When it returns, the save is on the disk; when it raises or is killed before, the former save is as it was, unless
+    the error's last note says that the new one has taken its place already. Saves into one directory take turns.
+    The trap: tensors that change before ``taken`` is called make a save that will be refused.
 
     Raises:
         FileFormatError: ``path`` is a file, or a directory of anything but a save; ``content`` is not JSON.
@@ -39,37 +47,36 @@ def write(path: PathLike, tensors: Mapping[str, Array], content: Mapping[str, An
         DTypeError, FieldError: a dtype that the format lacks, or a name that it cannot hold.
         OSError: the disk is full, or fails.
     """
-    path, generation = Path(path), os.urandom(8).hex()
+    path, generation = disk.usable(path), os.urandom(8).hex()
     specs = format.plan(tensors, generation)
     text = format.encode(content)
-    created = disk.make_directory(path)
-    with disk.turn(path) as directory:
+    with disk.turn(path) as (directory, created):
         disk.check_replaceable(path)
         try:
             files: dict[str, FileNote] = {}
-            for file, group in format.by_file(specs).items():
+            groups = format.by_file(specs)
+            for number, (file, group) in enumerate(groups.items(), 1):
                 header = format.header(group)
                 size = len(header) + sum(spec.nbytes for spec in group.values())
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
-                files[file] = disk.write_file(path / file, parts, size)
+                files[file] = disk.write_file(path / file, parts, size, taken if number == len(groups) else None)
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
             disk.sync(directory)
             os.replace(temporary, path / MANIFEST)
+            disk.sync(directory)  # the old files go only when the new manifest cannot be lost any more
+            disk.remove_others(path, keep=files)
         except BaseException as error:
-            if disk.take_back(path, generation, created):
-                error.add_note(f"the save into '{path}' failed; what was saved there before is as it was")
+            error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, created)}")
             raise
-        disk.sync(directory)  # the old files go only when the new manifest cannot be lost any more
-        disk.remove_others(path, keep=files)
 
 
 def read(
-    path: PathLike, into: Mapping[str, Tensor] | None = None, *, verify: bool = True
+    path: PathLike, into: Mapping[str, Tensor] | None = None, *, verify: bool = True, most: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All tensors of the save at ``path``, as :meth:`Save.read` gives them, and the JSON that was saved with them."""
     with Save(path) as save:
-        return save.read(into, verify=verify), save.content
+        return save.read(into, verify=verify, most=most), save.content
 
 
 class Save:
@@ -83,7 +90,7 @@ class Save:
     """
 
     def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
+        self.path = disk.usable(path)
         with ExitStack() as resources:
             raw = disk.read_manifest(self.path)
             while True:
@@ -104,10 +111,13 @@ class Save:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, into: Mapping[str, Tensor] | None = None, *, verify: bool = True) -> dict[str, Tensor]:
+    def read(
+        self, into: Mapping[str, Tensor] | None = None, *, verify: bool = True, most: int | None = None
+    ) -> dict[str, Tensor]:
         """All tensors by name, on the CPU; those named in ``into`` are read straight into the tensors given there.
 
-        Without ``verify`` the checksums of the data are left alone; sizes and headers are always compared.
+        Without ``verify`` the checksums of the data are left alone; sizes and headers are always compared. ``most`` is
+        how many bytes of memory there are for them: files with holes may be larger than the disk that they are on.
         The trap: when a checksum is found wrong, the tensors of ``into`` are overwritten already.
 
         Raises:
@@ -121,12 +131,17 @@ class Save:
         readers = {file: disk.Reader(self._streams[file], self.path / file, verify=verify) for file in groups}
         for file, reader in readers.items():  # before anything is allocated or overwritten
             reader.check_size(self._files[file].nbytes)
+        wanted = sum(spec.nbytes for name, spec in self.specs.items() if name not in into)
+        if most is not None and wanted > most:
+            raise FileFormatError(f"'{self.path}': its tensors take {wanted:,} bytes of memory, and {most:,} are free")
         result: dict[str, Tensor] = {}
         for file, reader in readers.items():
             reader.check_start(format.header(groups[file]))
             for name, spec in groups[file].items():
                 result[name] = into[name] if name in into else empty(spec)
                 fill(result[name], reader.read_into)
+                if spec.code == "BOOL" and spec.nbytes and result[name].view(torch.uint8).max() > 1:
+                    raise format.damaged(self.path / file, "bools of 0 and 1", "other bytes")
             reader.check_crc32(self._files[file].crc32)
         return result
 

@@ -8,7 +8,8 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Container, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,35 +19,85 @@ from .format import MANIFEST, MANIFEST_BYTES, OWN_NAME, FileNote, damaged, parse
 __all__ = [
     "Reader",
     "check_replaceable",
-    "make_directory",
     "open_file",
     "read_manifest",
     "remove_others",
     "sync",
     "take_back",
     "turn",
+    "usable",
     "write_file",
 ]
 
+_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR)
+"""What the system says of links that lead in a circle, and of sockets."""
+SMALL = 1 << 18
+"""Bytes below which a part is put together with others, and is hashed without another thread."""
+AHEAD = 1 << 23
+"""Bytes written before the disk is set to work on them."""
 _BINARY = getattr(os, "O_BINARY", 0)
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-def write_file(path: Path, parts: Iterable[memoryview], size: int) -> FileNote:
-    """Write a new file of ``size`` bytes to the disk, through all caches."""
-    crc = 0
+def write_file(
+    path: Path,
+    parts: Iterable[memoryview],
+    size: int,
+    written: Callable[[], object] | None = None,
+    last: Callable[[], tuple[int, bytes]] | None = None,
+) -> FileNote:
+    """Write a new file of ``size`` bytes to the disk, through all caches.
+
+    ``written`` is called once no part is read any more, and before the wait for the disk; what ``last`` then gives is
+    put in place of the bytes from there on, which could not be known before.
+    """
+    crc, start, end = 0, 0, 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
     try:
         _allocate(descriptor, size)
-        for part in parts:
-            crc = zlib.crc32(part, crc)
-            done = 0
-            while done < len(part):
-                done += os.write(descriptor, part[done:])
+        with ThreadPoolExecutor(1) as other:  # starts no thread before it is given something
+            for part in _gathered(parts):
+                hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
+                done = 0
+                while done < len(part):
+                    done += os.write(descriptor, part[done:])
+                crc = hashed.result() if hashed is not None else zlib.crc32(part, crc)
+                end += len(part)
+                if end - start >= AHEAD:
+                    start = _set_going(descriptor, start, end)
+        if written is not None:
+            written()
+        if last is not None:
+            place, late = last()
+            os.lseek(descriptor, place, os.SEEK_SET)
+            os.write(descriptor, late)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return FileNote(size, f"{crc:08x}")
+
+
+def _set_going(descriptor: int, start: int, end: int) -> int:
+    """Let the system write those bytes to the disk while others come, not all at the end."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+    return end
+
+
+def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The same bytes with small parts put together: each has a price of its own."""
+    small = bytearray()
+    for part in parts:
+        if len(part) + len(small) > SMALL and small:
+            yield memoryview(small)
+            small = bytearray()
+        if len(part) > SMALL:
+            yield part
+        else:
+            small += part
+    if small:
+        yield memoryview(small)
 
 
 def _allocate(descriptor: int, size: int) -> None:
@@ -76,21 +127,48 @@ def make_directory(path: Path) -> bool:
     return True
 
 
+def usable(path: str | os.PathLike[str]) -> Path:
+    """A path, which can be one.
+
+    Raises:
+        FileFormatError: there are no such paths.
+    """
+    if "\0" in os.fspath(path):
+        raise FileFormatError(f"{os.fspath(path)!r:.200}: expected a path, got a zero byte in it; give another path")
+    return Path(path)
+
+
 @contextmanager
-def turn(path: Path) -> Generator[int | None]:
-    """Be the only one who saves into the directory, after those before; gives its descriptor, for :func:`sync`."""
+def turn(path: Path) -> Generator[tuple[int | None, bool]]:
+    """Be the only one who saves into the directory, after those before, and make it if there is none.
+
+    Gives its descriptor, for :func:`sync`, and whether it is new. One whose first save fails removes it, and who waits
+    for it meanwhile finds nothing there: a directory is the right one if it still has its name.
+    """
+    created = make_directory(path)
     if sys.platform == "win32":  # has no descriptors of directories
-        yield None
+        yield None, created
         return
     import fcntl
 
-    descriptor = os.open(path, os.O_RDONLY)
+    while True:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(path, descriptor):
+                yield descriptor, created
+                return
+        finally:
+            os.close(descriptor)
+        created = make_directory(path)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def sync(directory: int | None) -> None:
@@ -115,25 +193,26 @@ def check_replaceable(path: Path) -> None:
         )
 
 
-def take_back(path: Path, generation: str, created: bool) -> bool:
-    """Remove the files of a save that failed, and tell whether; not if its manifest is in place already."""
+def take_back(path: Path, generation: str, created: bool) -> str:
+    """Remove the files of a save that failed, unless its manifest is in place already; what is there now, in words."""
     try:
         if generation.encode() in (path / MANIFEST).read_bytes():
-            return False
+            return "the new save is in place nevertheless, and may not outlast a loss of power before the next one"
     except FileNotFoundError:
         pass
-    except OSError:
-        return False  # it cannot be told: the next save removes them
-    _remove(path, [name for name in os.listdir(path) if generation in name])
-    if created:
-        with suppress(OSError):
+    except OSError as error:  # the next save removes them
+        return f"whether the new save is in place cannot be told ({error})"
+    with suppress(OSError):
+        _remove(path, [name for name in os.listdir(path) if generation in name])
+        if created:
             path.rmdir()
-    return True
+    return "what was saved there before is as it was"
 
 
 def remove_others(path: Path, keep: Container[str]) -> None:
     """Remove the files of former saves."""
-    _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
+    with suppress(OSError):
+        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
 
 
 def _remove(path: Path, names: Iterable[str]) -> None:
@@ -151,9 +230,9 @@ def open_file(path: Path) -> io.FileIO:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _BINARY | _SAFE)
-    except OSError:
-        if path.is_symlink():
-            raise _no_file(path, "a symbolic link") from None
+    except OSError as error:
+        if error.errno in _NO_FILE or path.is_symlink():
+            raise _no_file(path, "a symbolic link" if path.is_symlink() else f"something else ({error})") from None
         raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode) or (not _SAFE and path.is_symlink()):

@@ -7,11 +7,12 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,11 +20,28 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, FileFormatError, NotFiniteError
 
 __all__ = [
-    "MANIFEST", "MANIFEST_BYTES", "OWN_NAME", "Array", "FileNote", "Spec", "by_file", "compose", "damaged", "encode",
-    "header", "new_name", "parse", "parse_kind", "plan",
+    "MANIFEST", "MANIFEST_BYTES", "OWN_NAME", "Array", "FileNote", "Spec", "Streamed", "by_file", "compose", "damaged",
+    "encode", "header", "new_name", "parse", "parse_kind", "plan",
 ]  # fmt: skip
 
-Array = Tensor | NDArray[Any]
+
+@dataclass(frozen=True)
+class Streamed:
+    """What is saved as one array and never lies in memory as one: ``parts`` gives it anew, cut along its first axis."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    parts: Callable[[], Iterator[Tensor | NDArray[Any]]]
+
+    def whole(self) -> NDArray[Any] | Tensor:
+        """All of it in memory."""
+        parts = list(self.parts())
+        if parts and isinstance(parts[0], Tensor):
+            return torch.cat(cast("list[Tensor]", parts))
+        return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *cast("list[NDArray[Any]]", parts)])
+
+
+Array = Tensor | NDArray[Any] | Streamed
 
 FORMAT, VERSION = "relive arrays", 1
 MANIFEST = "manifest.json"
@@ -43,7 +61,14 @@ _NAMES = {
 _DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
 _CODES = {_NAMES[code]: code for code in _DTYPES}
 _MAX_BYTES = 2**63 - 1
+STRUCTURE = {b"{": 2**16, b"[": 2**20, b",": 2**22}
+"""How often each may come in a manifest: what is parsed takes up to a hundred times the memory of its text."""
+DEPTH = 100
+"""Objects and lists within each other in what is saved."""
+AXES = 32
+"""Of a tensor; NumPy before 2.0 has no more."""
 _TAIL = re.compile(rb',\n"checksum": "([0-9a-f]{8})"\n}\n\Z')
+TAIL_BYTES = len(',\n"checksum": "01234567"\n}\n')
 
 
 @dataclass(frozen=True)
@@ -107,6 +132,8 @@ def plan(tensors: Mapping[str, Array], generation: str) -> dict[str, Spec]:
 def _code_of(name: object, value: Array) -> str:
     if not isinstance(name, str) or name == "__metadata__" or _has_surrogate(name):
         raise FieldError(f"tensor {name!r}: expected a name that is Unicode text other than '__metadata__'; rename it")
+    if len(value.shape) > AXES:
+        raise FieldError(f"tensor '{name}': expected at most {AXES} axes, got {len(value.shape)}; flatten some")
     if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_meta):
         raise DTypeError(f"tensor '{name}': expected a dense tensor with data, got {value.layout} on {value.device}")
     code = _CODES.get(str(value.dtype).removeprefix("torch."))
@@ -128,9 +155,12 @@ def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:
     return files
 
 
-def header(specs: Mapping[str, Spec]) -> bytes:
-    """What the safetensors file of these tensors starts with: always the same bytes, so reading needs no parser."""
-    entries: dict[str, Any] = {}
+def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None) -> bytes:
+    """What the safetensors file of these tensors starts with: always the same bytes, so reading needs no parser.
+
+    ``notes`` are what safetensors calls metadata; a save of ours has none.
+    """
+    entries: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
     end = 0
     for name, spec in specs.items():
         start, end = end, end + spec.nbytes
@@ -149,6 +179,7 @@ def encode(content: Mapping[str, Any]) -> str:
     """
     try:
         text = json.dumps(dict(content), allow_nan=False)
+        _require_shallow(dict(content))
         same = json.loads(text) == dict(content)
     except (TypeError, ValueError, RecursionError) as error:
         kind = NotFiniteError if "Out of range float" in str(error) else FileFormatError
@@ -166,10 +197,9 @@ def compose(content: str, files: Mapping[str, FileNote], specs: Mapping[str, Spe
     lines = [*(f'"{key}": {json.dumps(value)}' for key, value in parts.items()), f'"content": {content}']
     body = ("{\n" + ",\n".join(lines)).encode()
     manifest = body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body)
-    if len(manifest) > MANIFEST_BYTES:
+    if excess := _excess(manifest):
         raise FileFormatError(
-            f"the JSON to save: expected a manifest of at most {MANIFEST_BYTES} bytes, got {len(manifest)}; "
-            "put what is long into a tensor"
+            f"the JSON to save: expected a manifest of {excess[0]}, got {excess[1]}; put what is long into a tensor"
         )
     return manifest
 
@@ -180,6 +210,7 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
     Raises:
         FileFormatError: it is not.
     """
+    _require_own(path, raw)
     try:
         found: Any = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
@@ -195,6 +226,26 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
             f"'{path}': expected version {VERSION}, got {version!r}; use the release of relive that wrote it"
         )
     return manifest
+
+
+def _require_own(path: Path, raw: bytes) -> None:
+    """Before anything is parsed: the checksum, and that parsing will take no more time and memory than it may.
+
+    Raises:
+        FileFormatError: it is another file, or damaged.
+    """
+    tail = _TAIL.search(raw[-TAIL_BYTES:])
+    if tail is None or int(tail[1], 16) != zlib.crc32(raw[: len(raw) - len(tail[0])]):
+        raise damaged(path, "a save's manifest, which ends with the CRC-32 of all before it", "another file or ending")
+    if excess := _excess(raw):
+        raise damaged(path, *excess)
+
+
+def _excess(raw: bytes) -> tuple[str, int] | None:
+    """What there is too much of in a manifest, and how much."""
+    counts = {f"at most {most} times {mark.decode()!r}": (raw.count(mark), most) for mark, most in STRUCTURE.items()}
+    counts[f"at most {MANIFEST_BYTES} bytes"] = len(raw), MANIFEST_BYTES
+    return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -221,9 +272,6 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, FileNote], 
         FileFormatError: foreign, of another version, or damaged.
     """
     manifest = parse_kind(path, raw)
-    tail = _TAIL.search(raw)
-    if tail is None or int(tail[1], 16) != zlib.crc32(raw[: tail.start()]):
-        raise damaged(path, "to end with the CRC-32 of all before it", "another ending")
     try:
         if set(manifest) != {"format", "version", "files", "tensors", "content", "checksum"}:
             raise ValueError(f"the keys {', '.join(manifest)}")
@@ -236,9 +284,26 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, FileNote], 
             size = len(header(group)) + sum(spec.nbytes for spec in group.values())
             if files[file].nbytes != size:
                 raise ValueError(f"{files[file].nbytes} bytes for {file}, whose tensors take {size}")
-        return _object(manifest["content"]), files, specs
-    except ValueError as error:
+        content = _object(manifest["content"])
+        _require_shallow(content)
+        return content, files, specs
+    except (ValueError, RecursionError) as error:
         raise damaged(path, "a manifest that agrees with itself", error) from error
+
+
+def _require_shallow(content: Any) -> None:
+    """Refuse JSON that is nested deeper than anybody who reads it can follow.
+
+    Raises:
+        ValueError: it is.
+    """
+    level = [content]
+    for _ in range(DEPTH):
+        level = [inner for value in level if isinstance(value, dict | list)
+                 for inner in (value.values() if isinstance(value, dict) else value)]  # fmt: skip
+        if not level:
+            return
+    raise ValueError(f"objects and lists within each other, more than {DEPTH} deep")
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -262,7 +327,7 @@ def _spec(name: str, value: Any) -> Spec:
     file, code, shape = note.get("file"), note.get("dtype"), note.get("shape")
     if set(note) == {"file", "dtype", "shape"} and isinstance(file, str) and isinstance(code, str) and code in _DTYPES:
         sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
-        plain = all(type(size) is int and size >= 0 for size in sizes)
+        plain = len(sizes) <= AXES and all(type(size) is int and 0 <= size <= _MAX_BYTES for size in sizes)
         # what the other axes of an empty tensor span must be countable too
         if plain and math.prod(max(size, 1) for size in sizes) * _DTYPES[code].itemsize <= _MAX_BYTES:
             return Spec(code, tuple(sizes), file)

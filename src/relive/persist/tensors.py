@@ -7,20 +7,23 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .format import Array, Spec
+from .format import Array, Spec, Streamed
 
 __all__ = ["empty", "fill", "pieces"]
 
+Solid = Tensor | NDArray[Any]
 CHUNK = 1 << 20
 """Bytes moved at a time: they are checksummed while in the cache, and no more than that is ever copied."""
 
 
 def pieces(value: Array) -> Iterator[memoryview]:
     """The bytes of a tensor in row-major order; those of a plain one are its own memory."""
-    for slab in _slabs(value):
-        yield from _chunks(_raw(slab))
+    for part in value.parts() if isinstance(value, Streamed) else (value,):
+        for slab in _slabs(part):
+            yield from _chunks(_raw(slab))
 
 
 def fill(tensor: Tensor, read_into: Callable[[memoryview], None]) -> None:
@@ -42,7 +45,7 @@ def empty(spec: Spec) -> Tensor:
     return torch.from_numpy(np.empty(spec.nbytes, np.uint8)).view(spec.dtype).reshape(spec.shape)
 
 
-def _slabs(value: Array) -> Iterator[Array]:
+def _slabs(value: Solid) -> Iterator[Solid]:
     """Parts of ``value`` in row-major order, each either plain memory or no larger than a chunk."""
     if _is_plain(value) or value.nbytes <= CHUNK:
         yield value
@@ -52,14 +55,14 @@ def _slabs(value: Array) -> Iterator[Array]:
         yield from _slabs(value[start] if rows == 1 else value[start : start + rows])
 
 
-def _is_plain(value: Array) -> bool:
+def _is_plain(value: Solid) -> bool:
     """Whether its bytes lie in RAM in row-major order."""
     if isinstance(value, Tensor):
         return value.is_cpu and value.is_contiguous() and not value.is_conj() and not value.is_neg()
     return value.flags.c_contiguous
 
 
-def _raw(slab: Array) -> memoryview:
+def _raw(slab: Solid) -> memoryview:
     """The bytes of a slab, copied unless it is plain."""
     if isinstance(slab, Tensor):
         plain = slab.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +21,57 @@ from ...persist.tensors import pieces
 __all__ = ["checked", "load", "save"]
 
 ENDING = ".safetensors"
+CHECKSUM = "relive.crc32"
+"""Where the header of the tensors' file has the CRC-32 of what follows it."""
 SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
 
 
 def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """Write both files beside their places, and then put them there; tensors of any strides, on any device."""
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write both files beside their places, and then put them there; tensors of any strides, on any device.
+
+    Saves into one directory take turns. The tensors' checksum is in the header, where Velora does not look.
+    """
+    folder = disk.usable(path)
     tensors = dict(sorted(state.items()))  # as safetensors orders those of one dtype
     specs = format.plan(tensors, "")
-    header, size = format.header(specs), sum(spec.nbytes for spec in specs.values())
-    parts = itertools.chain.from_iterable(map(pieces, tensors.values()))
-    _replace(folder / f"{prefix}state{ENDING}", itertools.chain([memoryview(header)], parts), len(header) + size)
+    header, size = format.header(specs, {CHECKSUM: "0" * 8}), sum(spec.nbytes for spec in specs.values())
+    data = _Hashed(itertools.chain.from_iterable(map(pieces, tensors.values())))
+
+    def checksum() -> tuple[int, bytes]:
+        return header.index(b"0" * 8), data.crc32.encode()
+
     text = json.dumps(dict(metadata), indent=2).encode()
-    _replace(folder / f"{prefix}metadata.json", [memoryview(text)], len(text))
+    parts = itertools.chain([memoryview(header)], data)
+    names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
+    with disk.turn(folder):
+        beside = [folder / f".{name}.beside" for name in names]
+        try:
+            for file in beside:
+                file.unlink(missing_ok=True)  # of a process that was killed
+            disk.write_file(beside[0], parts, len(header) + size, last=checksum)
+            disk.write_file(beside[1], [memoryview(text)], len(text))
+            for file, name in zip(beside, names, strict=True):
+                file.replace(folder / name)
+        finally:
+            for file in beside:
+                file.unlink(missing_ok=True)
 
 
-def _replace(path: Path, parts: Iterable[memoryview], size: int) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)  # of a process that was killed
-    try:
-        disk.write_file(beside, parts, size)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+class _Hashed:
+    """Pieces of bytes, whose checksum is known once all were taken."""
+
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        self._pieces, self._crc = pieces, 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for piece in self._pieces:
+            self._crc = zlib.crc32(piece, self._crc)
+            yield piece
+
+    @property
+    def crc32(self) -> str:
+        """In hexadecimal, of those taken so far."""
+        return f"{self._crc:08x}"
 
 
 def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,9 +117,28 @@ def load(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Itera
                     got = f"{part.get_dtype()} {part.get_shape()}"
                     raise FileFormatError(f"'{file}', tensor '{name}': the metadata say F32 {expected}, it is {got}")
                 found[name] = part[: metadata["size"]].to(torch.float32)
+            _require_checksum(content, sorted(found), file)
     except safetensors.SafetensorError as error:
         raise FileFormatError(f"'{file}' is no safetensors file, or damaged: {error}") from error
     return found
+
+
+def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
+    """Refuse tensors that were damaged since they were saved; those that Velora saved have no checksum.
+
+    Raises:
+        FileFormatError: they were.
+    """
+    notes: dict[str, str] = content.metadata() or {}
+    if CHECKSUM not in notes:
+        return
+    data = _Hashed(piece for name in names for piece in pieces(content.get_tensor(name)))
+    for _ in data:
+        pass
+    if data.crc32 != notes[CHECKSUM]:
+        raise FileFormatError(
+            f"'{file}' is damaged: its checksum is {data.crc32}, and it was saved with {notes[CHECKSUM]:.8}"
+        )
 
 
 def _found(path: Path) -> Path:

@@ -300,6 +300,7 @@ def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: 
     for i in range(index.size):
         e, number = index[i] % envs, index[i] // envs
         if index[i] < 0 or number >= state[e, HEAD]:
+            places[i:] = -1  # whoever goes on reads no memory that was never written
             return i
         place, there = e * rows + remainder(number, rows, inverse), number >= _oldest(e, rows, state)
         places[i] = place if there and _drawable(place, number, e, rows, state, counters, step, stamp) else -1

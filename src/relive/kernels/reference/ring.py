@@ -225,11 +225,15 @@ def ids_of(places: Ints, rows: int, state: Ints, index: Ints) -> int:
 
 
 def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints) -> int:
-    """Places of the given indices, -1 for those that can no longer be drawn; the first that was never issued, or -1."""
+    """Places of the given indices, -1 for those that can no longer be drawn; the first that was never issued, or -1.
+
+    From that one on all places are -1.
+    """
     anchors = set(_anchors(rows, state, counters, step, stamp))
     for i, given in enumerate(index.tolist()):
         number, e = divmod(given, len(state))
         if given < 0 or number >= state[e, 0]:
+            places[i:] = -1
             return i
         places[i] = e * rows + number % rows if (e, number) in anchors else -1
     return -1

@@ -1,0 +1,24 @@
+"""The count of attacks: what tests note in several processes comes to one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attacks import tally
+
+
+def test_what_is_noted_of_one_class_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tally.PLACE, str(tmp_path / "tally"))
+    tally.record("b", 1000, 0)
+    tally.record("a", 2, 1)
+    tally.record("b", 500, 3)
+    found = tally.totals(tmp_path / "tally")
+    assert found == {"a": (2, 1), "b": (1500, 3)}
+    assert tally.table(found).splitlines()[2:] == ["| a | 2 | 1 |", "| b | 1,500 | 3 |"]
+
+
+def test_nothing_is_noted_where_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(tally.PLACE, raising=False)
+    tally.record("a", 1, 1)
