@@ -19,7 +19,7 @@
     └── FileFormatError (ValueError)   files that are foreign, incomplete or damaged
         └── NoSaveError                no save there, also a FileNotFoundError
 
-    EpisodeEndWarning (UserWarning)    steps that look as if an episode's end was stored wrongly; the only warning
+    EpisodeEndWarning (UserWarning)    steps that look as if an episode's end was stored wrongly; a warning
 
 Each message says the rule, what came, and what to do. Nothing is written to a buffer before its input was checked.
 """
