@@ -239,7 +239,7 @@ class ReplayRows:
 
     def dump_large(self, path: Path, places: Ints) -> Tensor:
         """See :class:`Store`."""
-        return typed(numpy_view(self.blocks[path])[_run(places)], self.leaves[path].dtype)
+        return typed(self.blocks[path][_run(places)], self.leaves[path].dtype)
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`Store`."""
