@@ -94,9 +94,9 @@ class KernelCache(_FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled, or None; files that cannot be read are thrown away."""
+        numbas: Any = super()
         try:
-            found: Any = super().load_overload(sig, target_context)
-            return found
+            return numbas.load_overload(sig, target_context)
         except Exception:
             with suppress(Exception):
                 self.flush()
@@ -120,8 +120,8 @@ class _Files(_CacheFiles):
         raw = Path(self._data_path(name)).read_bytes()
         if zlib.crc32(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
             raise ValueError("damaged")
-        found: Any = super()._load_data(name)
-        return found
+        numbas: Any = super()
+        return numbas._load_data(name)
 
 
 @contextmanager
