@@ -1301,7 +1301,7 @@ def test_in_debug_mode_a_step_with_a_number_that_is_none_is_refused_and_nothing_
     with pytest.raises(NotFiniteError, match=message):
         buffer.add(step)
     with pytest.raises(NotFiniteError, match=message.split(":")[0]):
-        buffer.extend(stacked([{name: value for name, value in s.items()} for s in (plain(numbers()), plain(step))]))
+        buffer.extend(stacked([plain(numbers()), plain(step)]))
     assert contents(buffer) == before
     buffer.add({**step, "mask": np.zeros(2, bool)})
     assert contents(buffer)[0] == before[0]

@@ -82,6 +82,9 @@ FINITE = frozenset(("reward", "action", "obs", "next_obs"))
 """What is looked at in debug mode; in other fields infinities may be meant."""
 NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
 
+RATING = Change()
+"""Neither rows nor what can be drawn changes: only the sampler may have to begin again."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
@@ -89,13 +92,17 @@ UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
 
 
 def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callable[Concatenate[ReplayBuffer, P], R]:
-    """Let other threads wait: kernels run without Python's own lock, and a row could be written while it is read."""
+    """Mend what an earlier call left half done, and let other threads wait.
+
+    Kernels run without Python's own lock, and a row could be written while it is read.
+    """
 
     @wraps(method)
     def alone(self: ReplayBuffer, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.lock:
-            if self._ring.pending is not None:
-                self._mend()
+        mine: Any = self
+        with mine.lock:
+            if mine._ring.pending is not None:
+                mine._mend()
             return method(self, *args, **kwargs)
 
     return alone
@@ -448,7 +455,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         late = len(places) - int(np.count_nonzero(alive))
         if late:
             places, sizes = places[alive], sizes[alive]
-        self._ring.pending = Change()
+        self._ring.pending = RATING
         try:
             sampler.update(places, sizes)
         except NotFiniteError:  # before anything was changed
@@ -910,15 +917,15 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     def _looked_at(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
         """What a user's sampler drew, once it is clear that it can be read."""
-        who = f"{self._sampler!r}.draw({count})"
-        if not (isinstance(drawn, tuple) and len(cast("Any", drawn)) == 2 and isinstance(drawn[1], Mapping)):
-            raise ShapeError(f"{who}: expected places [{count}] and a dict of further fields, got {type(drawn)}")
-        given: tuple[Any, Any] = drawn
+        who, given = f"{self._sampler!r}.draw({count})", list[Any](drawn) if isinstance(drawn, tuple) else []
+        if len(given) != 2 or not isinstance(given[1], Mapping):
+            raise ShapeError(f"{who}: expected a tuple of places [{count}] and a dict of further fields, got {drawn!r}")
+        chosen, further = given
         try:
-            places = self._ring.require_anchors(given[0])
+            places = self._ring.require_anchors(chosen)
         except SchemaError as error:
             raise type(error)(f"{who}: {error}") from error
-        extras = {name: as_host(value) for name, value in given[1].items()}
+        extras = {name: as_host(value) for name, value in cast("Mapping[str, Any]", further).items()}
         for name, array in {"places": places, **extras}.items():
             if array.shape[:1] != (count,) or array.dtype.kind not in "biufc":
                 raise ShapeError(f"{who}: expected {count} {name}, got {array.dtype} {array.shape}")

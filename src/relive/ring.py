@@ -553,8 +553,8 @@ def _require_rule(rule: Rule) -> None:
     counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
     if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in get_args(Weigh)):
         raise SchemaError(
-            f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, all "
-            f"below 2**31, tails True or False, and weigh one of {get_args(Weigh)}"
+            f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
+            f"all below 2**31, tails True or False, and weigh one of {get_args(Weigh)}"
         )
 
 

@@ -37,8 +37,8 @@ class Sampler(Protocol):
     def attach(self, ring: Ring) -> None:
         """Get to know the ring it draws from; called before anything else, and again when its rule has changed.
 
-        It is also called after an exception, such as Ctrl-C, has broken off a call that writes: what it was told, or was
-        to be told, by :meth:`changed` may then be only half of what happened, and it starts from ``ring.anchors()``.
+        It is also called after an exception, such as Ctrl-C, has broken off a call that writes. What :meth:`changed`
+        said may then be only half of what happened: it starts from ``ring.anchors()``.
         """
         ...
 
@@ -353,14 +353,15 @@ class Prioritized:
 
     def update(self, places: Ints, errors: Any) -> None:
         """The transitions at ``places`` have these |TD errors| (float32)."""
+        weighing = self._weighing
         try:
-            self._tree.set(places, self._weights(errors))
+            weighing.tree.set(places, _powers(errors, weighing.alpha, weighing.eps))
         except NotFiniteError as error:  # before anything has changed
             raise NotFiniteError(
                 f"td_error: (|TD error| + eps)^alpha of one of {errors.max():.3g} would be too large for a sum with "
                 f"alpha={self.alpha!r}; mend the loss, or choose a smaller alpha"
             ) from error
-        self._errors[places] = errors
+        weighing.errors[places] = errors
         self._largest = max(self._largest, float(errors.max(initial=0.0)))
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:

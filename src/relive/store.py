@@ -15,7 +15,8 @@ from .layout import RowLayout
 from .schema import Field, Path
 
 __all__ = [
-    "Amend", "Apart", "Array", "Ints", "Store", "Where", "WindowBytes", "Windows", "as_places", "require_rows", "vector",
+    "Amend", "Apart", "Array", "Ints", "Store", "Where", "WindowBytes", "Windows", "as_places", "require_rows",
+    "vector",
 ]  # fmt: skip
 
 Array = NDArray[Any]

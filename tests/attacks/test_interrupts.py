@@ -30,7 +30,7 @@ from attacks.tally import record
 from relive import Collector, Field, FrameStack, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Transition
 from relive import Sequence as SequenceView
 from relive.device_rows import DeviceRows
-from relive.errors import InvariantError, LifecycleError
+from relive.errors import InvariantError
 from relive.ring import NEXT, Ring
 from twins import KINDS as LETTERS
 from twins import SAMPLERS, Twin
@@ -150,7 +150,11 @@ class Broken(Twin):
                 self.truth, self.lives = before
             return True
         self.truth, self.lives = before
-        script = [(env, *fact) for row, mask in zip(plays, real, strict=True) for env, *fact in zip(chosen, row, mask)]
+        script = [
+            (env, *fact)
+            for row, mask in zip(plays, real, strict=True)
+            for env, *fact in zip(chosen, row, mask, strict=True)
+        ]
         for env, letter, counts in script:
             if not counts:
                 self.cut([env])
@@ -296,13 +300,13 @@ def calls(world: Broken) -> dict[str, Callable[[int], bool]]:
         "add, one env": lambda at: world.adds(at, ["."], envs=[1]),
         "extend": lambda at: world.adds(at, ["..", "T.", "..", ".U", ".."]),
         "extend, masked": lambda at: world.adds(at, ["..", "..", ".."], [[True, True], [False, True], [True, True]]),
-        "interrupt": lambda at: world.interrupts(at),
+        "interrupt": world.interrupts,
         "interrupt one": lambda at: world.interrupts(at, [1]),
-        "view": lambda at: world.looks(at),
-        "clear": lambda at: world.clears(at),
+        "view": world.looks,
+        "clear": world.clears,
     }
     if world.prioritized is not None:
-        made |= {"update": lambda at: world.updates(at), "reweigh": lambda at: world.reweighs(at)}
+        made |= {"update": world.updates, "reweigh": world.reweighs}
     return made
 
 

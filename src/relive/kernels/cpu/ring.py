@@ -4,9 +4,10 @@ Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at pl
 ``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
 many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
 ``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], then the rule of what can be
-drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells, and last how many rewards
-were NaN or infinite. ``stamp`` of a complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
-it was written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
+drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells, and last how many
+rewards were NaN or infinite. ``stamp`` of a complete transition is its number in the order of completion; of a row that
+is none, -1 - (transitions completed when it was written), so that stamps order all rows of an env. An anchor is a row
+that can be drawn.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Env e owns the places e * rows .. e * rows + rows - 1; step number id lies at pl
 ``[N, 4]``: the next id, the first id not cleared, the index that the next row has in its episode (0 starts one), how
 many transitions were completed. ``order`` is how many of the env's were complete before a row, modulo 2**32.
 ``counters`` is [transitions completed ever, rows that can be drawn now, episodes ended], then the rule of what can be
-drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells, and last how many rewards
-were NaN or infinite. ``stamp`` of a complete transition is its number in the order of completion; of a row that is none, -1 - (transitions completed when
-it was written), so that stamps order all rows of an env. An anchor is a row that can be drawn.
+drawn, [history, length, stride, tails], which :mod:`relive.kernels.reference.sequences` tells, and last how many
+rewards were NaN or infinite. ``stamp`` of a complete transition is its number in the order of completion; of a row that
+is none, -1 - (transitions completed when it was written), so that stamps order all rows of an env. An anchor is a row
+that can be drawn.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ def append(
     A row completes the transition before it, if that belongs to the same episode; a final observation (``ended`` 1)
     completes its own. A row with a next observation of its own completes itself: one that stands alone (``ended`` 2),
     one that the next row goes on from (3), one that ended its episode (4). After LONGEST steps an episode is cut.
-    ``places`` tells where the rows go, ``finals`` where the final observations go, or -1. The rows that can be drawn from now on (1) or no more (0) are
-    listed in order in ``event_places`` and ``event_opens``, unless that has size 0; the number of these events is
-    returned.
+    ``places`` tells where the rows go, ``finals`` where the final observations go, or -1. The rows that can be drawn
+    from now on (1) or no more (0) are listed in order in ``event_places`` and ``event_opens``, unless that has size 0;
+    the number of these events is returned.
     """
     events = 0
 
@@ -341,8 +342,8 @@ def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
 def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> int:
     """Places ``[B, depth]`` of the frames that end at ``places``, oldest first, within their episode.
 
-    Frames from before the episode are its first one if ``repeat``, else -1. Returns the first of ``places`` that is none
-    of any row, or -1.
+    Frames from before the episode are its first one if ``repeat``, else -1. Returns the first of ``places`` that is
+    none of any row, or -1.
     """
     for i, place in enumerate(places.tolist()):
         if not 0 <= place < len(step):
@@ -392,10 +393,10 @@ def add_rows(
     """Append one staged row per env, and store it: :func:`append` and :func:`scatter_rows` in one call.
 
     ``staged`` (uint8 ``[K, W]``) holds the rows; the flags at bytes ``flags[0]`` and ``flags[1]`` of each say
-    whether it terminated or truncated, and its reward is at byte ``flags[2]``. ``final`` holds the rows of the final observations, of which the first
-    ``sizes[1]`` bytes are stored where an episode ended; of the rows themselves the first ``sizes[0]``. ``mode`` is
-    0 where no final observation is given, 1 where they are, 2 where rows stand alone, 3 where they are in order and
-    each has a next observation of its own.
+    whether it terminated or truncated, and its reward is at byte ``flags[2]``. ``final`` holds the rows of the final
+    observations, of which the first ``sizes[1]`` bytes are stored where an episode ended; of the rows themselves the
+    first ``sizes[0]``. ``mode`` is 0 where no final observation is given, 1 where they are, 2 where rows stand alone, 3
+    where they are in order and each has a next observation of its own.
 
     Returns the number of events; or, if an episode ended and its final observation is not given, -1 - i for the first
     such row i, and nothing is changed.
