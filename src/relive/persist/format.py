@@ -36,8 +36,8 @@ class Streamed:
     def whole(self) -> NDArray[Any] | Tensor:
         """All of it in memory."""
         parts = list(self.parts())
-        if parts and isinstance(parts[0], Tensor):
-            return torch.cat(cast("list[Tensor]", parts))
+        if isinstance(self.dtype, torch.dtype):
+            return torch.cat([torch.zeros((0, *self.shape[1:]), dtype=self.dtype), *cast("list[Tensor]", parts)])
         return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *cast("list[NDArray[Any]]", parts)])
 
 
