@@ -199,7 +199,6 @@ FORGED: dict[str, tuple[str, Change]] = {
     ),
     "a negative step": ("uniform, sequence, shared", lambda t, c: meta(t, c, "_step", 0, -5)),
     "negative steps in all of the oldest episode": ("uniform, sequence, shared", lambda t, c: shifted(t, c, -100)),
-    "more steps in it than were ever added": ("uniform, sequence, shared", lambda t, c: shifted(t, c, 2**20)),
     "a step before the first": ("uniform, sequence, shared", lambda t, c: meta(t, c, "_step", 0, 10**6)),
     **{
         f"cursors at 2**{power}": ("uniform, transition, shared", lambda t, c, power=power: later(c, 2**power))

@@ -280,10 +280,18 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._ring.pending = None
 
     @_one_at_a_time
-    def clear(self) -> None:
-        """Forget everything stored. Indices go on, so that an old one is never mistaken for a new one."""
+    def clear(self, *, rewind: bool = False) -> None:
+        """Forget everything stored. Indices go on, so that an old one is never mistaken for a new one.
+
+        Args:
+            rewind: store the next steps from each env's first row on again, for code that reads :attr:`block` by
+                position. Only where steps have next observations of their own.
+
+        Raises:
+            LifecycleError: ``rewind`` where steps share observations.
+        """
         places = self._ring.anchors() if self._sampler.watches else None
-        self._ring.clear()
+        self._ring.clear(rewind)
         if places is not None:
             self._sampler.changed(places, np.zeros(len(places), np.uint8))
         self._ring.pending = None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import kernels
-from .errors import FieldError, InvariantError, SchemaError, ShapeError
+from .errors import FieldError, InvariantError, LifecycleError, SchemaError, ShapeError
 from .parameters import is_count, is_flag
 from .store import Apart, Store, require_rows, vector
 
@@ -67,6 +67,7 @@ class Change(NamedTuple):
     rule: Rule | None = None
     """What could be drawn before, where that changes."""
     clears: bool = False
+    rewinds: bool = False
 
 
 class Ring:
@@ -256,7 +257,7 @@ class Ring:
         if change is None:
             return
         if change.clears:
-            self._forget()
+            self._forget(change.rewinds)
         np.maximum.at(self.state[:, TAIL], change.envs, change.tails[: len(change.envs)])
         self.state[change.cut, NEXT] = 0
         self.rule = change.rule or self._rule
@@ -395,16 +396,22 @@ class Ring:
             new[places] = np.where(stamp < 0, -1 - following, stamp)
         self.stamp[...] = new  # at once: an exception comes before it or after it
 
-    def clear(self) -> None:
+    def clear(self, rewind: bool = False) -> None:
         """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one.
 
-        Rows with next observations of their own begin at their env's first place again, as in a new ring.
-        """
-        self.pending = Change(clears=True)
-        self._forget()
+        With ``rewind`` the next rows of each env go to its first place again, as in a new ring: the numbers between are
+        passed over, which only rows with next observations of their own allow (invariant 8).
 
-    def _forget(self) -> None:
-        if self.alone:
+        Raises:
+            LifecycleError: rewinding rows that share observations.
+        """
+        if rewind and not self.alone:
+            raise LifecycleError("clear(rewind=True): rows that share observations go on where they are; leave it out")
+        self.pending = Change(clears=True, rewinds=rewind)
+        self._forget(rewind)
+
+    def _forget(self, rewind: bool) -> None:
+        if rewind:
             self.state[:, HEAD] += -self.state[:, HEAD] % self.rows
         self.state[:, TAIL], self.state[:, NEXT] = self.state[:, HEAD], 0
         self.counters[DRAWABLE] = 0
@@ -529,7 +536,7 @@ class _Adding:
     """
 
     __slots__ = ("bound", "cut", "envs", "final", "finals", "opens", "places", "since", "staged", "tails", "where")
-    rule, clears = None, False
+    rule, clears, rewinds = None, False, False
     """With ``cut``, ``envs``, ``tails`` and ``since`` it is a :class:`Change`, too, which so costs nothing to make."""
 
     def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:

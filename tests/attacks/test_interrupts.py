@@ -675,7 +675,9 @@ def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> bool:
 def interrupted(kind: str, sampler: str, times: int, seed: int) -> tuple[int, list[str]]:
     """Signals at random instants; how many came, and what was wrong afterwards."""
     rng, tried, failed = np.random.default_rng(seed), 0, list[str]()
-    for turn in range(times):
+    for turn in range(20 * times):  # a signal may come when all is done
+        if tried == times:
+            break
         world = prepared(kind, sampler)
         try:
             if signalled(world, float(rng.uniform(1e-5, 1.5e-3)), rng):
@@ -697,5 +699,5 @@ def test_a_signal_at_any_instant_leaves_every_step_in_or_out(kind: str, sampler:
         sampler = "uniform"  # errors of sequences come in another shape
     tried, failed = interrupted(kind, sampler, times, times)
     record("SIGINT at a random instant", tried, len(failed))
-    assert tried > times // 2
+    assert tried == times
     assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"

@@ -215,7 +215,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def reset(self) -> None:
         """Forget everything stored."""
         self._added = 0
-        self._replay.clear()
+        self._replay.clear(rewind=self._replay.own_next_obs)
         self._continuity.forget()
 
     @classmethod
