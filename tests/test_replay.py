@@ -803,9 +803,9 @@ def test_many_steps_of_which_one_does_not_fit_are_refused_as_a_whole() -> None:
 def test_batches_of_no_rows_are_refused(size: Any) -> None:
     twin = three()
     before = contents(twin.buffer)
-    with pytest.raises(ShapeError, match="from 1 to"):
+    with pytest.raises(ShapeError, match="at least 1"):
         twin.buffer.sample(size)
-    with pytest.raises(ShapeError, match="from 1 to"):
+    with pytest.raises(ShapeError, match="at least 1"):
         twin.buffer.batches(3, size)
     with pytest.raises(ShapeError, match="at least 1"):
         twin.buffer.batches(size, 4)
@@ -1265,10 +1265,6 @@ NOT_FINITE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "an observation of a dtype that NumPy lacks": (
         lambda step: step["obs"].__setitem__("half", torch.tensor([[0.0], [torch.nan]], dtype=torch.bfloat16)),
         "'obs.half': row 1",
-    ),
-    "one too large for the field": (
-        lambda step: step.__setitem__("reward", np.array([0.0, 1e300])),
-        "'reward': row 1",
     ),
     "an action": (lambda step: step["action"].__setitem__(0, -np.inf), "'action': row 0"),
     "a final observation": (lambda step: step["next_obs"]["x"].__setitem__((1, 0), np.nan), "'next_obs.x': row 1"),

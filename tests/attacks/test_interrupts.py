@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -673,14 +674,15 @@ def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> bool:
 
 
 def interrupted(kind: str, sampler: str, times: int, seed: int) -> tuple[int, list[str]]:
-    """Signals at random instants; how many came, and what was wrong afterwards."""
+    """So many signals at random instants; what was wrong afterwards."""
     rng, tried, failed = np.random.default_rng(seed), 0, list[str]()
-    for turn in range(20 * times):  # a signal may come when all is done
-        if tried == times:
-            break
+    began = time.perf_counter()
+    signalled(prepared(kind, sampler), 10.0, rng)
+    longest = time.perf_counter() - began  # in which it also is prepared: some signals come too late
+    for turn in range(20 * times):
         world = prepared(kind, sampler)
         try:
-            if signalled(world, float(rng.uniform(1e-5, 1.5e-3)), rng):
+            if signalled(world, float(rng.uniform(1e-5, longest)), rng):
                 tried += 1
                 world.buffer.check()
                 world.check()
@@ -689,6 +691,8 @@ def interrupted(kind: str, sampler: str, times: int, seed: int) -> tuple[int, li
                         world.check_batch(world.buffer.sample(min(5, len(world.buffer))))
         except Exception as error:  # whatever comes of it is what this looks for
             failed.append(f"signal {turn}: {type(error).__name__}: {str(error)[:200]}")
+        if tried == times:
+            break
     return tried, failed
 
 
