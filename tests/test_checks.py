@@ -14,7 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from relive import Field, RolloutBuffer, Schema, errors
-from relive.checks import StepChecker, check_castable, numpy_view
+from relive.steps.arrays import check_castable, numpy_view
+from relive.steps.checker import StepChecker
 
 N = 3
 SCHEMA = Schema(

@@ -21,8 +21,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-import relive.plan
-import relive.replay
+import relive.replay.buffer
 import twins
 from elsewhere import ELSEWHERE, far_device
 from relive import (
@@ -36,13 +35,13 @@ from relive import (
     ReplayBuffer,
     Schema,
     Transition,
-    persist,
 )
-from relive.checks import numpy_view
-from relive.device_rows import HOSTED, DeviceRows
+from relive import files as persist
 from relive.errors import DeviceError, FieldError, FileFormatError, SchemaError
-from relive.rows import ReplayRows
-from relive.sequence_view import Sequence as SequenceView
+from relive.memory.device import HOSTED, DeviceRows
+from relive.memory.ram import ReplayRows
+from relive.steps.arrays import numpy_view
+from relive.views.sequences import Sequence as SequenceView
 
 PLAYS = ("..", ".T", "..", "U.", "B.", "..", "TT", ".U", "..", "|", "..", "..", ".T", "..", "..", "T.", "..")
 FLAGS = {"reward", "terminated", "truncated"}
@@ -70,7 +69,7 @@ class Place:
         """Inside, buffers keep their rows as on a device even if it is the CPU."""
         patch = pytest.MonkeyPatch()
         if self.device.type == "cpu":
-            patch.setattr(relive.replay, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, self.device))
+            patch.setattr(relive.replay.buffer, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, self.device))
         return patched(patch)
 
     def buffer(self, *args: Any, **options: Any) -> ReplayBuffer:
@@ -525,8 +524,8 @@ def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered
 def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(place, dress="mixed").play(*PLAYS)
     pair.ram.save(tmp_path / "ram")
-    monkeypatch.setattr("relive.device_rows.PIECE", 3 * 1300)
-    monkeypatch.setattr("relive.saving.PIECE", 1300)
+    monkeypatch.setattr("relive.memory.device.PIECE", 3 * 1300)
+    monkeypatch.setattr("relive.replay.saving.PIECE", 1300)
     assert len(list(pair.there._ring.store._pieces(np.arange(18)))) > 5
     assert dumped(pair.there) == dumped(pair.ram)
     pair.there.save(tmp_path / "there")
@@ -615,7 +614,7 @@ def test_what_does_not_fit_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) 
     known = SimpleNamespace(
         mem_get_info=lambda _: (1_000, 10**6), memory_reserved=lambda _: 5_000, memory_allocated=lambda _: 2_000
     )
-    monkeypatch.setattr(relive.plan.torch, "cuda", known)  # 1,000 free, and 3,000 that torch keeps to itself
+    monkeypatch.setattr(torch, "cuda", known)  # 1,000 free, and 3,000 that torch keeps to itself
     schema = Schema(
         {"obs": (16,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
     )

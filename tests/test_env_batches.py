@@ -11,7 +11,7 @@ import torch
 
 from relive import Field, RolloutBuffer, Schema
 from relive.errors import SchemaError, ShapeError
-from relive.memory import Recycled
+from relive.memory.blocks import Recycled
 
 T, N = 7, 5
 FLAG = Field((), torch.bool)

@@ -11,64 +11,22 @@ import pytest
 PACKAGE = "relive"
 SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
-LAYERS = {
-    "errors": 0,
-    "forks": 0,
-    "schema": 0,
-    "checks": 1,
-    "kernels": 1,
-    "memory": 1,
-    "parameters": 1,
-    "persist": 1,
-    "progress": 1,
-    "storage": 2,
-    "layout": 2,
-    "store": 2,
-    "summary": 1,
-    "returns": 2,
-    "rows": 2,
-    "device_rows": 2,
-    "sumtree": 2,
-    "limits": 2,
-    "batching": 2,
-    "ends": 3,
-    "ring": 3,
-    "plan": 3,
-    "validate": 4,
-    "sequences": 3,
-    "vectors": 3,
-    "samplers": 4,
-    "views": 4,
-    "sequence_view": 4,
-    "relabelling": 3,
-    "hindsight": 4,
-    "weights": 3,
-    "windows": 4,
-    "random_policy": 4,
-    "rollout": 5,
-    "replay": 5,
-    "saving": 5,
-    "loader": 6,
-    "collect": 6,
-    "mixture": 6,
-    "cluster": 7,
-    "compat": 7,
-    "cli": 8,
-}
-"""The layer of each part: a module, or a package with all its modules. The flat face is above them all."""
+FLOORS: list[set[str]] = [
+    {"errors"},
+    {"parameters"},
+    {"steps", "kernels", "files"},
+    {"memory", "returns", "batches"},
+    {"ring", "rollout"},
+    {"samplers", "views"},
+    {"replay"},
+    {"collect", "compat", "processes"},
+    {"cluster", "look"},
+]
+"""The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.
 
-SEAM = {(part, "layout") for part in ("device_rows", "rows", "store", "windows")}
-SEAM |= {("device_rows", "rows"), ("device_rows", "store"), ("rows", "store")}
-SAME_LAYER = {
-    ("schema", "errors"),
-    ("storage", "layout"),
-    ("weights", "ring"),
-    ("hindsight", "views"),
-    ("replay", "saving"),
-    ("rollout", "saving"),
-    *SEAM,
-}
-"""The imports within one layer that are wanted."""
+The rooms ``processes``, ``cluster`` and ``look`` are kept free: for lanes and slots, for shards, and for the command
+line. The flat face is above them all.
+"""
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}
 """Heavy packages, and the one module or package that may import each."""
@@ -128,10 +86,10 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
 
 
 def violations(sources: Sources) -> list[str]:
-    """Every way in which these modules break the layers, one sentence each; empty when all is well."""
+    """Every way in which these modules break the floors, one sentence each; empty when all is well."""
     modules = {module_name(path) for path in sources}
     graph: dict[str, set[str]] = {module: set() for module in modules}
-    wrong = [f"{module}: has no layer" for module in sorted(modules) if module and layer_of(module) is None]
+    wrong = [f"{module}: has no floor" for module in sorted(modules) if module and floor_of(module) is None]
     for path, source in sources.items():
         module = module_name(path)
         for line, name in imports_of(path, source):
@@ -148,8 +106,8 @@ def violations(sources: Sources) -> list[str]:
     return wrong + [f"import cycle: {' -> '.join(cycle)}" for cycle in cycles(graph)]
 
 
-def layer_of(module: str) -> int | None:
-    return LAYERS.get(part_of(module))
+def floor_of(module: str) -> int | None:
+    return next((floor for floor, rooms in enumerate(FLOORS) if part_of(module) in rooms), None)
 
 
 def upward(module: str, target: str) -> str | None:
@@ -159,10 +117,10 @@ def upward(module: str, target: str) -> str | None:
     if not target:
         return "imports the flat face, which is above it"
     part, other = part_of(module), part_of(target)
-    mine, its = layer_of(module), layer_of(target)
-    if mine is None or its is None or its < mine or part == other or (part, other) in SAME_LAYER:
+    mine, its = floor_of(module), floor_of(target)
+    if mine is None or its is None or its < mine or part == other:
         return None
-    return f"layer {mine} imports {other}, layer {its}"
+    return f"floor {mine} imports {other}, floor {its}"
 
 
 def misplaced(module: str, name: str) -> str | None:
@@ -210,13 +168,13 @@ def test_a_heavy_package_is_imported_exactly_where_it_belongs(package: str):
 
 
 GOOD = {
-    "__init__.py": "from .schema import Schema\nfrom . import errors\nimport_module(TABLE[name])",
+    "__init__.py": "from .steps.schema import Schema\nfrom . import errors\nimport_module(TABLE[name])",
     "errors.py": "",
-    "schema.py": "from .errors import ReliveError",
+    "steps/schema.py": "from ..errors import ReliveError",
     "kernels/__init__.py": "from . import reference\ndef f():\n    from . import cpu",
     "kernels/reference.py": "import torch",
     "kernels/cpu.py": "import numba\nfrom .reference import gae",
-    "returns.py": "from . import kernels\nfrom relive.schema import Schema\nimport relive.errors",
+    "returns/__init__.py": "from .. import kernels\nfrom relive.steps.schema import Schema\nimport relive.errors",
     "compat/__init__.py": "from ..returns import gae",
 }
 
@@ -228,32 +186,32 @@ def test_the_checker_passes_a_sound_tree():
 @pytest.mark.parametrize(
     ("path", "source", "complaint"),
     [
-        ("schema.py", "from .returns import gae", ":1: layer 0 imports returns, layer 2"),
-        ("schema.py", "from . import returns", ":1: layer 0 imports returns, layer 2"),
-        ("schema.py", "from relive import returns", ":1: layer 0 imports returns, layer 2"),
-        ("schema.py", "import relive.returns as r", ":1: layer 0 imports returns, layer 2"),
-        ("schema.py", "def f():\n    import relive.returns", ":2: layer 0 imports returns, layer 2"),
-        ("schema.py", "if TYPE_CHECKING:\n    from . import returns", ":2: layer 0 imports returns, layer 2"),
-        ("schema.py", "import_module('relive.returns')", ":1: layer 0 imports returns, layer 2"),
-        ("schema.py", "importlib.import_module('.returns', p)", ":1: layer 0 imports returns, layer 2"),
-        ("schema.py", "__import__(name)", ":1: imports <a name computed when it runs>"),
-        ("errors.py", "from .schema import Schema", ":1: layer 0 imports schema, layer 0"),
+        ("steps/schema.py", "from ..returns import gae", ":1: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "from .. import returns", ":1: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "from relive import returns", ":1: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "import relive.returns as r", ":1: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "def f():\n    import relive.returns", ":2: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "if TYPE_CHECKING:\n    from .. import returns", ":2: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "import_module('relive.returns')", ":1: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "importlib.import_module('..returns', p)", ":1: floor 2 imports returns, floor 3"),
+        ("steps/schema.py", "__import__(name)", ":1: imports <a name computed when it runs>"),
+        ("steps/schema.py", "from ..kernels import gae", ":1: floor 2 imports kernels, floor 2"),
         ("errors.py", "import relive", ":1: imports the flat face"),
         ("errors.py", "from . import Schema", ":1: imports the flat face"),
         ("kernels/cpu.py", "from relive import gae", ":1: imports the flat face"),
-        ("kernels/cpu.py", "from ..returns import gae", ":1: layer 1 imports returns, layer 2"),
+        ("kernels/cpu.py", "from ..returns import gae", ":1: floor 2 imports returns, floor 3"),
         (
             "kernels/reference.py",
             "from .cpu import gae",
             "cycle: kernels.cpu -> kernels.reference ->",
         ),
         ("kernels/reference.py", "from . import gae", "cycle: kernels -> kernels.reference -> kernels"),
-        ("returns.py", "def f():\n    import numba.core", ":2: imports numba, which only kernels.cpu may"),
+        ("returns/__init__.py", "def f():\n    import numba.core", ":2: imports numba, which only kernels.cpu may"),
         ("kernels/cpu.py", "import triton", ":1: imports triton, which only kernels.gpu may"),
-        ("returns.py", "from ray import get", ":1: imports ray, which only cluster may"),
+        ("returns/__init__.py", "from ray import get", ":1: imports ray, which only cluster may"),
         ("replay.py", "def f():\n    import velora", ":2: imports velora, which only compat.velora may"),
         ("compat/agilerl.py", "from velora import x", ":1: imports velora, which only compat.velora may"),
-        ("helpers.py", "", "helpers: has no layer"),
+        ("helpers.py", "", "helpers: has no floor"),
     ],
 )
 def test_the_checker_catches_each_kind_of_bad_tree(path: str, source: str, complaint: str):

@@ -25,7 +25,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relive import persist
+from relive import files as persist
 from relive.errors import (
     DTypeError,
     FieldError,
@@ -35,7 +35,7 @@ from relive.errors import (
     ReliveError,
     ShapeError,
 )
-from relive.persist import disk, format, tensors
+from relive.files import disk, format, tensors
 
 DTYPES = [getattr(torch, name) for name in format._NAMES.values() if hasattr(torch, name)]
 Tensors = Mapping[str, Any]
@@ -1086,7 +1086,7 @@ def test_a_file_system_without_locks_or_allocation_will_do(tmp_path: Path, monke
 KILLED = """
 import os, random, signal, sys, time
 import torch
-from relive import persist
+from relive import files as persist
 
 torch.set_num_threads(1)
 path = sys.argv[1]

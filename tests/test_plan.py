@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from relive import Field, ReplayBuffer, RolloutBuffer, Schema, errors, plan
+from relive import Field, ReplayBuffer, RolloutBuffer, Schema, errors
+from relive.memory import estimate as plan
 
 STEP = Schema({"obs": (4,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)})
 

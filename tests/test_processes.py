@@ -34,8 +34,8 @@ from relive import (
     Sequence,
     Uniform,
     errors,
-    forks,
 )
+from relive.memory import forks
 from twins import contents, same_batches
 
 LARGE = Schema({"obs": (256,), "action": Field((), torch.int64), "reward": (), "terminated": Field((), torch.bool)})

@@ -1159,7 +1159,7 @@ def test_a_capacity_in_bytes_is_for_rows_and_sampler_together_and_nothing_more_w
 
 def test_what_the_sampler_keeps_counts_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ReplayBuffer.plan(PLAIN, 10_000).total_bytes
-    monkeypatch.setattr("relive.plan.free_memory", lambda: rows + 100)
+    monkeypatch.setattr("relive.memory.estimate.free_memory", lambda: rows + 100)
     ReplayBuffer(PLAIN, 10_000)
     with pytest.raises(SchemaError, match=r"would take [\d,]+ bytes and [\d,]+ are free(.|\n)*sampler(.|\n)*in all"):
         ReplayBuffer(PLAIN, 10_000, sampler=Prioritized())

@@ -16,8 +16,8 @@ from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ReliveError, SchemaError
 from relive.kernels import cpu, reference
 from relive.kernels.reference.ring import LONGEST
+from relive.memory.ram import ReplayRows
 from relive.ring import Ring, Rule
-from relive.rows import ReplayRows
 from twins import KINDS, Twin, stacked
 
 LEAVES = Schema(

@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from attacks import forger
-from relive import Mixture, Prioritized, ReplayBuffer, RolloutBuffer, Schema, persist
+from relive import Mixture, Prioritized, ReplayBuffer, RolloutBuffer, Schema
+from relive import files as persist
 from relive.errors import FileFormatError, InvariantError, SchemaError
-from relive.memory import small_pages, zeroed
-from relive.schema import Field
+from relive.memory.blocks import small_pages, zeroed
+from relive.steps.schema import Field
 from twins import Twin
 
 FIXTURES = Path(__file__).parent / "fixtures" / "saves-1"

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
-from relive import Field, errors, storage
-from relive.layout import LARGE_FIELD, RowLayout
-from relive.rows import PackedRows
-from relive.schema import Path
-from relive.storage import Columns, as_tensordict
+from relive import Field, errors
+from relive.batches import tensordicts
+from relive.batches.tensordicts import as_tensordict
+from relive.memory.layout import LARGE_FIELD, RowLayout
+from relive.rollout.columns import Columns
+from relive.rollout.packed import PackedRows
+from relive.steps.trees import Path
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
@@ -236,7 +238,7 @@ def test_nested_leaves_become_a_nested_tensordict_of_the_same_memory(
 ) -> None:
     x = torch.zeros(2, 3)
     if checked:  # where TensorDict has no other way to be made
-        monkeypatch.setattr(storage, "_tensordict", lambda: TensorDict)
+        monkeypatch.setattr(tensordicts, "_tensordict", lambda: TensorDict)
     tree = as_tensordict({("a", "b", "0"): x, ("a", "c"): torch.ones(2), ("d",): torch.ones(2, 1)}, (2,))
     assert tree["a", "b", "0"].data_ptr() == x.data_ptr()
     assert tree["a"].batch_size == torch.Size([2])

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import relive
-from relive import GAE, Collector, Field, Mixture, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, summary
+from relive import GAE, Collector, Field, Mixture, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema
+from relive.steps import summary
 
 
 def policy(obs: torch.Tensor) -> dict[str, torch.Tensor]:

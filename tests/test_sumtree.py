@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, ShapeError
 from relive.kernels import cpu, reference
-from relive.sumtree import SumTree
+from relive.samplers.sumtree import SumTree
 
 WEIGHTS = st.one_of(
     st.sampled_from([0.0, -0.0, 5e-324, 1e-310, 0.1, 1.0, 3.0, 2.0**53, 1e300]),

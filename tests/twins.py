@@ -27,8 +27,8 @@ from relive import (
 from relive import (
     Sequence as SequenceView,
 )
-from relive.schema import Path
-from relive.views import rule_of
+from relive.steps.trees import Path
+from relive.views.contract import rule_of
 
 KINDS: dict[str, tagged.Kind | None] = {".": None, "T": "terminated", "U": "truncated", "B": "both"}
 """How one letter of a play says that a step ends: it goes on, terminates, is truncated, both."""

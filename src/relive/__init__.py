@@ -4,18 +4,21 @@ Everything between an environment's ``step()`` and the learner's ``loss.backward
 """
 
 from . import errors, returns
-from .collect import Collector
+from .batches.sequences import SequenceBatch
+from .collect.collector import Collector
 from .errors import ReliveError
-from .hindsight import Hindsight
-from .mixture import Mixture
-from .replay import ReplayBuffer
-from .returns import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
-from .rollout import RolloutBuffer
-from .samplers import Prioritized, Recent, Uniform, WithoutReplacement
-from .schema import Field, Schema
-from .sequence_view import Sequence
-from .sequences import SequenceBatch
-from .views import FrameStack, NStep, Transition
+from .replay.buffer import ReplayBuffer
+from .replay.mixture import Mixture
+from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
+from .rollout.buffer import RolloutBuffer
+from .samplers.prioritized import Prioritized
+from .samplers.recent import Recent
+from .samplers.uniform import Uniform, WithoutReplacement
+from .steps.schema import Field, Schema
+from .views.frames import FrameStack
+from .views.hindsight import Hindsight
+from .views.sequences import Sequence
+from .views.transitions import NStep, Transition
 
 __all__ = [
     "GAE",
@@ -46,3 +49,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Pickles, reprs and error messages name the public place of a class, in whichever module it is written.
+for _part in [value for name, value in globals().items() if name in __all__ and name != "ReliveError"]:
+    if getattr(_part, "__module__", "").startswith("relive."):
+        _part.__module__ = __name__

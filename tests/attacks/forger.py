@@ -35,12 +35,12 @@ from relive import (
     Transition,
     Uniform,
     WithoutReplacement,
-    persist,
 )
+from relive import files as persist
 from relive.errors import InvariantError, ReliveError
-from relive.layout import row_layout
-from relive.persist import format
-from relive.schema import Field
+from relive.files import format
+from relive.memory.layout import row_layout
+from relive.steps.schema import Field
 
 __all__ = ["KINDS", "Forged", "attack", "forge", "main", "write"]
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-import relive.replay
+import relive.replay.buffer
 import twins
 from attacks.tally import record
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
-from relive.device_rows import DeviceRows
 from relive.errors import ReliveError, SchemaError
+from relive.memory.device import DeviceRows
 from relive.ring import Ring, Rule
 from twins import Twin
 
@@ -132,7 +132,7 @@ def filled(sampler: Any = None, view: Any = None, device: bool = False, **option
     with pytest.MonkeyPatch.context() as patch:
         if device:
             cpu = torch.empty(0).device
-            patch.setattr(relive.replay, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, cpu))
+            patch.setattr(relive.replay.buffer, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, cpu))
         twin = Twin(2, ROWS // 2, dress="goals and images", sampler=sampler, view=view, **options)
     return twin.play(*("..", ".T", "..", "..", "U.", "..", "..", "..", "..")).buffer
 

@@ -24,15 +24,16 @@ from gymnasium.vector import AutoresetMode
 
 import oracle
 import relive
-import relive.replay
+import relive.replay.buffer
 import tagged
 import twins
 from attacks.tally import record
 from relive import Collector, Field, FrameStack, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Transition
 from relive import Sequence as SequenceView
-from relive.device_rows import DeviceRows
 from relive.errors import InvariantError
-from relive.ring import NEXT, Ring
+from relive.memory.device import DeviceRows
+from relive.ring import Ring
+from relive.ring.ring import NEXT
 from twins import KINDS as LETTERS
 from twins import SAMPLERS, Twin
 
@@ -106,7 +107,7 @@ class Broken(Twin):
         if device:
             with pytest.MonkeyPatch.context() as patch:
                 cpu = torch.empty(0).device
-                patch.setattr(relive.replay, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, cpu))
+                patch.setattr(relive.replay.buffer, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, cpu))
                 self.buffer = ReplayBuffer(self.schema, rows * 2, 2, **kept)
         self.known, self.turn = oracle.Priorities(), 0
         self.see()

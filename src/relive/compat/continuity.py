@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..replay import ReplayBuffer
+from ..replay.buffer import ReplayBuffer
 from .trees import mapped
 
 __all__ = ["Continuity", "alike", "breaks"]

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..batches.tensordicts import as_tensordict
 from ..errors import EmptyError, FieldError, FullError, ShapeError, UnfinishedError
 from ..parameters import seed_or_drawn
-from ..returns import gae, group_advantage
-from ..rollout import RolloutBuffer as Rollout
-from ..rows import PackedRows
-from ..schema import Field, Path, Schema, dotted
-from ..storage import as_tensordict
+from ..returns.functions import gae, group_advantage
+from ..rollout.buffer import RolloutBuffer as Rollout
+from ..rollout.packed import PackedRows
+from ..steps.schema import Field, Schema
+from ..steps.trees import Path, dotted
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ... import kernels
+from ...batches.tensordicts import as_tensordict
 from ...errors import FieldError, ShapeError
 from ...kernels.reference.random import key as stream
-from ...rollout import RolloutBuffer as Rollout
-from ...schema import Field, Path
-from ...storage import as_tensordict
+from ...rollout.buffer import RolloutBuffer as Rollout
+from ...steps.schema import Field
+from ...steps.trees import Path
 from ..errors import StepError
 from ..seeds import drawn_by_numpy, renew
 from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of, write

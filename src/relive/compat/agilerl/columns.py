@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...schema import Field, Path, Schema
+from ...steps.schema import Field, Schema
+from ...steps.trees import Path
 from ..errors import StepError
 from .steps import FLAG, Fields, numbered
 

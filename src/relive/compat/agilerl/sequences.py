@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor
 
-from ...schema import Path
-from ...sequences import SequenceBatch, stride_of
-from ...storage import as_tensordict
+from ...batches.sequences import SequenceBatch, stride_of
+from ...batches.tensordicts import as_tensordict
+from ...steps.trees import Path
 from .columns import leaves_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ... import returns
-from ...checks import numpy_dtype
-from ...schema import Field, as_tensor
+from ...steps.arrays import as_tensor, numpy_dtype
+from ...steps.schema import Field
 from ..errors import StepError
 
 __all__ = [

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...samplers import Recent, Sampler
+from ...samplers.contract import Sampler
+from ...samplers.recent import Recent
 from .keys import ALGORITHM, EPISODES
 from .per import PERBuffer
 from .replay import Data, Factory

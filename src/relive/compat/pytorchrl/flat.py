@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...replay import ReplayBuffer
-from ...samplers import Sampler
-from ...schema import Field, Schema
-from ...views import NStep
+from ...replay.buffer import ReplayBuffer
+from ...samplers.contract import Sampler
+from ...steps.schema import Field, Schema
+from ...views.transitions import NStep
 from ..continuity import Continuity, breaks
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, OBS2, STATES

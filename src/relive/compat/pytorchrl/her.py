@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import LifecycleError
-from ...hindsight import Hindsight
+from ...views.hindsight import Hindsight
 from ..continuity import breaks
 from ..trees import mapped, mapped_with
 from .ere import EREBuffer

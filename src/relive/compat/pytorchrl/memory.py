@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...replay import ReplayBuffer
+from ...replay.buffer import ReplayBuffer
 from ..trees import mapped
 from .steps import plain
 

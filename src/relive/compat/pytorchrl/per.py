@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...samplers import Prioritized, Recent, Sampler
+from ...samplers.contract import Sampler
+from ...samplers.prioritized import Prioritized
+from ...samplers.recent import Recent
 from .keys import ALGORITHM
 from .replay import Data, Factory, NStepReplayBuffer
 from .steps import plain

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ...errors import LifecycleError, SchemaError
-from ...replay import ReplayBuffer
-from ...samplers import Sampler
-from ...schema import Field, Schema
-from ...views import NStep
+from ...replay.buffer import ReplayBuffer
+from ...samplers.contract import Sampler
+from ...steps.schema import Field, Schema
+from ...views.transitions import NStep
 from ..trees import mapped, mapped_with
 from .keys import DONE, DONE2, NAMES, OBS2, REW, RHS2, STATES
 from .memory import Memory

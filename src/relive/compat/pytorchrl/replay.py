@@ -11,8 +11,9 @@ import torch
 
 from ...errors import SchemaError
 from ...parameters import seed_or_drawn
-from ...samplers import Sampler, Uniform
-from ...views import NStep
+from ...samplers.contract import Sampler
+from ...samplers.uniform import Uniform
+from ...views.transitions import NStep
 from ..trees import mapped
 from .collected import Collected
 from .flat import Flat

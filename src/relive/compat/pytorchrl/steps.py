@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...checks import numpy_dtype, numpy_view
 from ...errors import FieldError, ShapeError
-from ...schema import Field, Schema
+from ...steps.arrays import numpy_dtype, numpy_view
+from ...steps.schema import Field, Schema
 from ..inbox import Inbox
 from ..trees import mapped, mapped_with
 from .keys import DONE2, NAMES, OBS2, REW, STATES

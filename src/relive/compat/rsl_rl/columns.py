@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ShapeError
-from ...returns import GAE
+from ...returns.estimators import GAE
 
 __all__ = ["Column", "Returns", "assign"]
 

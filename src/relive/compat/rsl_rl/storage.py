@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from ...batches.states import swap_layers
 from ...errors import FieldError, SchemaError, ShapeError
-from ...rollout import RolloutBuffer
-from ...schema import Field, Schema
-from ...vectors import swap_layers
+from ...rollout.buffer import RolloutBuffer
+from ...steps.schema import Field, Schema
 from ..seeds import renew
 from .columns import Column, Returns, assign
 from .containers import Batch, Transition

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...batches.sequences import WHOLE
 from ...errors import ShapeError
-from ...sequences import WHOLE
-from ...storage import as_host
-from ...windows import ENV, LENGTH, START, Flags, cut
+from ...rollout.states import ENV, LENGTH, START
+from ...rollout.windows import Flags, cut
+from ...steps.arrays import as_host
 
 __all__ = ["split_and_pad_trajectories", "unpad_trajectories"]
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from ...schema import Field
+from ...steps.schema import Field
 
 __all__ = [
     "Array",

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from ...checks import numpy_view
-from ...hindsight import Hindsight
-from ...schema import Field
+from ...steps.arrays import numpy_view
+from ...steps.schema import Field
+from ...views.hindsight import Hindsight
 from .common import Array
 from .replay import DictReplayBuffer
 

@@ -9,11 +9,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ...checks import numpy_view
-from ...replay import ReplayBuffer as Core
-from ...samplers import Prioritized, Sampler
-from ...schema import Field, Schema
-from ...views import NStep, View
+from ...replay.buffer import ReplayBuffer as Core
+from ...samplers.contract import Sampler
+from ...samplers.prioritized import Prioritized
+from ...steps.arrays import numpy_view
+from ...steps.schema import Field, Schema
+from ...views.contract import View
+from ...views.transitions import NStep
 from ..continuity import Continuity
 from ..seeds import drawn_by_numpy
 from ..trees import mapped, mapped_with

@@ -10,10 +10,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ...checks import numpy_view
-from ...returns import GAE
-from ...rollout import RolloutBuffer as Core
-from ...schema import Field, Schema
+from ...returns.estimators import GAE
+from ...rollout.buffer import RolloutBuffer as Core
+from ...steps.arrays import numpy_view
+from ...steps.schema import Field, Schema
 from ..seeds import drawn_by_numpy
 from ..trees import mapped
 from .arrays import Column

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...errors import FileFormatError, NoSaveError
-from ...persist import disk, format
-from ...persist.tensors import pieces
+from ...files import disk, format
+from ...files.tensors import pieces
 
 __all__ = ["checked", "load", "save"]
 

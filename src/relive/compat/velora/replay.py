@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...replay import ReplayBuffer as Replay
-from ...schema import Field, Schema
+from ...replay.buffer import ReplayBuffer as Replay
+from ...steps.schema import Field, Schema
 from ..inbox import Inbox
 from ..seeds import renew
 from . import files

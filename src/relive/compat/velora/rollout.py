@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...returns import GAE
-from ...rollout import RolloutBuffer as Rollout
-from ...schema import Field, Schema
+from ...returns.estimators import GAE
+from ...rollout.buffer import RolloutBuffer as Rollout
+from ...steps.schema import Field, Schema
 from ..seeds import renew
 from .experience import RolloutBatch, rows
 

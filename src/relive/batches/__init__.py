@@ -1,0 +1,1 @@
+"""What readers hand out: TensorDicts, and padded sequences."""

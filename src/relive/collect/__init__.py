@@ -1,0 +1,6 @@
+"""Collector: plays a policy in vector envs and fills a buffer."""
+
+from .collector import Collector
+from .stats import CollectStats
+
+__all__ = ["CollectStats", "Collector"]

@@ -1,0 +1,47 @@
+"""A progress bar for collections that take long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+__all__ = ["progress_bar"]
+
+
+LONG = 2.0
+"""Seconds after which a collection shows its progress on a terminal."""
+
+
+@contextmanager
+def progress_bar(total: int, wanted: bool | None) -> Generator[Callable[[], None]]:
+    """A Rich progress bar of vector steps; with ``wanted`` None, on a terminal and only once it takes LONG seconds."""
+    if wanted is False:
+        yield lambda: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError as error:
+        if wanted:
+            raise ImportError("a progress bar needs Rich: pip install 'relive[progress]'") from error
+        yield lambda: None
+        return
+    console = Console(stderr=True)
+    if wanted is None and not console.is_terminal:
+        yield lambda: None
+        return
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=console.is_terminal)
+    task = bar.add_task("collecting", total=total)
+    began = time.perf_counter()
+
+    def tick() -> None:
+        if not bar.live.is_started and (wanted or time.perf_counter() - began > LONG):
+            bar.start()
+        bar.advance(task)
+
+    try:
+        yield tick
+    finally:
+        bar.stop()

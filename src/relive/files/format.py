@@ -1,0 +1,374 @@
+"""What the files of a save hold: names, dtypes, the header of a data file, the manifest. ``docs/files.md`` shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import DTypeError, FieldError, FileFormatError, NotFiniteError
+
+__all__ = [
+    "MANIFEST",
+    "MANIFEST_BYTES",
+    "OWN_NAME",
+    "Array",
+    "FileNote",
+    "Spec",
+    "Streamed",
+    "by_file",
+    "compose",
+    "damaged",
+    "encode",
+    "header",
+    "new_name",
+    "parse",
+    "parse_kind",
+    "plan",
+]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What is saved as one array and never lies in memory as one: ``parts`` gives it anew, cut along its first axis."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    parts: Callable[[], Iterator[Tensor | NDArray[Any]]]
+
+    def whole(self) -> NDArray[Any] | Tensor:
+        """All of it in memory."""
+        parts = list(self.parts())
+        if isinstance(self.dtype, torch.dtype):
+            return torch.cat([torch.zeros((0, *self.shape[1:]), dtype=self.dtype), *cast("list[Tensor]", parts)])
+        return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *cast("list[NDArray[Any]]", parts)])
+
+
+Array = Tensor | NDArray[Any] | Streamed
+
+
+FORMAT, VERSION = "relive arrays", 1
+
+
+MANIFEST = "manifest.json"
+
+
+OWN_NAME = re.compile(r"data-[0-9a-f]{16}-[0-9]{5}\.safetensors|manifest-[0-9a-f]{16}\.tmp")
+"""The names of all other files of a save: none is a path, and none is what anybody else would choose."""
+
+
+FILE_BYTES = 1 << 28
+"""A data file that has reached this takes no further tensor."""
+
+
+MANIFEST_BYTES = 1 << 26
+"""The largest manifest: anything larger belongs into a tensor."""
+
+
+_NAMES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+
+
+_DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
+
+
+_CODES = {_NAMES[code]: code for code in _DTYPES}
+
+
+_MAX_BYTES = 2**63 - 1
+
+
+STRUCTURE = {b"{": 2**16, b"[": 2**20, b",": 2**22}
+"""How often each may come in a manifest: what is parsed takes up to a hundred times the memory of its text."""
+
+
+DEPTH = 100
+"""Objects and lists within each other in what is saved."""
+
+
+AXES = 32
+"""Of a tensor; NumPy before 2.0 has no more."""
+
+
+_TAIL = re.compile(rb',\n"checksum": "([0-9a-f]{8})"\n}\n\Z')
+
+
+TAIL_BYTES = len(',\n"checksum": "01234567"\n}\n')
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a manifest tells of one tensor: its safetensors dtype, its shape, and the file that it is in."""
+
+    code: str
+    shape: tuple[int, ...]
+    file: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The same dtype in torch."""
+        return _DTYPES[self.code]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class FileNote:
+    """What a manifest tells of one data file: its size, and the CRC-32 of all of it in hexadecimal."""
+
+    nbytes: int
+    crc32: str
+
+
+def damaged(path: Path, expected: str, got: object) -> FileFormatError:
+    """The error for a save that is not as it was written."""
+    return FileFormatError(
+        f"'{path}': expected {expected}, got {got}; it was altered or damaged since it was saved: "
+        "restore it from a copy, or save anew in another directory"
+    )
+
+
+def new_name(generation: str, number: int | None = None) -> str:
+    """The name of a data file of a generation of files, or of its manifest until that is complete."""
+    return f"manifest-{generation}.tmp" if number is None else f"data-{generation}-{number:05d}.safetensors"
+
+
+def plan(tensors: Mapping[str, Array], generation: str) -> dict[str, Spec]:
+    """Which tensor goes where, in the order of writing: the widest dtypes first, so that each is aligned in its file.
+
+    Raises:
+        DTypeError, FieldError: a tensor that cannot be saved.
+    """
+    codes = {name: _code_of(name, value) for name, value in tensors.items()}
+    specs: dict[str, Spec] = {}
+    number = size = 0
+    for name in sorted(codes, key=lambda name: -_DTYPES[codes[name]].itemsize):
+        if size >= FILE_BYTES:
+            number, size = number + 1, 0
+        shape = tuple(int(length) for length in tensors[name].shape)
+        specs[name] = Spec(codes[name], shape, new_name(generation, number))
+        size += specs[name].nbytes
+    return specs
+
+
+def _code_of(name: object, value: Array) -> str:
+    if not isinstance(name, str) or name == "__metadata__" or _has_surrogate(name):
+        raise FieldError(f"tensor {name!r}: expected a name that is Unicode text other than '__metadata__'; rename it")
+    if len(value.shape) > AXES:
+        raise FieldError(f"tensor '{name}': expected at most {AXES} axes, got {len(value.shape)}; flatten some")
+    if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_meta):
+        raise DTypeError(f"tensor '{name}': expected a dense tensor with data, got {value.layout} on {value.device}")
+    code = _CODES.get(str(value.dtype).removeprefix("torch."))
+    if code is None:
+        known = ", ".join(_CODES)
+        raise DTypeError(f"tensor '{name}': expected one of {known}, got {value.dtype}; convert it, or view its bytes")
+    return code
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:
+    """The tensors of each file, in their order."""
+    files: dict[str, dict[str, Spec]] = {}
+    for name, spec in specs.items():
+        files.setdefault(spec.file, {})[name] = spec
+    return files
+
+
+def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None) -> bytes:
+    """What the safetensors file of these tensors starts with: always the same bytes, so reading needs no parser.
+
+    ``notes`` are what safetensors calls metadata; a save of ours has none.
+    """
+    entries: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
+    end = 0
+    for name, spec in specs.items():
+        start, end = end, end + spec.nbytes
+        entries[name] = {"dtype": spec.code, "shape": spec.shape, "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def encode(content: Mapping[str, Any]) -> str:
+    """JSON that reads back as exactly this.
+
+    Raises:
+        NotFiniteError: NaN or infinity in it.
+        FileFormatError: it is not JSON, or would come back as something else.
+    """
+    try:
+        text = json.dumps(dict(content), allow_nan=False)
+        _require_shallow(dict(content))
+        same = json.loads(text) == dict(content)
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = NotFiniteError if "Out of range float" in str(error) else FileFormatError
+        raise kind(f"the JSON to save: {error}; give dicts, lists, text, finite numbers, bools and None") from error
+    if not same:
+        raise FileFormatError("the JSON to save would come back changed; give lists for tuples, and text as keys")
+    return text
+
+
+def compose(content: str, files: Mapping[str, FileNote], specs: Mapping[str, Spec]) -> bytes:
+    """The manifest, with its own checksum at its end."""
+    notes = {file: {"bytes": note.nbytes, "crc32": note.crc32} for file, note in files.items()}
+    tensors = {name: {"file": s.file, "dtype": s.code, "shape": s.shape} for name, s in specs.items()}
+    parts = {"format": FORMAT, "version": VERSION, "files": notes, "tensors": tensors}
+    lines = [*(f'"{key}": {json.dumps(value)}' for key, value in parts.items()), f'"content": {content}']
+    body = ("{\n" + ",\n".join(lines)).encode()
+    manifest = body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body)
+    if excess := _excess(manifest):
+        raise FileFormatError(
+            f"the JSON to save: expected a manifest of {excess[0]}, got {excess[1]}; put what is long into a tensor"
+        )
+    return manifest
+
+
+def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
+    """The manifest as JSON, which is of our format and version, and nothing more is known of it.
+
+    Raises:
+        FileFormatError: it is not.
+    """
+    _require_own(path, raw)
+    try:
+        found: Any = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "the JSON of a save", f"something else ({error})") from error
+    if not isinstance(found, dict) or cast("dict[str, Any]", found).get("format") != FORMAT:
+        raise FileFormatError(f'\'{path}\': expected "format": "{FORMAT}", got another file; give a directory of ours')
+    manifest = cast("dict[str, Any]", found)
+    version: Any = manifest.get("version")
+    if type(version) is not int or version != VERSION:
+        raise FileFormatError(
+            f"'{path}': expected version {VERSION}, got {version!r}; use the release of relive that wrote it"
+        )
+    return manifest
+
+
+def _require_own(path: Path, raw: bytes) -> None:
+    """Before anything is parsed: the checksum, and that parsing will take no more time and memory than it may.
+
+    Raises:
+        FileFormatError: it is another file, or damaged.
+    """
+    tail = _TAIL.search(raw[-TAIL_BYTES:])
+    if tail is None or int(tail[1], 16) != zlib.crc32(raw[: len(raw) - len(tail[0])]):
+        raise damaged(path, "a save's manifest, which ends with the CRC-32 of all before it", "another file or ending")
+    if excess := _excess(raw):
+        raise damaged(path, *excess)
+
+
+def _excess(raw: bytes) -> tuple[str, int] | None:
+    """What there is too much of in a manifest, and how much."""
+    counts = {f"at most {most} times {mark.decode()!r}": (raw.count(mark), most) for mark, most in STRUCTURE.items()}
+    counts[f"at most {MANIFEST_BYTES} bytes"] = len(raw), MANIFEST_BYTES
+    return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not finite")
+    return value
+
+
+def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, FileNote], dict[str, Spec]]:
+    """The content, the files and the tensors that a manifest tells of, each of them possible and fitting the others.
+
+    Raises:
+        FileFormatError: foreign, of another version, or damaged.
+    """
+    manifest = parse_kind(path, raw)
+    try:
+        if set(manifest) != {"format", "version", "files", "tensors", "content", "checksum"}:
+            raise ValueError(f"the keys {', '.join(manifest)}")
+        files = {file: _file_note(file, note) for file, note in _object(manifest["files"]).items()}
+        specs = {name: _spec(name, note) for name, note in _object(manifest["tensors"]).items()}
+        groups = by_file(specs)
+        if set(groups) != set(files):
+            raise ValueError("tensors in files that it does not list, or files without tensors")
+        for file, group in groups.items():
+            size = len(header(group)) + sum(spec.nbytes for spec in group.values())
+            if files[file].nbytes != size:
+                raise ValueError(f"{files[file].nbytes} bytes for {file}, whose tensors take {size}")
+        content = _object(manifest["content"])
+        _require_shallow(content)
+        return content, files, specs
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "a manifest that agrees with itself", error) from error
+
+
+def _require_shallow(content: Any) -> None:
+    """Refuse JSON that is nested deeper than anybody who reads it can follow.
+
+    Raises:
+        ValueError: it is.
+    """
+    level = [content]
+    for _ in range(DEPTH):
+        level = [inner for value in level if isinstance(value, dict | list)
+                 for inner in (value.values() if isinstance(value, dict) else value)]  # fmt: skip
+        if not level:
+            return
+    raise ValueError(f"objects and lists within each other, more than {DEPTH} deep")
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.80} where an object belongs")
+    return cast("dict[str, Any]", value)
+
+
+def _file_note(file: str, value: Any) -> FileNote:
+    note = _object(value)
+    size, crc = note.get("bytes"), note.get("crc32")
+    named = OWN_NAME.fullmatch(file) and file.startswith("data-")
+    typed = set(note) == {"bytes", "crc32"} and type(size) is int and isinstance(crc, str)
+    if named and typed and re.fullmatch("[0-9a-f]{8}", str(crc)):
+        return FileNote(cast("int", size), str(crc))
+    raise ValueError(f"{note!r:.80} on a file named {file!r:.80}")
+
+
+def _spec(name: str, value: Any) -> Spec:
+    note = _object(value)
+    file, code, shape = note.get("file"), note.get("dtype"), note.get("shape")
+    if set(note) == {"file", "dtype", "shape"} and isinstance(file, str) and isinstance(code, str) and code in _DTYPES:
+        sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
+        plain = len(sizes) <= AXES and all(type(size) is int and 0 <= size <= _MAX_BYTES for size in sizes)
+        # what the other axes of an empty tensor span must be countable too
+        if plain and math.prod(max(size, 1) for size in sizes) * _DTYPES[code].itemsize <= _MAX_BYTES:
+            return Spec(code, tuple(sizes), file)
+    raise ValueError(f"{note!r:.80} on a tensor named {name!r:.80}")

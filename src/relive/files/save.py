@@ -1,0 +1,157 @@
+"""Named arrays <-> a directory: saved whole or not at all, checked when read, and nothing in it is ever run.
+
+A save is a ``manifest.json`` and the data files that it names. Data files get new names and never change; one rename
+then puts the new manifest in place of the old, and only after that do the old data files go. So whenever the writer
+dies, the directory holds the old save or the new one, and perhaps files that no manifest names, which the next save
+removes. ``docs/files.md`` has the format.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
+from . import disk, format
+from .format import MANIFEST, Array, FileNote
+from .tensors import empty, fill, pieces
+
+__all__ = ["Save", "read", "write"]
+
+
+PathLike = str | os.PathLike[str]
+
+
+def write(
+    path: PathLike,
+    tensors: Mapping[str, Array],
+    content: Mapping[str, Any],
+    *,
+    taken: Callable[[], object] | None = None,
+) -> None:
+    """Save named tensors or arrays, and some JSON, in the directory ``path``, in place of the save there, if any.
+
+    When it returns, the save is on the disk; when it raises or is killed before, the former save is as it was, unless
+    the error's last note says that the new one has taken its place already. Saves into one directory take turns.
+    The trap: tensors that change before ``taken`` is called make a save that will be refused.
+
+    Raises:
+        FileFormatError: ``path`` is a file, or a directory of anything but a save; ``content`` is not JSON.
+        NotFiniteError: NaN or infinity in ``content``.
+        DTypeError, FieldError: a dtype that the format lacks, or a name that it cannot hold.
+        OSError: the disk is full, or fails.
+    """
+    path, generation = disk.usable(path), os.urandom(8).hex()
+    specs = format.plan(tensors, generation)
+    text = format.encode(content)
+    with disk.turn(path) as (directory, created):
+        disk.check_replaceable(path)
+        try:
+            files: dict[str, FileNote] = {}
+            groups = format.by_file(specs)
+            for number, (file, group) in enumerate(groups.items(), 1):
+                header = format.header(group)
+                size = len(header) + sum(spec.nbytes for spec in group.values())
+                parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
+                files[file] = disk.write_file(path / file, parts, size, taken if number == len(groups) else None)
+            manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
+            disk.write_file(temporary, [memoryview(manifest)], len(manifest))
+            disk.sync(directory)
+            os.replace(temporary, path / MANIFEST)
+            disk.sync(directory)  # the old files go only when the new manifest cannot be lost any more
+            disk.remove_others(path, keep=files)
+        except BaseException as error:
+            error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, created)}")
+            raise
+
+
+def read(
+    path: PathLike, into: Mapping[str, Tensor] | None = None, *, verify: bool = True, most: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All tensors of the save at ``path``, as :meth:`Save.read` gives them, and the JSON that was saved with them."""
+    with Save(path) as save:
+        return save.read(into, verify=verify, most=most), save.content
+
+
+class Save:
+    """A save opened for reading: ``content`` is its JSON, ``specs`` tells of its tensors, :meth:`read` reads them.
+
+    It goes on reading the save that it opened, also when another takes its place meanwhile.
+
+    Raises:
+        NoSaveError: nothing is at ``path``, or no save was ever completed there; it is a FileNotFoundError as well.
+        FileFormatError: what is there is foreign, of another version, incomplete or damaged.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = disk.usable(path)
+        with ExitStack() as resources:
+            raw = disk.read_manifest(self.path)
+            while True:
+                self.content, self._files, self.specs = format.parse(self.path / MANIFEST, raw)
+                try:
+                    self._streams = {f: resources.enter_context(disk.open_file(self.path / f)) for f in self._files}
+                    break
+                except FileNotFoundError as error:
+                    # a writer may have replaced the manifest since, and removed the files of this one
+                    before, raw = raw, disk.read_manifest(self.path)
+                    if raw == before:
+                        raise format.damaged(Path(error.filename), "a data file", "nothing") from error
+            self.close = resources.pop_all().close
+
+    def __enter__(self) -> Save:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(
+        self, into: Mapping[str, Tensor] | None = None, *, verify: bool = True, most: int | None = None
+    ) -> dict[str, Tensor]:
+        """All tensors by name, on the CPU; those named in ``into`` are read straight into the tensors given there.
+
+        Without ``verify`` the checksums of the data are left alone; sizes and headers are always compared. ``most`` is
+        how many bytes of memory there are for them: files with holes may be larger than the disk that they are on.
+        The trap: when a checksum is found wrong, the tensors of ``into`` are overwritten already.
+
+        Raises:
+            FileFormatError: a file is not what the manifest says.
+            FieldError, ShapeError, DTypeError: ``into`` does not fit what was saved.
+        """
+        into = into or {}
+        for name, tensor in into.items():
+            self._check_fit(name, tensor)
+        groups = format.by_file(self.specs)
+        readers = {file: disk.Reader(self._streams[file], self.path / file, verify=verify) for file in groups}
+        for file, reader in readers.items():  # before anything is allocated or overwritten
+            reader.check_size(self._files[file].nbytes)
+        wanted = sum(spec.nbytes for name, spec in self.specs.items() if name not in into)
+        if most is not None and wanted > most:
+            raise FileFormatError(f"'{self.path}': its tensors take {wanted:,} bytes of memory, and {most:,} are free")
+        result: dict[str, Tensor] = {}
+        for file, reader in readers.items():
+            reader.check_start(format.header(groups[file]))
+            for name, spec in groups[file].items():
+                result[name] = into[name] if name in into else empty(spec)
+                fill(result[name], reader.read_into)
+                if spec.code == "BOOL" and spec.nbytes and result[name].view(torch.uint8).max() > 1:
+                    raise format.damaged(self.path / file, "bools of 0 and 1", "other bytes")
+            reader.check_crc32(self._files[file].crc32)
+        return result
+
+    def _check_fit(self, name: str, tensor: Tensor) -> None:
+        spec = self.specs.get(name)
+        if spec is None:
+            raise FieldError(f"tensor '{name}': not in '{self.path}', which holds {', '.join(self.specs) or 'none'}")
+        if tensor.dtype is not spec.dtype:
+            raise DTypeError(f"tensor '{name}': '{self.path}' has {spec.dtype}, got {tensor.dtype} to read it into")
+        if tensor.shape != spec.shape:
+            shape = tuple(tensor.shape)
+            raise ShapeError(f"tensor '{name}': '{self.path}' has shape {spec.shape}, got {shape} to read it into")

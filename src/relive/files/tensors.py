@@ -1,0 +1,79 @@
+"""A tensor or array, of any strides and on any device, as pieces of bytes that take no more memory than a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .format import Array, Spec, Streamed
+
+__all__ = ["empty", "fill", "pieces"]
+
+
+Solid = Tensor | NDArray[Any]
+
+
+CHUNK = 1 << 20
+"""Bytes moved at a time: they are checksummed while in the cache, and no more than that is ever copied."""
+
+
+def pieces(value: Array) -> Iterator[memoryview]:
+    """The bytes of a tensor in row-major order; those of a plain one are its own memory."""
+    for part in value.parts() if isinstance(value, Streamed) else (value,):
+        for slab in _slabs(part):
+            yield from _chunks(_raw(slab))
+
+
+def fill(tensor: Tensor, read_into: Callable[[memoryview], None]) -> None:
+    """Give the pieces of ``tensor``, in the order of :func:`pieces`, to ``read_into``, which fills them."""
+    for slab in _slabs(tensor.detach()):
+        slab = cast("Tensor", slab)
+        plain = slab if _is_plain(slab) else torch.empty(slab.shape, dtype=slab.dtype)
+        for piece in _chunks(_raw(plain)):
+            read_into(piece)
+        if plain is not slab:
+            slab.copy_(plain)
+
+
+def empty(spec: Spec) -> Tensor:
+    """A tensor to be filled."""
+    if not spec.nbytes:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    # NumPy asks the kernel for huge pages: the first write to each small page costs more than the copy itself
+    return torch.from_numpy(np.empty(spec.nbytes, np.uint8)).view(spec.dtype).reshape(spec.shape)
+
+
+def _slabs(value: Solid) -> Iterator[Solid]:
+    """Parts of ``value`` in row-major order, each either plain memory or no larger than a chunk."""
+    if _is_plain(value) or value.nbytes <= CHUNK:
+        yield value
+        return
+    rows = max(1, CHUNK // (value.nbytes // len(value)))
+    for start in range(0, len(value), rows):
+        yield from _slabs(value[start] if rows == 1 else value[start : start + rows])
+
+
+def _is_plain(value: Solid) -> bool:
+    """Whether its bytes lie in RAM in row-major order."""
+    if isinstance(value, Tensor):
+        return value.is_cpu and value.is_contiguous() and not value.is_conj() and not value.is_neg()
+    return value.flags.c_contiguous
+
+
+def _raw(slab: Solid) -> memoryview:
+    """The bytes of a slab, copied unless it is plain."""
+    if isinstance(slab, Tensor):
+        plain = slab.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        flat = plain.as_strided((plain.numel(),), (1,))  # not reshape: a single element may have any stride
+        return memoryview(cast("Any", flat.view(torch.uint8).numpy()))
+    return memoryview(cast("Any", np.ascontiguousarray(slab).reshape(-1).view(np.uint8)))
+
+
+def _chunks(raw: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(raw), CHUNK):
+        yield raw[start : start + CHUNK]

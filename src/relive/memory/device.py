@@ -1,0 +1,311 @@
+"""The rows of a replay on a device; rewards, flags and bookkeeping stay in RAM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..steps.arrays import numpy_view
+from ..steps.schema import Field
+from ..steps.trees import Path
+from .layout import RowLayout, batch_layout, field_groups, row_layout
+from .ram import ReplayRows, beyond, require_dump, staged_leaves
+from .store import Amend, Apart, Array, Ints, Where, Windows, as_places, require_rows, vector
+
+__all__ = ["DeviceRows", "device_row_bytes"]
+
+
+HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
+"""The fields that stay in RAM: windows are cut and summed by them."""
+
+
+PIECE = 2**26
+"""Bytes of rows that are moved at once when all are saved or restored."""
+
+
+ALIGNED = 16
+"""Bytes at whose multiples a field of any dtype may begin, and rows end."""
+
+
+WORD = 8
+"""Rows are moved by the int64, which is faster than by the byte and keeps the bits of every dtype."""
+
+
+class DeviceRows:
+    """The rows of a replay on a device: a :class:`relive.memory.store.Store`.
+
+    Rewards, flags and bookkeeping are in RAM, 32 bytes a row, so that anchors are drawn and windows planned there by
+    the same kernels, and no step or batch waits for the device to answer. Everything else is on the device and stays
+    there: the plan of a batch goes to it in one copy, and the rows are gathered on it. Steps that come as arrays are
+    packed in RAM and copied over; of those that come as tensors of the device only rewards and flags leave it.
+
+    Args:
+        leaves: the fields of a step, ``reward``, ``terminated`` and ``truncated`` among them.
+        num_rows: how many rows.
+        device: where they lie; calls run on its current stream.
+    """
+
+    def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
+        self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
+        self._saved, large = row_layout(leaves)
+        self.large = tuple(path for path in leaves if path in large)
+        alone = any(path[0] == "next_obs" for path in leaves)
+        self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
+        self.sizes, self.flags, self.planned = self._host.sizes, self._host.flags, self._host.planned
+        self.layout, self.groups = self._host.layout, self._host.groups
+        self._order = tuple(batch_layout(field_groups(leaves, large)).fields)
+        self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
+        self._part_of = {path: part for part in self._parts for path in part.layout.fields}
+        self._packed = [part for part in self._parts if not any(path in large for path in part.layout.fields)]
+        self._following = [path for path in leaves if path[0] == ("next_obs" if alone else "obs") and path not in large]
+        self._ended: Any = np.zeros(0, np.uint8)
+
+    @property
+    def target(self) -> Array:
+        """Rewards, flags and bookkeeping of all rows, uint8 ``[num_rows, 32]``."""
+        return self._host.target
+
+    def meta(self, name: str) -> Array:
+        """See :class:`relive.memory.store.Store`."""
+        return self._host.meta(name)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
+        """See :class:`Store`; what can fail on the device, fails here, before anything has changed."""
+        given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
+        if role == "step":
+            rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in HOSTED]))
+            self._ended = rows[:, self.flags[0]] | rows[:, self.flags[1]]
+            return rows, [(part, part.staged(given)) for part in self._parts]
+        rows, _ = self._host.stage(role, count, [])
+        ended = np.flatnonzero(self._ended)
+        if not len(ended):
+            return rows, []
+        (where,) = self.places(ended)
+        chosen = {path: value[where if isinstance(value, Tensor) else ended] for path, value in given.items()}
+        parts = dict.fromkeys(self._part_of[path] for path in chosen)
+        return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
+
+    def _on_host(self, values: Sequence[Any]) -> list[Any]:
+        """Rewards and flags in RAM; those on the device come over together, in one copy."""
+        far = [path for path, value in zip(HOSTED, values, strict=True) if isinstance(value, Tensor)]
+        if not far:
+            return list(values)
+        layout = RowLayout({path: self.leaves[path] for path in far})
+        here = dict(zip(HOSTED, values, strict=True))
+        rows = torch.empty((len(values[0]), layout.nbytes), dtype=torch.uint8, device=self.device)
+        for path in far:
+            layout.view(rows, path).copy_(here[path])
+        arrays = layout.arrays(rows.cpu().numpy())
+        return [arrays.get(path, value) for path, value in here.items()]
+
+    def write(self, apart: Apart, places: Ints) -> None:
+        """See :class:`relive.memory.store.Store`."""
+        (where,) = self.places(places[places >= 0])
+        for part, words in apart:
+            part.put(where, words)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def windows(
+        self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
+    ) -> Windows:
+        """See :class:`relive.memory.store.Store`; planned in RAM, sent in one copy, gathered on the device."""
+        places, batch = vector(places), self.planned.batch
+        count = len(places)
+        packet = _Packet(self.device, ((count, batch.nbytes), np.uint8), ((count,), np.int64), ((count,), np.int64))
+        out, last, now = packet.arrays
+        now[:] = places
+        self._host.plan(places, rows, steps, gamma, state, out, last)
+        if amend is not None:
+            amend(out, last)
+        planned, then, now = packet.sent()
+        found = batch.views(planned)
+        for part in self._packed:
+            found |= part.fields(now, [path for path in part.layout.fields if path[0] != "next_obs"])
+            if self._following:
+                following = part.fields(then, self._following)
+                found |= {("next_obs", *path[1:]): field for path, field in following.items()}
+        return Windows({path: found[path] for path in self._order}, last, now, then)
+
+    def places(self, *arrays: Ints) -> tuple[Where, ...]:
+        """See :class:`Store`; in one copy. What is negative reads the row of zeros after the last."""
+        arrays = tuple(map(as_places, arrays))
+        packet = _Packet(self.device, *((array.shape, np.int64) for array in arrays))
+        for noted, array in zip(packet.arrays, arrays, strict=True):
+            require_rows(array.reshape(-1), beyond(array, self.num_rows), self.num_rows)
+            noted[...] = np.where(array < 0, self.num_rows, array)
+        return tuple(packet.sent())
+
+    def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
+        """See :class:`Store`; what is packed together is gathered at once."""
+        wanted, found, flat = list(paths), dict[Path, Any](), where.reshape(-1)
+        hosted = [path for path in wanted if path in HOSTED]
+        if hosted:
+            places = flat.cpu().numpy()
+            found |= self.read(np.where(places == self.num_rows, -1, places), hosted)
+        for part in dict.fromkeys(self._part_of[path] for path in wanted if path not in HOSTED):
+            found |= part.fields(flat, [path for path in wanted if self._part_of.get(path) is part])
+        return {path: found[path].unflatten(0, where.shape) for path in wanted}
+
+    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
+        """See :class:`relive.memory.store.Store`."""
+        return self.gather([path], now)[path], self.gather([path], then)[path]
+
+    def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
+        """See :class:`relive.memory.store.Store`."""
+        wanted = list(self.leaves if paths is None else paths)
+        hosted = [path for path in wanted if path in HOSTED]
+        near = list(map(numpy_view, self._host.read(places, hosted).values()))
+        found = dict(zip(hosted, self.tensors(*near), strict=True))
+        if len(hosted) < len(wanted):
+            (where,) = self.places(places)
+            found |= self.gather([path for path in wanted if path not in HOSTED], where)
+        return {path: found[path] for path in wanted}
+
+    def views(self) -> dict[Path, Tensor]:
+        """See :class:`relive.memory.store.Store`; rewards and flags in RAM."""
+        found = self._host.views()
+        for part in self._parts:
+            found |= part.views()
+        return {path: found[path] for path in self.leaves}
+
+    def tensors(self, *arrays: Array) -> list[Tensor]:
+        """See :class:`Store`; in one copy."""
+        packet = _Packet(self.device, *((array.shape, array.dtype) for array in arrays))
+        for noted, array in zip(packet.arrays, arrays, strict=True):
+            noted[...] = array
+        return packet.sent()
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def dump(self, places: Ints) -> Array:
+        """See :class:`relive.memory.store.Store`."""
+        rows = np.zeros((len(places), self._saved.nbytes), np.uint8)
+        arrays, (where,) = self._saved.arrays(rows), self.places(places)
+        for path, array in self._host.arrays.items():
+            arrays[path][:] = array[places]
+        for part in self._packed:
+            for path, array in part.layout.arrays(part.take(where, 0, part.layout.nbytes).cpu().numpy()).items():
+                arrays[path][:] = array
+        return rows
+
+    def dump_large(self, path: Path, places: Ints) -> Tensor:
+        """See :class:`relive.memory.store.Store`."""
+        return self.gather([path], *self.places(places))[path].cpu()
+
+    def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
+        """See :class:`relive.memory.store.Store`."""
+        require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
+        arrays = self._saved.arrays(rows) | {path: numpy_view(block) for path, block in large.items()}
+        for path, array in self._host.arrays.items():
+            array[places] = arrays[path]
+        for piece in self._pieces(places):
+            (where,) = self.places(places[piece])
+            for part in self._parts:
+                part.put(where, part.staged({path: arrays[path][piece] for path in part.layout.fields}))
+
+    def _pieces(self, places: Ints) -> Iterator[slice]:
+        """Runs of rows that are small beside the memory of the device."""
+        rows = max(PIECE // max(sum(part.layout.nbytes for part in self._parts), 1), 1)
+        return (slice(low, low + rows) for low in range(0, len(places), rows))
+
+
+class _Part:
+    """Rows of some fields on the device, and after the last a row of zeros."""
+
+    def __init__(self, layout: RowLayout, num_rows: int, device: torch.device) -> None:
+        self.layout, self._device = layout, device
+        self.obs_bytes = layout.starts[1]
+        """The observation comes first: this many bytes of a row."""
+        self._words = torch.zeros((num_rows + 1, layout.nbytes // WORD), dtype=torch.int64, device=device)
+
+    def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:
+        """The first bytes (default all) of rows to be put, packed on the device: int64 ``[K, nbytes / 8]``.
+
+        Arrays are packed in RAM and come in one copy; tensors, which are on the device, are packed there.
+        """
+        values = {path: given[path] for path in self.layout.fields if path in given}
+        shape = len(next(iter(values.values()))), self.layout.nbytes
+        if all(isinstance(value, Tensor) for value in values.values()):
+            rows = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        else:
+            packet = _Packet(self._device, (shape, np.uint8))
+            arrays = self.layout.arrays(packet.arrays[0])
+            for path, value in values.items():
+                if not isinstance(value, Tensor):
+                    arrays[path][...] = value
+            (rows,) = packet.sent()
+        for path, value in values.items():
+            if isinstance(value, Tensor):
+                self.layout.view(rows, path).copy_(value)
+        words = rows.view(torch.int64)
+        return words if nbytes is None else words[:, : nbytes // WORD]
+
+    def put(self, where: Tensor, words: Tensor) -> None:
+        """Store staged rows at ``where`` (int64 ``[K]``)."""
+        self._words[:, : words.shape[1]].index_copy_(0, where, words)
+
+    def views(self) -> dict[Path, Tensor]:
+        """The fields of all rows where they lie."""
+        return self.layout.views(self._words[:-1].view(torch.uint8))
+
+    def fields(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
+        """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``: the run of bytes that they lie in, copied."""
+        wanted, offsets = list(paths), self.layout.offsets
+        begin = min(offsets[path] for path in wanted)
+        end = max(offsets[path] + self.layout.fields[path].nbytes for path in wanted)
+        start = begin // ALIGNED * ALIGNED
+        rows = self.take(where, start, -(-end // ALIGNED) * ALIGNED)
+        return {path: self.layout.view(rows, path, start) for path in wanted}
+
+    def take(self, where: Tensor, start: int, end: int) -> Tensor:
+        """Bytes ``start`` to ``end``, multiples of 16, of the rows ``where``, copied: uint8 ``[K, end - start]``."""
+        return self._words[:, start // WORD : end // WORD].index_select(0, where).view(torch.uint8)
+
+
+class _Packet:
+    """Arrays that lie in one piece of memory, so that they go to a device in one copy; page-locked for CUDA."""
+
+    def __init__(self, device: torch.device, *arrays: tuple[tuple[int, ...], Any]) -> None:
+        self._device, self._pinned = device, device.type == "cuda"
+        self._spans: list[tuple[int, int]] = []
+        end = 0
+        for shape, dtype in arrays:
+            nbytes = prod(shape) * np.dtype(dtype).itemsize
+            self._spans.append((end, end + nbytes))
+            end += -(-nbytes // ALIGNED) * ALIGNED
+        self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=self._pinned)
+        memory = self._bytes.numpy()
+        self.arrays: list[Any] = [
+            memory[begin:stop].view(dtype).reshape(shape)
+            for (begin, stop), (shape, dtype) in zip(self._spans, arrays, strict=True)
+        ]
+
+    def sent(self) -> list[Tensor]:
+        """The arrays on the device. They are not written any more from now on."""
+        moved = self._bytes.to(self._device, non_blocking=self._pinned)
+        return [
+            moved[begin:stop].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+            for (begin, stop), array in zip(self._spans, self.arrays, strict=True)
+        ]
+
+
+def device_row_bytes(leaves: Mapping[Path, Field]) -> tuple[int, int]:
+    """How many bytes of a row are in RAM, and how many on the device."""
+    host, _ = row_layout({path: leaves[path] for path in HOSTED})
+    return host.nbytes, sum(layout.nbytes for layout in _layouts(leaves))
+
+
+def _layouts(leaves: Mapping[Path, Field]) -> list[RowLayout]:
+    """How rows lie on the device: small fields packed, each large one by itself."""
+    _, large = row_layout(leaves)
+    groups = field_groups({path: field for path, field in leaves.items() if path not in HOSTED}, large)
+    packed = [RowLayout(*groups)] if any(groups) else []
+    return packed + [RowLayout({path: leaves[path]}) for path in leaves if path in large]

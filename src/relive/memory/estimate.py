@@ -1,0 +1,218 @@
+"""How much memory a replay will take: bytes per field and row, and whether they fit."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import SchemaError
+from ..parameters import is_count
+from ..steps.schema import Field
+from ..steps.trees import Path, dotted
+from .device import device_row_bytes
+from .layout import BOOKKEEPING, row_layout
+
+__all__ = ["StoragePlan", "free_memory", "readable", "require_free", "storage_plan"]
+
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+LARGEST = 2**62
+"""Rows, or bytes, of which no machine has as many."""
+
+
+LIMIT_V2 = "memory.max", "memory.current", "inactive_file"
+
+
+LIMIT_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+"""Where a control group says its limit, its use, and how much of that is files that can be dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePlan:
+    """The memory of a replay; ``print`` shows it as a table.
+
+    ``fields`` is field -> bytes in a row, with the bookkeeping of the ring and the padding between fields among them.
+    ``host_row_bytes`` of them are in RAM, the rest on ``device``, where one row of zeros more is kept.
+    ``sampler_bytes`` is what the sampler keeps besides, in RAM, once the buffer is full.
+    """
+
+    rows: int
+    num_envs: int
+    fields: dict[str, int]
+    host_row_bytes: int
+    device: torch.device
+    sampler_bytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, all fields included."""
+        return sum(self.fields.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in RAM, the sampler's included."""
+        return self.rows * self.host_row_bytes + self.sampler_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device; 0 if that is the CPU."""
+        return (self.rows + 1) * (self.row_bytes - self.host_row_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all rows and of the sampler."""
+        return self.host_bytes + self.device_bytes
+
+    def require_memory(self) -> None:
+        """As :func:`require_free`, in RAM and on the device."""
+        for device, size in ((torch.device("cpu"), self.host_bytes), (self.device, self.device_bytes)):
+            require_free(size, device, "the replay", f"lower the capacity:\n{self}")
+
+    def __str__(self) -> str:
+        lines = [f"{self.rows:,} rows, {self.rows // self.num_envs:,} for each of {self.num_envs} envs"]
+        width = max(map(len, self.fields))
+
+        def add(name: str, size: int) -> None:
+            lines.append(f"  {name:<{width}}  {size:>9,} B a row  {readable(size * self.rows):>10}")
+
+        def add_whole(name: str, size: int) -> None:
+            lines.append(f"  {name:<{width}}  {'':>17}  {readable(size):>10}")
+
+        for name, size in self.fields.items():
+            add(name, size)
+        add("together", self.row_bytes)
+        if self.device_bytes:
+            add("in RAM", self.host_row_bytes)
+            add(f"on {self.device}", self.row_bytes - self.host_row_bytes)
+        if self.sampler_bytes:
+            add_whole("sampler", self.sampler_bytes)
+            add_whole("in all", self.total_bytes)
+        return "\n".join(lines)
+
+
+def storage_plan(
+    leaves: Mapping[Path, Field],
+    num_envs: int,
+    capacity: int | None,
+    capacity_bytes: int | None,
+    device: torch.device,
+    sampler_bytes: Callable[[int], int],
+) -> StoragePlan:
+    """The plan for so many rows, or for as many as fit into so many bytes of the device.
+
+    ``sampler_bytes(rows)`` is what the sampler keeps in RAM.
+
+    Raises:
+        SchemaError: neither or both are given, a size is no whole number, or less than 2 rows per env come out.
+    """
+    if (capacity is None) == (capacity_bytes is None):
+        raise SchemaError("pass either capacity, in rows, or capacity_bytes")
+    for name, size in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("num_envs", num_envs)):
+        if size is not None and not (is_count(size, 1) and size <= LARGEST):
+            raise SchemaError(f"{name} is a whole number from 1 to 2**62, got {size!r}; pass int(...) if that is meant")
+    known = {dotted(path): field.nbytes for path, field in leaves.items()}
+    known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())
+    if device.type == "cpu":
+        layout, blocks = row_layout(leaves)
+        host = row = layout.nbytes + sum(leaves[path].nbytes for path in blocks)
+        most = max(capacity_bytes or 0, 0)
+        fit = bisect_right(range(most // row + 1), most, key=lambda rows: rows * row + sampler_bytes(rows)) - 1
+    else:
+        host, apart = device_row_bytes(leaves)
+        row, fit = host + apart, (capacity_bytes or 0) // max(apart, 1) - 1
+    fields = known | {"padding": row - sum(known.values())}
+    wanted = capacity if capacity is not None else fit
+    if wanted < 2 * num_envs:
+        raise SchemaError(
+            f"a capacity of {wanted} rows ({row} bytes each): every one of the {num_envs} envs needs at least 2"
+        )
+    rows = int(wanted // num_envs * num_envs)
+    return StoragePlan(rows, int(num_envs), fields, host, device, sampler_bytes(rows))
+
+
+def require_free(size: int, device: torch.device, what: str, advice: str) -> None:
+    """Ask the system, or the device, for memory before it is taken.
+
+    Raises:
+        SchemaError: less than ``size`` bytes are free.
+    """
+    free, where = (free_memory(), "") if device.type == "cpu" else (_free_on(device), f" on {device}")
+    if free is not None and size > free:
+        raise SchemaError(f"{what} would take {size:,} bytes{where} and {free:,} are free; {advice}")
+
+
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping, as far as the system tells and the limits of a container allow."""
+    known = [size for size in (_free_of_all(), _free_in_groups()) if size is not None]
+    return min(known, default=None)
+
+
+def _free_of_all() -> int | None:
+    """What the machine has left."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    names: Mapping[str, int] = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" in names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
+    """What the limits of this process's control groups leave; None where there are none.
+
+    A limit holds for all groups below it, too. Inside a container the group's own path may not be there, and the root
+    is the group's own directory.
+    """
+    free: list[int] = []
+    try:
+        lines = pathlib.Path(mine).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, names = (pathlib.Path(root, "memory"), LIMIT_V1) if controllers else (pathlib.Path(root), LIMIT_V2)
+        path = pathlib.Path(group.lstrip("/"))
+        free += [size for size in (_free_in(top / part, *names) for part in (path, *path.parents)) if size is not None]
+    return min(free, default=None)
+
+
+def _free_in(group: pathlib.Path, limit: str, usage: str, files: str) -> int | None:
+    """What one control group has left; None if it has no limit."""
+    try:
+        most = int((group / limit).read_text(encoding="ascii"))  # "max" is no number
+        used = int((group / usage).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        return max(most - used + int(stat.get(files, 0)), 0)
+    except (OSError, ValueError):
+        return None
+
+
+def _free_on(device: torch.device) -> int | None:
+    """Bytes that can be had on a device, with what torch keeps there for later; None where it does not tell."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def readable(size: float) -> str:
+    """Bytes in the unit that suits them."""
+    unit = 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:,.1f} {UNITS[unit]}" if unit else f"{size:.0f} B"

@@ -1,0 +1,61 @@
+"""Locks that a fork waits for: a child that begins with one that a thread of its parent holds waits for ever."""
+
+from __future__ import annotations
+
+import os
+from threading import RLock, local
+from typing import Any
+from weakref import ReferenceType, ref
+
+__all__ = ["shared_lock"]
+
+
+_locks: dict[int, ReferenceType[Any]] = {}
+
+
+class _Held(local):
+    """The locks that a thread holds while it forks."""
+
+    def __init__(self) -> None:
+        self.locks: list[Any] = []
+
+
+_held = _Held()
+
+
+def shared_lock() -> Any:
+    """A lock that threads may share, and that a fork takes before it copies the process.
+
+    So a child never sees what it guards half changed, and finds it free.
+    """
+    lock = RLock()
+    key = id(lock)
+    _locks[key] = ref(lock, lambda _: _locks.pop(key, None))
+    return lock
+
+
+def _hold() -> None:
+    """Take all locks; one that is not free is waited for with none in hand, so that its owner may take others."""
+    locks = [lock for lock in (reference() for reference in list(_locks.values())) if lock is not None]
+    held = _held.locks
+    busy = locks[:1]
+    while busy:
+        busy[0].acquire()
+        held.append(busy[0])
+        rest = [lock for lock in locks if lock is not busy[0]]
+        busy = []
+        for lock in rest:
+            if not lock.acquire(blocking=False):
+                busy = [lock]
+                _release()
+                break
+            held.append(lock)
+
+
+def _release() -> None:
+    while _held.locks:
+        _held.locks.pop().release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)

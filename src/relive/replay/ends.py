@@ -1,0 +1,110 @@
+"""EndCheck: whether the first episodes that a replay is given end on observations of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import EpisodeEndWarning
+from ..memory.store import Array, Ints
+from ..steps.arrays import as_host, numpy_dtype, numpy_view
+from ..steps.schema import Field
+from ..steps.trees import Path
+
+__all__ = ["EndCheck"]
+
+
+ENOUGH = 3
+"""How many episodes must begin on what the one before ended on, and none not, before anything is said."""
+
+
+MOST = 16
+"""Ends that are looked at; more where nothing can be said of any would only cost time."""
+
+
+class EndCheck:
+    """Looks at the first ends of a replay: the next episode must not begin on what the last one ended on.
+
+    Two mistakes make every one of them do so. Under ``NEXT_STEP`` autoreset the env ignores the step after an end,
+    whose observation is the final one. Under ``SAME_STEP`` autoreset the observation that ``step()`` returns is the
+    next episode's first. One episode that begins elsewhere shows that neither was made, and ends the check. An end
+    whose last step changed nothing, as those of a bandit, says nothing.
+
+    Args:
+        leaves: what a step is stored with, in order.
+    """
+
+    def __init__(self, leaves: Mapping[Path, Field]) -> None:
+        paths = list(leaves)
+        self._flags = [paths.index((name,)) for name in ("terminated", "truncated")]
+        self._obs, self._own = ([i for i, path in enumerate(paths) if path[0] == name] for name in ("obs", "next_obs"))
+        self._dtypes = [numpy_dtype(leaves[paths[i]].dtype) for i in self._obs]
+        self._ended_on: dict[int, bytes] = {}
+        self._episodes = self._looked = self._alike = 0
+
+    def go_on(
+        self, episodes: int, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
+    ) -> bool:
+        """Look at steps that were stored, in the order of time; whether there may be more to see.
+
+        Args:
+            episodes: how many have ended by now.
+            envs: int64 ``[K]``, of each step.
+            leaves: the checked leaves ``[K, ...]``.
+            final: those of the final observations; None if no step ended an episode, or has its own.
+            kept: bool ``[K]``, False for steps that were left out.
+        """
+        if episodes == self._episodes and not self._ended_on:
+            return True
+        self._episodes = episodes
+        terminated, truncated = (as_host(leaves[i]) for i in self._flags)
+        ends = terminated | truncated if kept is None else (terminated | truncated) & kept
+        obs = [leaves[i] for i in self._obs]
+        after = [leaves[i] for i in self._own] if final is None else final
+
+        def next_step(env: int, since: int) -> int | None:
+            mine = np.flatnonzero(envs[since:] == env if kept is None else (envs[since:] == env) & kept[since:])
+            return since + int(mine[0]) if len(mine) else None
+
+        waiting = [(env, 0, ended_on) for env, ended_on in self._ended_on.items()]
+        for row in np.flatnonzero(ends)[: MOST - self._looked].tolist():
+            ended_on = self._bytes(after, row)
+            self._looked += 1
+            if ended_on != self._bytes(obs, row):
+                waiting.append((int(envs[row]), row + 1, ended_on))
+        for env, since, ended_on in waiting:
+            row = next_step(env, since)
+            if row is None:
+                self._ended_on[env] = ended_on
+                continue
+            self._ended_on.pop(env, None)
+            if self._bytes(obs, row) != ended_on:
+                return False
+            self._alike += 1
+            if self._alike == ENOUGH:
+                return False
+        return self._looked < MOST or bool(self._ended_on)
+
+    def _bytes(self, values: Sequence[Any], row: int) -> bytes:
+        """An observation as it is stored."""
+        rows = (numpy_view(x[row].detach().cpu()) if isinstance(x, Tensor) else x[row] for x in values)
+        return b"".join(np.asarray(x, dtype).tobytes() for x, dtype in zip(rows, self._dtypes, strict=True))
+
+    def warn(self) -> None:
+        """Say what is wrong, if it is."""
+        if self._alike < ENOUGH:
+            return
+        warnings.warn(
+            f"the first {ENOUGH} episodes all began on the very observation that the last one of their env had ended "
+            "on. Two mistakes do that. Under NEXT_STEP autoreset, Gymnasium's default, the env ignores the step after "
+            "an end: leave it out with add(..., mask=~ended), ended being terminated | truncated of the step before. "
+            "Under SAME_STEP autoreset, step() returns the next episode's first observation: pass next_obs with "
+            "info['final_obs'] where an episode ended. If these episodes do end where they start, create the buffer "
+            "with check_ends=False. See docs/episode-ends.md",
+            EpisodeEndWarning,
+            stacklevel=4,
+        )

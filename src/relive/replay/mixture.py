@@ -1,0 +1,173 @@
+"""Mixture: batches of fixed shares from several replays, such as offline data beside what the agent does now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..batches.sequences import SequenceBatch
+from ..errors import DeviceError, NotFiniteError, SchemaError, ShapeError
+from ..parameters import is_count, is_number
+from ..steps.arrays import as_host
+from ..steps.summary import Summary, html, text
+from ..views.contract import time_first_of
+from .buffer import ReplayBuffer
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Mixture"]
+
+
+class Mixture:
+    """Batches in which every buffer has a fixed share (Ball et al. 2023 mix offline and online data half and half).
+
+    Each buffer draws with its own sampler and view. A batch of B has share · B rows of each buffer, one after
+    another, rounded such that they add up to B. ``source`` (int64) tells which buffer a row comes from. A batch has the
+    fields that the batches of every buffer have, whether or not that buffer has rows in this one.
+
+    Args:
+        buffers: name -> buffer, of one schema.
+        shares: name -> share; they are normalised to sum to 1.
+
+    Raises:
+        SchemaError: no buffer, different schemas, or shares that do not fit them.
+        DeviceError: the buffers are on different devices.
+    """
+
+    def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
+        wanted = _normalised(shares, list(buffers))
+        if len({buffer.schema for buffer in buffers.values()}) > 1:
+            raise SchemaError(f"Mixture: expected buffers of one schema, got different ones of {list(buffers)}")
+        devices = {buffer.device for buffer in buffers.values()}
+        if len(devices) > 1:
+            raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
+        (self.device,) = devices
+        self.buffers = dict(buffers)
+        self.shares = wanted
+
+    def __len__(self) -> int:
+        """The number of transitions that can be drawn, of all buffers."""
+        return sum(len(buffer) for buffer in self.buffers.values())
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """One batch ``[batch_size]``.
+
+        Raises:
+            ShapeError: ``batch_size`` is not positive.
+            EmptyError: a buffer that has rows in the batch holds no complete transition.
+            SchemaError: not all views read transitions, or sequences of one shape.
+        """
+        return next(self.batches(1, batch_size))
+
+    def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
+        """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`, from this call."""
+        if not (is_count(count, 1) and is_count(batch_size, 1)):
+            raise ShapeError(f"batches({count!r}, {batch_size!r}): ask for whole numbers of at least 1")
+        views = [buffer.view for buffer in self.buffers.values()]
+        if len({(time_first_of(view), getattr(view, "rows", None)) for view in views}) > 1:
+            raise SchemaError(
+                "Mixture: the buffers' views give transitions and sequences, or sequences of different shapes: "
+                f"{views}; let all of them agree"
+            )
+        rounds: dict[int, Iterator[Any]] = {}
+        without: list[tuple[str, ...]] = []
+        for i, (name, rows) in enumerate(self._rows(batch_size).items()):
+            if rows:
+                rounds[i] = self.buffers[name].batches(count, rows)
+            else:
+                without.append(self.buffers[name].batch_fields)
+        return (
+            _together([next(batches) for batches in rounds.values()], without, list(rounds), self.device)
+            for _ in range(count)
+        )
+
+    def update_priorities(self, batch: TensorDict | SequenceBatch, td_error: Any, mask: Any = None) -> int:
+        """Pass TD errors on to the buffers the rows of ``batch`` came from; returns how many came too late.
+
+        Buffers whose sampler knows no priorities are left out. Errors as :meth:`ReplayBuffer.update_priorities`.
+        """
+        source, late = as_host(batch["source"]), 0
+        errors = td_error.detach().double().cpu().numpy() if isinstance(td_error, Tensor) else np.asarray(td_error)
+        axis = 1 if errors.ndim == 2 and isinstance(batch, SequenceBatch) and batch.time_first else 0
+        if errors.shape[axis : axis + 1] != source.shape:
+            raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
+        real = None if mask is None else as_host(mask)
+        counted = errors if real is None or real.shape != errors.shape else np.where(real, errors, 0.0)
+        by_item = np.moveaxis(counted, axis, 0)
+        usable = np.abs(by_item) <= np.finfo(np.float32).max
+        if not usable.all():  # before any buffer is changed
+            bad = np.flatnonzero(~usable.reshape(len(by_item), -1).all(1))[0]
+            raise NotFiniteError(f"td_error: entry {bad} is {by_item[bad]}; mend the loss before it spreads")
+        for i, buffer in enumerate(self.buffers.values()):
+            rows = np.flatnonzero(source == i)
+            if len(rows) and buffer.has_priorities:
+                inner = None if real is None else real.take(rows, axis)
+                late += buffer.update_priorities(as_host(batch["index"])[rows], errors.take(rows, axis), inner)
+        return late
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shares; how far the draws have come, and whatever else there is, each buffer keeps and saves."""
+        return {"shares": dict(self.shares)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with those shares.
+
+        Raises:
+            SchemaError: they do not fit the buffers; nothing is changed.
+        """
+        shares = state.get("shares")
+        if not isinstance(shares, Mapping):
+            raise SchemaError(f"Mixture: expected what state_dict() gave, with its 'shares', got {state!r:.200}")
+        self.shares = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
+
+    def __str__(self) -> str:
+        return text(self._summary())
+
+    def _repr_html_(self) -> str:
+        return html(self._summary())
+
+    def _summary(self) -> Summary:
+        buffers = {name: str(buffer).partition("\n")[0] for name, buffer in self.buffers.items()}
+        facts = {name: f"{self.shares[name]:.3g} from {line}" for name, line in buffers.items()}
+        return f"Mixture: of {len(self.buffers)} buffers", facts
+
+    def _rows(self, batch_size: int) -> dict[str, int]:
+        """How many rows each buffer gives: running shares, rounded, so that they add up."""
+        ends = np.round(np.cumsum(list(self.shares.values())) * batch_size).astype(int).tolist()
+        return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
+
+
+def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, float]:
+    """The shares in the order of the names, such that they sum to 1.
+
+    Raises:
+        SchemaError: a share is missing, too much, negative or infinite, or none is positive.
+    """
+    fits = names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
+    total = sum(shares.values()) if fits else 0.0
+    if not 0 < total < np.inf:
+        raise SchemaError(
+            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, "
+            f"got {dict(shares)!r:.200}"
+        )
+    return {name: float(shares[name] / total) for name in names}
+
+
+def _together(parts: list[Any], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Any:
+    """One batch of several, with the number of the buffer that each row, or sequence, is from.
+
+    ``without`` has the fields of the buffers that have no rows in it.
+    """
+    shared = [key for key in parts[0].keys() if all(key in known for known in (*(p.keys() for p in parts), *without))]
+    if isinstance(parts[0], SequenceBatch):
+        counts = torch.tensor([part.num_sequences for part in parts])
+        source = torch.tensor(sources).repeat_interleave(counts).to(device)
+        return SequenceBatch.joined(parts, shared, {"source": source})
+    for part, source in zip(parts, sources, strict=True):
+        part["source"] = torch.full(part.batch_size, source, device=device)
+    return torch.cat([part.select(*shared, "source") for part in parts])

@@ -1,0 +1,161 @@
+"""Estimators: which columns of a rollout a return is computed from, and which it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from ..parameters import require_discounts
+from .functions import gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
+
+__all__ = ["GAE", "Estimator", "GroupAdvantage", "MonteCarlo", "TDLambda", "VTrace"]
+
+
+class Estimator(Protocol):
+    """What ``rollout.finish`` takes: it names the columns it reads and returns the columns to attach.
+
+    ``reads`` may name any column. ``value`` comes as ``[T + 1, N]``, all others as ``[T, N, ...]``; ``final_value``
+    is None when no step was truncated, ``mask`` when every step is real. The result is column -> ``[T, N, ...]``.
+    """
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the columns, which are also the keywords of the call."""
+        ...
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """Column -> ``[T, N, ...]``."""
+        ...
+
+
+_CRITIC = ("reward", "value", "terminated", "truncated", "final_value", "mask")
+
+
+def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: bool) -> dict[str, Tensor]:
+    return {"advantage": normalize(advantage, mask) if normalized else advantage, "return": ret}
+
+
+@dataclass(frozen=True, slots=True)
+class GAE:
+    """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`; ``normalize`` over all real steps."""
+
+    gamma: float = 0.99
+    lam: float = 0.95
+    normalize: bool = False
+
+    __post_init__ = require_discounts
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return _CRITIC
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        return _attached(*gae(**columns, gamma=self.gamma, lam=self.lam), columns["mask"], self.normalize)
+
+
+@dataclass(frozen=True, slots=True)
+class TDLambda:
+    """``finish(TDLambda(...))`` attaches :func:`lambda_returns` as ``return``, and ``advantage`` = return - value."""
+
+    gamma: float = 0.99
+    lam: float = 0.95
+    normalize: bool = False
+
+    __post_init__ = require_discounts
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return _CRITIC
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        ret = lambda_returns(**columns, gamma=self.gamma, lam=self.lam)
+        return _attached(ret - columns["value"][:-1], ret, columns["mask"], self.normalize)
+
+
+@dataclass(frozen=True, slots=True)
+class MonteCarlo:
+    """``finish(MonteCarlo(...))`` attaches :func:`monte_carlo` as ``return``, and ``advantage`` = return - value.
+
+    ``critic=False`` needs no ``value``: cut episodes then end at 0, and the advantage is the return.
+    """
+
+    gamma: float = 0.99
+    normalize: bool = False
+    critic: bool = True
+
+    __post_init__ = require_discounts
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed: with a critic also ``value``."""
+        return _CRITIC if self.critic else ("reward", "terminated", "truncated", "mask")
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        ret = monte_carlo(**columns, gamma=self.gamma)
+        advantage = ret - columns["value"][:-1] if self.critic else ret
+        return _attached(advantage, ret, columns["mask"], self.normalize)
+
+
+@dataclass(frozen=True, slots=True)
+class VTrace:
+    """``finish(VTrace(...))`` attaches :func:`vtrace` from the columns ``log_prob`` and ``target_log_prob``.
+
+    ``log_prob`` is what the acting policy said; set ``rollout["target_log_prob"]`` to what the learner's says.
+    """
+
+    gamma: float = 0.99
+    lam: float = 1.0
+    rho_clip: float = 1.0
+    c_clip: float = 1.0
+    normalize: bool = False
+
+    __post_init__ = require_discounts
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return (*_CRITIC, "log_prob", "target_log_prob")
+
+    def __call__(self, *, log_prob: Tensor, target_log_prob: Tensor, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        options: dict[str, Any] = {"gamma": self.gamma, "lam": self.lam}
+        options |= {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
+        advantage, ret = vtrace(target_log_prob - log_prob, **columns, **options)
+        return _attached(advantage, ret, columns["mask"], self.normalize)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdvantage:
+    """``finish(GroupAdvantage(...))`` attaches ``advantage``, ``return`` and ``mask`` by :func:`group_advantage`."""
+
+    group_size: int
+    per: Literal["step", "episode"] = "step"
+    gamma: float = 1.0
+    until_first_done: bool = True
+    eps: float = 1e-8
+
+    __post_init__ = require_discounts
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return ("reward", "terminated", "truncated", "mask")
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage``, ``return`` and ``mask``, ``[T, N]``."""
+        advantage, ret, mask = group_advantage(
+            **columns,
+            group_size=self.group_size,
+            per=self.per,
+            gamma=self.gamma,
+            until_first_done=self.until_first_done,
+            eps=self.eps,
+        )
+        return {"advantage": advantage, "return": ret, "mask": mask}

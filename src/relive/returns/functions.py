@@ -1,0 +1,241 @@
+"""Advantages and returns of a rollout, as pure functions of columns ``[T, N]``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import DTypeError, SchemaError, ShapeError
+
+__all__ = ["gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    final_value: Tensor | None = None,
+    mask: Tensor | None = None,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16): Âₜ = δₜ + γλ(1 - doneₜ)Âₜ₊₁.
+
+    Args:
+        reward: ``[T, N]``, float.
+        value: ``[T + 1, N]``; the last row is V(obs[T]).
+        terminated: ``[T, N]``, bool.
+        truncated: ``[T, N]``, bool.
+        final_value: ``[T, N]``, V(true final observation); read only where a real step was truncated.
+        mask: ``[T, N]``, bool, False for steps that are not real.
+        gamma: discount per step.
+        lam: λ; 0 gives the TD error, 1 the Monte-Carlo advantage.
+
+    Returns:
+        advantage and return (advantage + value), each ``[T, N]``, of the dtype of the input.
+
+    Raises:
+        ShapeError, DTypeError: an argument does not fit ``reward``.
+        FieldError: a truncated step has no final value.
+    """
+    grid = _grid(reward, value, terminated, truncated, final_value, mask)
+    return kernels.gae(*grid, gamma, lam)
+
+
+def lambda_returns(
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    final_value: Tensor | None = None,
+    mask: Tensor | None = None,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+) -> Tensor:
+    """TD(λ) returns (Sutton and Barto 2018, eq. 12.2), ``[T, N]``: Gₜ = rₜ + γ((1 - λ)v'ₜ + λGₜ₊₁).
+
+    They are the value plus the GAE advantage of the same λ. Arguments and errors are those of :func:`gae`.
+    """
+    options: dict[str, Any] = {"final_value": final_value, "mask": mask, "gamma": gamma, "lam": lam}
+    return gae(reward, value, terminated, truncated, **options)[1]
+
+
+def monte_carlo(
+    reward: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    value: Tensor | None = None,
+    final_value: Tensor | None = None,
+    mask: Tensor | None = None,
+    gamma: float = 0.99,
+) -> Tensor:
+    """Discounted returns to the end of each episode, ``[T, N]``: Gₜ = rₜ + γGₜ₊₁.
+
+    Where an episode was cut, by truncation or by the end of the rollout, the rest is ``final_value`` or ``value[T]``.
+    Without ``value`` there is no critic to ask, and the rest counts as 0, whatever ``final_value`` says.
+
+    Raises:
+        ShapeError, DTypeError: an argument does not fit ``reward``.
+        FieldError: with ``value``, a truncated step has no final value.
+    """
+    grid = _grid(reward, value, terminated, truncated, None if value is None else final_value, mask)
+    return kernels.discounted_return(*grid, gamma)
+
+
+def vtrace(
+    log_rho: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    final_value: Tensor | None = None,
+    mask: Tensor | None = None,
+    gamma: float = 0.99,
+    lam: float = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace (Espeholt et al. 2018, eq. 1): off-policy corrected values and policy-gradient advantages.
+
+    vsₜ = vₜ + ρₜδₜ + γcₜ(1 - doneₜ)(vsₜ₊₁ - vₜ₊₁), Âₜ = ρₜ(rₜ + γvs'ₜ - vₜ), with ρ = min(ρ̄, π/μ), c = λ min(c̄, π/μ).
+
+    Args:
+        log_rho: ``[T, N]``, log π(a|s) - log μ(a|s): target policy against the one that acted.
+        rho_clip: ρ̄, the fixed point's clip.
+        c_clip: c̄, the trace's clip.
+
+    Further arguments and errors are those of :func:`gae`.
+
+    Returns:
+        advantage and vs, each ``[T, N]``.
+    """
+    grid = _grid(reward, value, terminated, truncated, final_value, mask)
+    ratio = _fit("log_rho", log_rho, grid[0].shape, grid[0].dtype, grid[0].device)
+    return kernels.vtrace(ratio, *grid, gamma, lam, rho_clip, c_clip)
+
+
+def group_advantage(
+    reward: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    group_size: int,
+    per: Literal["step", "episode"] = "step",
+    gamma: float = 1.0,
+    mask: Tensor | None = None,
+    until_first_done: bool = True,
+    eps: float = 1e-8,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Advantages relative to a group of envs that started alike (GRPO, Shao et al. 2024, section 4.1).
+
+    Args:
+        reward: ``[T, N]``, float.
+        terminated: ``[T, N]``, bool.
+        truncated: ``[T, N]``, bool.
+        group_size: consecutive envs of one group; divides N.
+        per: "step" normalises the return-to-go of each step over the group's envs at the same time; "episode" gives
+            every step its whole episode's return, normalised over the group's episodes.
+        gamma: discount per step.
+        mask: ``[T, N]``, bool, False for steps that are not real.
+        until_first_done: leave out what comes after each env's first episode.
+        eps: added to the (population) standard deviation.
+
+    Returns:
+        advantage, return and mask of the steps that count, each ``[T, N]``; the advantage is 0 elsewhere.
+
+    Raises:
+        ShapeError, DTypeError: an argument does not fit ``reward``, or ``group_size`` does not divide N.
+    """
+    reward, _, terminated, truncated, _, mask = _grid(reward, None, terminated, truncated, None, mask)
+    steps, envs = reward.shape
+    if group_size < 1 or envs % group_size:
+        raise ShapeError(f"group_size={group_size} does not divide the {envs} envs into whole groups")
+    if per not in ("step", "episode"):
+        raise SchemaError(f"per is 'step' or 'episode', got {per!r}")
+    done = terminated | truncated
+    real = torch.ones_like(done) if mask is None else mask
+    ended = (done & real).cumsum(0) - (done & real).to(torch.int64)  # episodes that ended before this step
+    counted = real & (ended == 0) if until_first_done else real.clone()
+    ret = monte_carlo(reward, terminated, truncated, mask=mask, gamma=gamma)
+    if per == "episode":
+        before = torch.zeros_like(done)
+        before[1:] = real[:-1] & ~done[:-1]  # the step before belongs to the same episode
+        start = real & ~before
+        row = torch.arange(steps, device=reward.device).unsqueeze(1)
+        first = torch.where(start, row, 0).cummax(0).values
+        ret = torch.where(real, ret.gather(0, first), 0.0)
+        entry, axes = start & counted, (0, 2)
+    else:
+        entry, axes = counted, (2,)
+    shape = (steps, envs // group_size, group_size)
+    x, entry = ret.view(shape).double(), entry.view(shape)  # as in normalize
+    count = entry.sum(axes, keepdim=True).clamp(min=1)
+    mean = torch.where(entry, x, 0.0).sum(axes, keepdim=True) / count
+    variance = torch.where(entry, (x - mean).square(), 0.0).sum(axes, keepdim=True) / count
+    advantage = ((x - mean) / (variance.sqrt() + eps)).view(steps, envs)
+    return torch.where(counted, advantage, 0.0).to(ret.dtype), ret, counted
+
+
+def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / (std + eps) over the entries with ``mask`` True; 0 elsewhere.
+
+    The standard deviation is the unbiased one, and 0 for fewer than two entries, so that one row gives 0 and not NaN.
+    """
+    wide = x.double()  # in float32 the mean of equal numbers is not that number, and eps would blow the rest up
+    if mask is None:
+        std = wide.std() if x.numel() > 1 else 0.0
+        return ((wide - wide.mean()) / (std + eps)).to(x.dtype)
+    count = mask.sum()
+    mean = torch.where(mask, wide, 0.0).sum() / count.clamp(min=1)
+    centred = torch.where(mask, wide - mean, 0.0)
+    return (centred / ((centred.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)).to(x.dtype)
+
+
+Grid = tuple[Tensor, Any, Tensor, Tensor, "Tensor | None", "Tensor | None"]
+
+
+def _grid(
+    reward: Tensor,
+    value: Tensor | None,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_value: Tensor | None,
+    mask: Tensor | None,
+) -> Grid:
+    """The arguments as contiguous tensors of one shape, float dtype and device, or a clear error."""
+    shape = reward.shape
+    if len(shape) != 2 or not shape[0] or not shape[1]:
+        raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
+    double = reward.dtype is torch.float64 or (value is not None and value.dtype is torch.float64)
+    dtype = torch.float64 if double else torch.float32
+    device = reward.device
+    after = (shape[0] + 1, shape[1])
+    return (
+        _fit("reward", reward, shape, dtype, device),
+        None if value is None else _fit("value", value, after, dtype, device),
+        _fit("terminated", terminated, shape, torch.bool, device),
+        _fit("truncated", truncated, shape, torch.bool, device),
+        None if final_value is None else _fit("final_value", final_value, shape, dtype, device),
+        None if mask is None else _fit("mask", mask, shape, torch.bool, device),
+    )
+
+
+def _fit(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if x.dtype is dtype and x.shape == shape and x.device == device and x.is_contiguous():
+        return x.detach() if x.requires_grad else x
+    if x.shape != shape or x.device != device:
+        message = f"field '{name}': expected {tuple(shape)} on {device}, got {tuple(x.shape)} on {x.device}"
+        if name == "value" and tuple(x.shape) == (shape[0] - 1, *shape[1:]):
+            message += "; value has a row more than reward: append V(obs[T]), the bootstrap"
+        raise ShapeError(message)
+    if dtype is torch.bool and x.dtype is not torch.bool:
+        raise DTypeError(f"field '{name}': expected torch.bool, got {x.dtype}; pass .bool()")
+    return x.detach().to(dtype).contiguous()

@@ -1,0 +1,6 @@
+"""The ring of a replay: which steps are stored, and which of them can be drawn."""
+
+from .ring import Ring
+from .rule import Rule
+
+__all__ = ["Ring", "Rule"]

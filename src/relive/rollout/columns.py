@@ -1,0 +1,232 @@
+"""Columns: where the steps of a rollout lie, ``[T + 1, N, ...]``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import FullError
+from ..memory.blocks import zeroed
+from ..memory.layout import typed
+from ..steps.arrays import numpy_dtype, numpy_view
+from ..steps.schema import Field, unknown_field
+from ..steps.trees import Path
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Columns", "unfinished"]
+
+
+def unfinished(batch: TensorDict) -> TensorDict:
+    """The batch of a rollout before ``finish``, whose error for a missing advantage says so.
+
+    TensorDict asks a method without a public name for its error. Where it does not, the error is its own.
+    """
+    cast("Any", batch)._default_get = partial(_missing, tuple(map(str, batch.keys())))
+    return batch
+
+
+def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
+    """As TensorDict's own, whose default for no default is of a type by this name."""
+    if type(default).__name__ != "_NoDefault":
+        return default
+    raise KeyError(unknown_field(key, known, "this batch"))
+
+
+class Columns:
+    """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows, and after the newest the bootstrap row.
+
+    ``own`` columns are there from the start; others are attached to the steps of the moment and go with them.
+    Everything but :meth:`view`, :meth:`write` and :meth:`put` counts rows in the order of time, oldest first.
+
+    On the CPU the memory is NumPy's, and every tensor that is handed out is a new one over it. ``share_memory_()`` and
+    ``torch.multiprocessing`` move what a tensor lies in: they move that tensor alone, never the columns.
+    """
+
+    def __init__(
+        self, leaves: Mapping[Path, Field], num_steps: int, num_envs: int, device: torch.device, wrap: bool
+    ) -> None:
+        self.num_steps, self.num_envs, self.device, self.wrap = num_steps, num_envs, device, wrap
+        self._on_host = device.type == "cpu"
+        self._memory: dict[Path, Any] = {}
+        self._dtypes: dict[Path, torch.dtype] = {}
+        self._attached: set[Path] = set()
+        self.start = self.count = 0
+        """The place of the oldest row, and how many there are."""
+        self.own = frozenset[Path]()
+        self.include(leaves)
+
+    def include(self, leaves: Mapping[Path, Field]) -> None:
+        """``leaves``, in their order, are the own columns from now on: those there are stay, others begin as zeros."""
+        made = {
+            path: self._memory[path] if path in self.own else self._zeros(field.shape, field.dtype)
+            for path, field in leaves.items()
+        }
+        made |= {path: self._memory[path] for path in self._attached}
+        self._dtypes |= {path: field.dtype for path, field in leaves.items()}
+        self._memory, self.own = made, frozenset(leaves)
+        self._find()
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """Memory for one column."""
+        full = self.num_steps + 1, self.num_envs, *shape
+        if self._on_host:
+            return zeroed(math.prod(full) * dtype.itemsize).view(numpy_dtype(dtype)).reshape(full)
+        with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
+            return torch.zeros(full, dtype=dtype, device=self.device)
+
+    def _find(self) -> None:
+        """Note where the own columns lie: on the CPU nobody else can move them."""
+        own = [self._memory[path] for path in self._memory if path in self.own]
+        # Assigning through NumPy costs a tenth of what torch does, and copying tensors by address less than that.
+        self._own = own
+        self._sources = np.zeros(len(own), np.uint64)
+        self._targets = np.array([array.ctypes.data for array in own] if self._on_host else [], np.uint64)
+        self._row_bytes = np.array([column[0].nbytes for column in own], np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
+        places = {"_own", "_sources", "_targets", "_row_bytes"}
+        state = {name: value for name, value in self.__dict__.items() if name not in places}
+        if not self._on_host:
+            state["_memory"] = {path: numpy_view(column.cpu()) for path, column in self._memory.items()}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._on_host:
+            columns = {path: typed(array, self._dtypes[path]) for path, array in self._memory.items()}
+            self._memory = {path: column.to(self.device) for path, column in columns.items()}
+        self._find()
+
+    def view(self, path: Path, rows: int | slice = slice(None)) -> Tensor:
+        """Rows of a column ``[T + 1, N, ...]``, by their place in storage: a new tensor over its memory."""
+        memory = self._memory[path][rows]
+        if not self._on_host:
+            return memory
+        if not torch.is_inference_mode_enabled():
+            return typed(memory, self._dtypes[path])
+        with torch.inference_mode(False):  # as above
+            return typed(memory, self._dtypes[path])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all T rows are written."""
+        return self.count == self.num_steps
+
+    @property
+    def last_row(self) -> int:
+        """Where the bootstrap row is."""
+        return self.num_steps if self.start or self.is_full else self.count
+
+    @property
+    def next_row(self) -> int:
+        """Where the next step goes.
+
+        Raises:
+            FullError: there is no room and the columns do not wrap.
+        """
+        if self.is_full and not self.wrap:
+            raise FullError(
+                f"the rollout already has its {self.num_steps} steps; call finish() and clear(), or create the "
+                "buffer with wrap=True to keep the newest"
+            )
+        return (self.start + self.count) % self.num_steps
+
+    def advance(self, rows: int) -> None:
+        """The next ``rows`` are written; what was attached to the steps before them no longer fits."""
+        self.release(self.count + rows - self.num_steps)
+        self.detach()
+        self.count += rows
+
+    def detach(self) -> None:
+        """What was attached is there no more."""
+        self._attached.clear()
+
+    def release(self, rows: int) -> None:
+        """Give up the oldest rows, if ``rows`` is positive."""
+        if rows > 0:
+            self.detach()
+            self.start, self.count = (self.start + rows) % self.num_steps, self.count - rows
+
+    def write(self, row: int, values: Sequence[Any]) -> None:
+        """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""
+        if not self._on_host:
+            for tensor, value in zip(self._own, values, strict=False):
+                tensor[row].copy_(value, non_blocking=True)
+            return
+        sources, hosts, tensors = self._sources, self._own, False
+        for i, value in enumerate(values):
+            if type(value) is not Tensor:
+                hosts[i][row] = value
+                continue
+            if not tensors:
+                sources.fill(0)
+                tensors = True
+            sources[i] = value.data_ptr()
+        if tensors:
+            kernels.copy_row(sources[: len(values)], self._targets, self._row_bytes, row)
+
+    def put(self, path: Path, rows: int | slice, value: Any) -> None:
+        """Assign to rows of one column, by their place in storage."""
+        if self._on_host and isinstance(value, Tensor):
+            value = numpy_view(value.detach())
+        self._memory[path][rows] = value
+
+    def place(self, rows: Tensor) -> Tensor:
+        """Where rows, counted from the oldest, lie in storage."""
+        return (rows + self.start) % self.num_steps
+
+    @property
+    def live(self) -> list[Path]:
+        """The columns that belong to the steps of the moment."""
+        return [path for path in self._memory if path in self.own or path in self._attached]
+
+    def below(self, path: Path) -> list[Path]:
+        """The live leaves at or below a path."""
+        if path in self.own or path in self._attached:
+            return [path]
+        return [leaf for leaf in self.live if leaf[: len(path)] == path]
+
+    def ordered(self, path: Path) -> Tensor:
+        """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
+        end = self.start + self.count
+        if end <= self.num_steps:
+            return self.view(path, slice(self.start, end))
+        parts = slice(self.start, self.num_steps), slice(end - self.num_steps)
+        return torch.cat([self.view(path, rows) for rows in parts])
+
+    def with_last(self, path: Path) -> Tensor:
+        """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
+        if not self.start:
+            return self.view(path, slice(self.count + 1))
+        return torch.cat([self.ordered(path), self.view(path, slice(self.num_steps, None))])
+
+    def attach(self, columns: Mapping[Path, Tensor]) -> None:
+        """Write whole columns ``[T, N, ...]``, new ones where there is none of that shape and dtype.
+
+        What is attached is so once all are written: a call that is broken off leaves none of them half new.
+        """
+        self._attached -= columns.keys()
+        for path, column in columns.items():
+            self._fill(path, column)
+        self._attached |= columns.keys() - self.own
+
+    def _fill(self, path: Path, column: Tensor) -> None:
+        known = self._memory.get(path)
+        if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
+            self._memory[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
+            self._dtypes[path] = column.dtype
+        target = self.view(path)
+        split = min(self.num_steps - self.start, self.count)
+        target[self.start : self.start + split].copy_(column[:split])
+        if split < self.count:
+            target[: self.count - split].copy_(column[split:])

@@ -1,0 +1,8 @@
+"""Samplers: which transitions a batch is made of."""
+
+from .contract import Sampler
+from .prioritized import Prioritized
+from .recent import Recent
+from .uniform import Uniform, WithoutReplacement
+
+__all__ = ["Prioritized", "Recent", "Sampler", "Uniform", "WithoutReplacement"]

@@ -1,0 +1,291 @@
+"""Prioritized: transitions drawn in proportion to a power of their TD errors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import kernels
+from ..errors import NotFiniteError, ShapeError
+from ..memory.blocks import zeroed
+from ..parameters import checked, is_count, is_flag, is_number
+from ..ring.ring import Ints, Ring
+from .contract import Doubles, Extras, only, refuse_weights
+from .sequence_weights import draw_recent, nothing_to_draw, require_weights
+from .sumtree import SumTree
+
+__all__ = ["LARGEST_ERROR", "Prioritized"]
+
+
+LARGEST_ERROR = float(np.finfo(np.float32).max)
+"""TD errors are kept as float32."""
+
+
+def _is_beta(beta: Any) -> bool:
+    """Whether this is an exponent, or a schedule of one."""
+    if not isinstance(beta, tuple):
+        return is_number(beta, 0)
+    schedule = cast("tuple[Any, ...]", beta)
+    return len(schedule) == 3 and is_number(schedule[0], 0) and is_number(schedule[1], 0) and is_count(schedule[2], 1)
+
+
+class _Weighing(NamedTuple):
+    """What belongs together in priorities, so that one assignment changes all of it."""
+
+    alpha: float
+    eps: float
+    errors: NDArray[np.float32]
+    """The TD error of each row; those of rows that cannot be drawn mean nothing."""
+    tree: SumTree
+    """(error + eps)^alpha of each row that can be drawn, 0 of the others."""
+
+
+@checked(
+    alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
+    beta=(
+        _is_beta,
+        "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1",
+    ),
+    eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
+    stratified=(is_flag, "stratified is True or False"),
+    normalize=(lambda normalize: normalize in ("batch", "buffer"), "normalize is 'batch' or 'buffer'"),
+    default_error=(
+        lambda error: error is None or is_number(error, 0, LARGEST_ERROR),
+        "default_error is a number of at least 0 that float32 can hold, or None",
+    ),
+    eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
+)
+class Prioritized:
+    """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
+
+    A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest of
+    the batch, or of the buffer. Pass the TD errors of its ``index`` to ``update_priorities``.
+
+    Args:
+        alpha: how much priorities matter; 0 is uniform.
+        beta: how much the weights correct for it; 1 is fully. A triple (first, last, draws) goes linearly from one to
+            the other.
+        eps: what a transition without error is worth.
+        stratified: one draw from each of B equal parts of the total, rather than B independent ones.
+        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest that any transition has,
+            of the window if it draws from one (:class:`Recent`).
+        default_error: the TD error of new transitions; None is the largest seen so far, 1 at first.
+        eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
+
+    Raises:
+        SchemaError: a parameter out of range, here or when it is set later.
+    """
+
+    watches = True
+    per_row = ("errors",)
+    extras = "weight", "probability"
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float | tuple[float, float, int] = 0.4,
+        *,
+        eps: float = 1e-6,
+        stratified: bool = True,
+        normalize: Literal["batch", "buffer"] = "batch",
+        default_error: float | None = None,
+        eta: float = 0.9,
+    ) -> None:
+        self._ring: Ring | None = None
+        self._weighing = _Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until there is a ring
+        self._fresh: tuple[float, float, _Weighing] | None = None
+        """The error of new transitions, and what that weighs: it is the same again and again."""
+        self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
+        self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
+        self._largest, self._draws = 1.0, 0
+
+    @property
+    def alpha(self) -> float:
+        """How much priorities matter; a change takes effect at once on everything stored."""
+        return self._weighing.alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._reweigh(alpha, self._weighing.eps)
+
+    @property
+    def eps(self) -> float:
+        """What a transition without error is worth; a change takes effect at once, too."""
+        return self._weighing.eps
+
+    @eps.setter
+    def eps(self, eps: float) -> None:
+        self._reweigh(self._weighing.alpha, eps)
+
+    @property
+    def _tree(self) -> SumTree:
+        return self._weighing.tree
+
+    @property
+    def _errors(self) -> NDArray[np.float32]:
+        return self._weighing.errors
+
+    def attach(self, ring: Ring) -> None:
+        """Give every transition that can be drawn its priority, and no other row one."""
+        refuse_weights(ring, self)
+        places, errors = ring.anchors(), self._errors
+        if self._ring is None:
+            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32)  # no memory before there is an error
+            errors[places] = self._new_error()
+        elif only(self._ring, ring, self):  # what could not be drawn through the last view is new
+            new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
+            errors[places[new]] = self._new_error()
+        self._weighing = self._weighed(places, errors, self.alpha, self.eps)
+        self._ring = ring
+
+    def nbytes(self, rows: int) -> int:
+        """The errors, float32, and the tree of priorities."""
+        return 4 * rows + SumTree.nbytes(rows, self.normalize == "buffer")
+
+    def changed(self, places: Ints, opens: Any) -> None:
+        """New transitions get the default error; what can no longer be drawn gets no weight."""
+        error = self._largest if self.default_error is None else self.default_error
+        weighing, fresh = self._weighing, self._fresh
+        if fresh is None or fresh[0] != error or fresh[2] is not weighing:
+            fresh = self._fresh = error, float(self._weights(self._new_error())), weighing
+        weighing.errors[places] = error
+        weighing.tree.set(places, opens * fresh[1])
+
+    def update(self, places: Ints, errors: Any) -> None:
+        """The transitions at ``places`` have these |TD errors| (float32)."""
+        weighing = self._weighing
+        try:
+            weighing.tree.set(places, _powers(errors, weighing.alpha, weighing.eps))
+        except NotFiniteError as error:  # before anything has changed
+            raise NotFiniteError(
+                f"td_error: (|TD error| + eps)^alpha of one of {errors.max():.3g} would be too large for a sum with "
+                f"alpha={self.alpha!r}; mend the loss, or choose a smaller alpha"
+            ) from error
+        weighing.errors[places] = errors
+        self._largest = max(self._largest, float(errors.max(initial=0.0)))
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
+        if self._ring is None or not self._ring.drawable:
+            raise nothing_to_draw(self._ring)
+        total = self._tree.total
+        lowest = self._tree.minimum_positive() if self.normalize == "buffer" else None
+        return self.weighted(self._tree.find(self.masses(count, key, total)), total, lowest)
+
+    def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
+        """The same from the ``newest`` completed transitions alone."""
+        ring = self._ring
+        if ring is None or not ring.drawable:
+            raise nothing_to_draw(ring)
+        recent = draw_recent(self._tree, ring, newest, lambda total: self.masses(count, key, total))
+        lowest = self._tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else None
+        return self.weighted(recent.places, recent.total, lowest)
+
+    def masses(self, count: int, key: int, total: float) -> Doubles:
+        """Random numbers in [0, total), stratified if that is wanted."""
+        out = np.empty(count, np.float64)
+        kernels.fast().masses(np.uint64(key), self.stratified, total, math.nextafter(total, 0.0), out)
+        return out
+
+    def weighted(self, places: Ints, total: float, lowest: float | None) -> tuple[Ints, Extras]:
+        """Places with the probability of each, and the importance weight.
+
+        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta, whatever N is. ``lowest`` is the priority of the
+        one that has Pmin; None means the smallest of the batch.
+        """
+        beta = self._beta_now()
+        self._draws += 1
+        probability, least = self._tree.shares(places, total)
+        weight = (probability / (least if lowest is None else lowest / total)) ** -beta
+        return places, {"weight": weight.astype(np.float32), "probability": probability}
+
+    def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
+        """The |TD error| ``[B]`` of sequences ``[B, L]``: eta · max + (1 - eta) · mean over the real steps."""
+        real = np.ones(errors.shape, np.bool_) if mask is None else mask
+        absolute = np.where(real, np.abs(errors), 0.0)
+        mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
+        return self.eta * absolute.max(1) + (1 - self.eta) * mean
+
+    def priorities(self) -> Doubles:
+        """The weight p of every transition that can be drawn."""
+        return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
+
+    def check(self) -> None:
+        """Test that each transition that can be drawn has the priority of its error, and no other row has one.
+
+        Raises:
+            InvariantError: naming the first place where that is not so.
+        """
+        if self._ring is not None:
+            places = self._ring.anchors()
+            require_weights(self._tree, places, self._weights(self._errors[places]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The errors of all rows, the largest seen, and how far a schedule of beta has come."""
+        return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with those errors.
+
+        Raises:
+            ShapeError: they are of another number of rows.
+            NotFiniteError: an error is NaN, infinite or negative.
+        """
+        given = np.asarray(state["errors"], np.float32)
+        if given.shape != self._errors.shape:
+            raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {given.shape}")
+        ring = cast("Ring", self._ring)
+        places, errors = ring.places(), zeroed(given.nbytes).view(np.float32)
+        errors[places] = known = given[places]  # those of live rows: a copy of all would take memory for each
+        if not (np.isfinite(known).all() and (known >= 0).all()):
+            raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
+        self._largest, self._draws = float(state["largest"]), int(state["draws"])
+        self._weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
+
+    def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> _Weighing:
+        """These rows weighed by their errors, and no others."""
+        tree = SumTree(len(errors))
+        tree.set([0], _powers(self._new_error(), alpha, eps))  # what comes next has to fit as well
+        tree.set([0], 0.0)
+        tree.set(places, _powers(errors[places], alpha, eps))
+        return _Weighing(alpha, eps, errors, tree)
+
+    def _reweigh(self, alpha: float, eps: float) -> None:
+        """Weigh all rows anew, or leave them as they are if a weight would be too large."""
+        if self._ring is None:
+            self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
+            return
+        try:
+            self._weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of what is stored would be "
+                "too large for a sum; choose smaller ones"
+            ) from error
+
+    def _new_error(self) -> np.float32:
+        return np.float32(self._largest if self.default_error is None else self.default_error)
+
+    def _weights(self, errors: Any) -> Any:
+        return _powers(errors, self.alpha, self.eps)
+
+    def _beta_now(self) -> float:
+        if not isinstance(self.beta, tuple):
+            return self.beta
+        first, last, draws = self.beta
+        return first + (last - first) * min(self._draws / draws, 1.0)
+
+    def __repr__(self) -> str:
+        return (
+            f"Prioritized({self.alpha}, {self.beta}, eps={self.eps}, stratified={self.stratified}, "
+            f"normalize={self.normalize!r}, default_error={self.default_error}, eta={self.eta})"
+        )
+
+
+def _powers(errors: Any, alpha: float, eps: float) -> Any:
+    """(errors + eps)^alpha."""
+    with np.errstate(over="ignore"):  # the tree refuses what is not finite
+        return (np.asarray(errors, np.float64) + eps) ** alpha

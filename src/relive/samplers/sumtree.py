@@ -1,0 +1,241 @@
+"""SumTree: weights of which any one can be changed, and drawn in proportion, in O(log n). It knows no RL."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .. import kernels
+from ..errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ShapeError
+from ..kernels.reference.tree import FANOUT
+from ..memory.blocks import zeroed
+
+__all__ = ["Cover", "SumTree"]
+
+
+Doubles = NDArray[np.float64]
+
+
+Ints = NDArray[np.int64]
+
+
+ALIGNMENT = 8
+"""Doubles of a cache line."""
+
+
+_INT64 = np.dtype(np.int64)
+
+
+class Cover(NamedTuple):
+    """Some leaves of a tree as the fewest nodes that make them up, from left to right, until the next write."""
+
+    places: Ints
+    """Where those nodes lie."""
+    until: Doubles
+    """The sum of the weights up to and with each."""
+
+    @property
+    def total(self) -> float:
+        """The sum of the weights of those leaves, and of no others."""
+        return self.until.item(-1) if self.until.size else 0.0
+
+
+class SumTree:
+    """``size`` weights (float64), all 0 at first, and the sums over them that make drawing one of them quick.
+
+    Leaf i owns as many masses as it weighs, to within rounding, behind those of the leaves before it. All sums are
+    functions of the weights, whatever the order in which these came, so nothing drifts. Only one thread may write.
+    How it is laid out and summed is told in :mod:`relive.kernels.reference.tree`.
+
+    Args:
+        size: number of leaves, at least 1.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ShapeError(f"a sum tree needs at least 1 leaf, got size {size}")
+        self._size = int(size)
+        self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
+        self._root = self._offsets[-1:].astype(np.int64)
+        self._nodes = _aligned(int(self._offsets[-1]) + 1)
+        self._minima: Doubles = np.empty(0)  # not kept before somebody asks for the smallest weight
+
+    @staticmethod
+    def nbytes(size: int, minima: bool = False) -> int:
+        """Bytes that a tree of so many leaves takes, with the minima or without."""
+        offsets = kernels.reference.tree_offsets(size)
+        nodes, leaves = int(offsets[-1]) + 1, int(offsets[1])
+        return (nodes + ALIGNMENT + (nodes - leaves if minima else 0)) * 8
+
+    def __repr__(self) -> str:
+        return f"SumTree({self._size})"
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return self._nodes.item(-1)
+
+    def get(self, positions: ArrayLike) -> Doubles:
+        """The weights ``[B]`` (float64) of the leaves at ``positions`` (integers, ``[B]``).
+
+        Raises:
+            ShapeError: a position is not in 0..size - 1; names the first.
+        """
+        index = _integers(positions)
+        out = np.empty(index.size)
+        bad = kernels.fast().tree_get(self._nodes, self._size, index, out)
+        if bad >= 0:
+            raise self._no_position(index, bad)
+        return out
+
+    def set(self, positions: ArrayLike, values: ArrayLike) -> None:
+        """Give the leaves at ``positions`` (integers, ``[B]``) the weights ``values`` (``[B]``, or one number for all).
+
+        Of several weights for one leaf the last stays. An error names the first bad entry, and nothing is written.
+
+        Raises:
+            ShapeError: a position is not in 0..size - 1, or there are not as many values as positions.
+            NotFiniteError: a value is NaN, infinite, negative, or so large that sums of such could become infinite.
+        """
+        index = _integers(positions)
+        weights = np.ascontiguousarray(values, np.float64)  # of one entry for a number
+        if weights.shape != index.shape and not isinstance(values, float) and np.ndim(values):
+            raise ShapeError(f"values: expected shape {index.shape}, one per position, got {weights.shape}")
+        bad = kernels.fast().tree_set(self._nodes, self._offsets, self._minima, self._size, index, weights)
+        if bad >= 0:
+            if not 0 <= index[bad] < self._size:
+                raise self._no_position(index, bad)
+            given, most = weights[bad % weights.size], kernels.reference.heaviest(self._size)
+            raise NotFiniteError(f"values: entry {bad}, for position {index[bad]}, is {given}; pass 0 to {most:.1e}")
+
+    def cover(self, begins: Ints, ends: Ints) -> Cover:
+        """The leaves from each of ``begins`` up to that of ``ends`` (int64, in 0..size, begin <= end), to draw from.
+
+        Sums and draws are exact however much the other leaves weigh: no difference of two sums is taken.
+        """
+        most = 2 * (FANOUT - 1) * len(self._offsets) * len(begins)
+        places, until = np.empty(most, np.int64), np.empty(most)
+        count = kernels.fast().tree_cover(self._nodes, self._offsets, begins, ends, places, until)
+        return Cover(places[:count], until[:count])
+
+    def find(self, masses: ArrayLike, among: Cover | None = None) -> Ints:
+        """The leaves ``[B]`` (int64) that own ``masses`` (``[B]``, in [0, total)), of all or ``among`` some.
+
+        A leaf of weight 0 is never one of them. Among some the masses are counted from the first of these on, up to
+        the ``total`` of the cover.
+
+        Raises:
+            EmptyError: all weights are 0.
+            NotFiniteError: a mass is not in [0, total); names the first.
+        """
+        wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
+        out = np.empty(wanted.size, np.int64)
+        places, until = (self._root, self._nodes[-1:]) if among is None else among
+        bad = kernels.fast().tree_find(self._nodes, self._offsets, places, until, wanted, out)
+        if bad >= 0:
+            self._refuse_empty()
+            given, total = wanted[bad], Cover(places, until).total
+            raise NotFiniteError(f"masses: entry {bad} is {given}, not in [0, {total}); pass u * total with u < 1")
+        return out
+
+    def shares(self, positions: Ints, total: float) -> tuple[Doubles, float]:
+        """The weights ``[B]`` of leaves that :meth:`find` gave, as parts of ``total``, and the smallest of them."""
+        out = np.empty(len(positions))
+        return out, kernels.fast().tree_shares(self._nodes, self._size, positions, total, out)
+
+    def minimum_positive(self, begins: Ints | None = None, ends: Ints | None = None) -> float:
+        """The smallest weight that is not 0: of all, or of the leaves from each of ``begins`` up to that of ``ends``.
+
+        The first call takes O(size); minima are kept from then on, and a range then takes O(log n).
+
+        Raises:
+            EmptyError: all these weights are 0.
+        """
+        self._refuse_empty()
+        if not self._minima.size:
+            self._minima = np.full(self._nodes.size - int(self._offsets[1]), np.inf)
+            kernels.fast().tree_build(self._nodes, self._offsets, self._minima)
+        if begins is None or ends is None:
+            return self._minima.item(-1)
+        lowest = kernels.fast().tree_lowest(self._nodes, self._offsets, self._minima, begins, ends)
+        if lowest == np.inf:
+            raise EmptyError("all weights of these leaves are 0; ask for leaves that have one")
+        return lowest
+
+    def clear(self) -> None:
+        """All weights are 0 again."""
+        self._nodes.fill(0.0)
+        self._minima.fill(np.inf)
+
+    def state_dict(self) -> dict[str, Doubles]:
+        """A copy of the weights; the sums follow from them."""
+        return {"leaves": self._nodes[: self._size].copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the weights of a tree of the same size; on an error nothing has changed.
+
+        Raises:
+            FieldError, ShapeError, NotFiniteError: they are missing, not as many, or one of them is no weight.
+        """
+        if "leaves" not in state:
+            raise FieldError(f"a sum tree's state has the entry 'leaves', got {list(state)}; pass its state_dict()")
+        leaves = np.asarray(state["leaves"])
+        if leaves.shape != (self._size,):
+            raise ShapeError(f"leaves: expected shape ({self._size},), got {leaves.shape}; create a tree of that size")
+        self.set(np.arange(self._size), leaves)
+
+    def check(self) -> None:
+        """Test the invariants.
+
+        Raises:
+            InvariantError: a leaf is no weight, or a node above does not follow from its children; names the first.
+        """
+        leaves, nodes, minima = self._nodes[: self._size], self._nodes.copy(), np.full_like(self._minima, np.inf)
+        _require("a weight is finite and not negative", np.isfinite(leaves) & (leaves >= 0), leaves)
+        nodes[self._size : int(self._offsets[1])] = 0.0
+        kernels.fast().tree_build(nodes, self._offsets, minima)
+        _require("a node is the sum of its children, from left to right", nodes == self._nodes, self._nodes)
+        _require("a minimum is the smallest positive one below it", minima == self._minima, self._minima)
+
+    def _no_position(self, index: Ints, bad: int) -> ShapeError:
+        last = self._size - 1
+        return ShapeError(
+            f"positions: entry {bad} is {index[bad]}, not in 0..{last}; pass places of this tree's leaves"
+        )
+
+    def _refuse_empty(self) -> None:
+        if not self.total > 0:
+            raise EmptyError("all weights of the sum tree are 0; set some before you ask for one of them")
+
+
+def _require(rule: str, holds: NDArray[np.bool_], values: Doubles) -> None:
+    if not holds.all():
+        place = int(holds.argmin())
+        raise InvariantError(f"{rule}: place {place} holds {values[place]}")
+
+
+def _integers(positions: ArrayLike) -> Ints:
+    index = np.ascontiguousarray(positions)
+    if index.dtype is not _INT64:
+        if index.dtype.kind not in "iu" and index.size:
+            raise DTypeError(f"positions: expected integers, got {index.dtype}; pass int64")
+        index = index.astype(np.int64)
+    return _flat(index, "positions")
+
+
+def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
+    if array.ndim != 1:
+        raise ShapeError(f"{name}: expected one axis, got shape {array.shape}; flatten them")
+    return array
+
+
+def _aligned(count: int) -> Doubles:
+    """Zeros that start on a cache line of 64 bytes, as then do all blocks of 8."""
+    memory = zeroed((count + ALIGNMENT) * 8).view(np.float64)
+    start = -memory.ctypes.data % 64 // 8
+    return memory[start : start + count]

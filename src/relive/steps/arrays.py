@@ -1,0 +1,150 @@
+"""The bridge between NumPy and torch: dtypes, memory shared between both, and what may be converted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import DTypeError, ShapeError
+
+__all__ = [
+    "NO_DTYPE",
+    "NUMPY_DTYPES",
+    "SQUARES",
+    "as_host",
+    "as_tensor",
+    "check_castable",
+    "fits",
+    "numpy_dtype",
+    "numpy_view",
+]
+
+
+def as_host(value: Any) -> np.ndarray[Any, Any]:
+    """Anything array-like, on whatever device, as a NumPy array."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def as_tensor(value: Any, name: str) -> torch.Tensor:
+    """Numbers, lists and arrays as a tensor; ``name`` is for the error."""
+    try:
+        array = np.asarray(value)
+        if array.dtype == object:
+            raise TypeError("an object array")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.flags.writeable:
+            array = array.copy()  # torch warns of a tensor that must not be written to
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    except (TypeError, ValueError) as error:
+        if "inhomogeneous" in str(error):
+            what = f"{type(value).__name__} with rows of different lengths; pad them to one shape"
+        else:
+            what = f"{type(value).__name__} ({error})"
+        raise ShapeError(f"field '{name}': expected an array, a tensor or numbers, got {what}") from error
+
+
+Array = NDArray[Any]
+
+
+# NumPy has no bfloat16 or float8: their bits travel as integers of the same size.
+_BIT_DTYPES = {1: torch.uint8, 2: torch.int16}
+
+
+NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+        torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+NO_DTYPE = np.dtype([("bits", np.int8)])  # equal to no array's dtype
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The NumPy dtype that holds the same bits."""
+    return NUMPY_DTYPES.get(dtype) or NUMPY_DTYPES[_BIT_DTYPES[dtype.itemsize]]
+
+
+def numpy_view(tensor: Tensor) -> Array:
+    """A CPU tensor's memory as NumPy, bit for bit, without a copy."""
+    if tensor.dtype in NUMPY_DTYPES:
+        return tensor.resolve_conj().resolve_neg().numpy()
+    return tensor.view(_BIT_DTYPES[tensor.dtype.itemsize]).numpy()
+
+
+SQUARES = {dtype: torch.finfo(dtype).max ** 2 for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+
+SQUARES[torch.float64] = torch.finfo(torch.float64).max
+"""Float dtype -> the square of its largest number, or less."""
+
+
+def fits(value: Array, square: float) -> bool:
+    """Whether the square of no number is larger; where this says no, :func:`check_castable` looks at each of them."""
+    flat = value if value.ndim == 1 else value.reshape(-1)
+    try:
+        # no square is more than the sum of all: one product takes a quarter of the time of the largest magnitude
+        return flat.dot(flat) <= square
+    except RuntimeWarning:  # NumPy's of a sum that is infinite, where warnings are errors
+        return False
+
+
+def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Refuse conversions that change what a value means: float to int, anything to bool, a number out of range.
+
+    Infinities given are infinities stored.
+
+    Raises:
+        DTypeError: with the field, what was expected, what came, and the call that would convert it.
+    """
+    if tensor.dtype is dtype:
+        return
+    if torch.can_cast(tensor.dtype, dtype) and not (dtype is torch.bool and tensor.dtype is not torch.bool):
+        if dtype.is_floating_point or dtype.is_complex:
+            _refuse_overflow(tensor, dtype, name)
+            return
+        if not tensor.numel() or tensor.dtype is torch.bool:
+            return
+        limits = torch.iinfo(dtype)
+        # torch has no minimum of its wider unsigned dtypes
+        values: Any = tensor.cpu().numpy() if tensor.dtype in _UNSIGNED else tensor
+        low, high = int(values.min()), int(values.max())
+        if limits.min <= low and high <= limits.max:
+            return
+        raise DTypeError(
+            f"field '{name}': values from {low} to {high} do not fit into {dtype}; declare a wider dtype in the schema"
+        )
+    raise DTypeError(
+        f"field '{name}': expected {dtype}, got {tensor.dtype}; convert it yourself if that is meant "
+        f"(.to({dtype})), or declare the field as {tensor.dtype}"
+    )
+
+
+def _refuse_overflow(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Refuse finite numbers that a float or complex dtype cannot hold."""
+    given = tensor.dtype
+    plain = tensor.is_cpu and (given is torch.float64 or given is torch.float32)
+    if given is torch.bool or (plain and fits(numpy_view(tensor.detach()), SQUARES.get(dtype, 0.0))):
+        return
+    limits = torch.finfo(dtype)
+    floats = given.is_floating_point or given.is_complex
+    if (torch.finfo(given) if floats else torch.iinfo(given)).max <= limits.max:
+        return
+    # of bfloat16 only a few bits would count when it is compared with the limit
+    numbers = torch.view_as_real(tensor.resolve_conj()) if given.is_complex else tensor
+    sizes = numbers.to(torch.promote_types(numbers.dtype, torch.float32) if floats else torch.float64).abs()
+    lost = (sizes > limits.max * (1 + limits.eps / 4)) & ~sizes.isinf()  # what is less is rounded to the largest
+    if bool(lost.any()):
+        raise DTypeError(
+            f"field '{name}': {sizes[lost][0].item():g} is more than {dtype} holds, {limits.max:g} at most; declare a "
+            "wider dtype in the schema, or mend the number"
+        )

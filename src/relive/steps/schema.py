@@ -1,0 +1,337 @@
+"""Schema: the named fields of a step, with the shape and dtype of each."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from ..errors import FieldError, SchemaError, ShapeError, SpaceError
+from .arrays import as_tensor
+from .trees import Path, dotted
+
+__all__ = ["Field", "Schema", "Spec", "not_named", "unknown_field"]
+
+
+FORMAT = 1
+
+
+STEP_FIELDS: dict[str, torch.dtype] = {
+    "reward": torch.float32,
+    "terminated": torch.bool,
+    "truncated": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a step: its shape per environment, without any batch axis, and its dtype."""
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        shape = cast("object", self.shape)
+        if not isinstance(shape, tuple | list) or any(not _is_size(n) or n < 0 for n in cast("Any", shape)):
+            raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shape!r}")
+        if not isinstance(cast("object", self.dtype), torch.dtype):
+            raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {self.dtype!r}")
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one environment's value."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"Field({self.shape}, {self.dtype})"
+
+
+Node: TypeAlias = "Field | dict[str, Node] | tuple[Node, ...]"
+
+
+Spec: TypeAlias = "Field | tuple[int, ...] | Mapping[str, Spec] | tuple[Spec, ...] | list[Spec] | Node"
+
+
+class Schema:
+    """The named fields of a step, nested where observations, actions or hidden states are.
+
+    Args:
+        fields: name -> :class:`Field`, or a bare shape such as ``(17,)`` for float32, or a dict or tuple of those,
+            to any depth. Members of a tuple are named "0", "1", ... wherever a name is needed.
+
+    Raises:
+        SchemaError: a field is neither of those, or a name is empty or contains a dot.
+
+    Example:
+        ``Schema({"obs": (17,), "action": Field((), torch.int64), "hidden": {"h": (1, 64), "c": (1, 64)}})``
+    """
+
+    __slots__ = ("_leaves", "_tree")
+
+    def __init__(self, fields: Mapping[str, Spec]) -> None:
+        if not fields:
+            raise SchemaError("a schema needs at least one field, got none")
+        self._tree: dict[str, Node] = {name: _node(spec, (name,)) for name, spec in fields.items()}
+        self._leaves: dict[Path, Field] = {}
+        _collect(self._tree, (), self._leaves)
+
+    @classmethod
+    def from_spaces(cls, observation_space: Any, action_space: Any, **extras: Spec) -> Schema:
+        """The schema of a Gymnasium environment: obs, action, reward, terminated, truncated, and the extras.
+
+        Args:
+            observation_space: the space of one environment (``single_observation_space`` of a vector env).
+            action_space: likewise. Box of any dtype and shape, Discrete, MultiDiscrete, MultiBinary, and Dict and
+                Tuple of those to any depth. dtypes are kept.
+            extras: further fields of every step: a :class:`Field`, a bare shape for float32, or a dict or tuple of
+                those, e.g. ``value=(), log_prob=(), hidden={"h": (1, 64), "c": (1, 64)}``.
+
+        Raises:
+            SpaceError: a space without fixed shape and dtype (Text, Graph, Sequence, OneOf).
+        """
+        fields: dict[str, Spec] = {
+            "obs": _from_space(observation_space, "observation_space"),
+            "action": _from_space(action_space, "action_space"),
+        }
+        fields |= {name: Field((), dtype) for name, dtype in STEP_FIELDS.items()}
+        return cls(fields | extras)
+
+    @classmethod
+    def from_env(cls, env: Any, **extras: Spec) -> Schema:
+        """:meth:`from_spaces` for a ``gymnasium.Env`` or a ``gymnasium.vector.VectorEnv``."""
+        observation_space = getattr(env, "single_observation_space", None) or env.observation_space
+        action_space = getattr(env, "single_action_space", None) or env.action_space
+        return cls.from_spaces(observation_space, action_space, **extras)
+
+    @classmethod
+    def from_example(cls, step: Mapping[str, Any], num_envs: int | None = None) -> Schema:
+        """The schema of an example step.
+
+        Args:
+            step: field -> array, tensor, number or bool, nested in dicts and tuples. Arrays and tensors keep their
+                dtype; Python numbers become float32 or int64. ``reward`` is float32 and the done bits are bool
+                whatever the example says, since environments hand out float64 rewards for no gain.
+            num_envs: the leading axis of every array, which is not part of a field; None for the step of one
+                environment without such an axis.
+
+        Raises:
+            ShapeError: an array whose leading axis is not ``num_envs``.
+        """
+        fields = {name: _from_example(value, (name,), num_envs) for name, value in step.items()}
+        for name, dtype in STEP_FIELDS.items():
+            node = fields.get(name)
+            if isinstance(node, Field):
+                fields[name] = Field(node.shape, dtype)
+        return cls(cast("Mapping[str, Spec]", fields))
+
+    def extend(self, **extras: Spec) -> Schema:
+        """A schema with further fields; a field of the same name is replaced."""
+        return Schema(cast("dict[str, Spec]", self._tree) | extras)
+
+    @property
+    def leaves(self) -> dict[Path, Field]:
+        """Path -> field of every leaf, in the order of declaration."""
+        return dict(self._leaves)
+
+    @property
+    def branches(self) -> list[tuple[Path, tuple[str, ...]]]:
+        """Path and member names of everything nested."""
+        paths = dict.fromkeys(path[:i] for path in self._leaves for i in range(1, len(path)))
+        return [(path, tuple(name for name, _ in _members(cast("Any", self[path])))) for path in paths]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The top-level names, in the order of declaration."""
+        return tuple(self._tree)
+
+    def __contains__(self, name: str | Path) -> bool:
+        return _lookup(self._tree, name) is not None
+
+    def __getitem__(self, name: str | Path) -> Node:
+        node = _lookup(self._tree, name)
+        if node is None:
+            raise FieldError(unknown_field(name, self.names, "the schema"))
+        return node
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self._tree == other._tree
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._leaves.items()))  # like ==, whatever the order
+
+    def __repr__(self) -> str:
+        return f"Schema({self._tree!r})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one step of one environment."""
+        return sum(field.nbytes for field in self._leaves.values())
+
+    def to_json(self) -> str:
+        """The schema as JSON text; :meth:`from_json` reads it back."""
+        return json.dumps({"format": FORMAT, "fields": _to_json(self._tree)["fields"]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """The schema that :meth:`to_json` wrote.
+
+        Raises:
+            SchemaError: the text is no schema, or is of another format version.
+        """
+        try:
+            data = json.loads(text)
+            version = data["format"]
+            if type(version) is not int or version != FORMAT:
+                raise SchemaError(f"schema format {version!r} is not one this version reads ({FORMAT}); update relive")
+            return cls(cast("dict[str, Spec]", _from_json({"fields": data["fields"]})))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            if isinstance(error, SchemaError):
+                raise
+            raise SchemaError(f"this text is not a schema as Schema.to_json writes it: {error!r}") from error
+
+    def rebuild(self, name: str, get: Callable[[Path], Any]) -> Any:
+        """The dicts and tuples of field ``name`` again, with ``get(path)`` in place of every leaf."""
+        return _rebuild(self._tree[name], (name,), get)
+
+
+ATTACHED = ("advantage", "return")
+"""What estimators attach to a rollout."""
+
+
+def not_named(given: Any) -> str:
+    """The message for a step that does not come by the names of its fields."""
+    return (
+        f"a step comes by the names of its fields, got {type(given).__name__}; pass add(obs=..., action=...) or "
+        "add({'obs': ..., 'action': ...})"
+    )
+
+
+def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
+    """The message for a name that is not there, with the closest one that is."""
+    text = dotted(name)
+    close = difflib.get_close_matches(text, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    if text in ATTACHED:
+        hint = "; a rollout has it once finish(...) was called, such as finish(relive.GAE())."
+    return f"unknown field {text!r} in {where}{hint} It has: {', '.join(known)}"
+
+
+def _node(spec: Any, path: Path) -> Node:
+    if not isinstance(cast("object", path[-1]), str) or not path[-1] or "." in path[-1]:
+        raise SchemaError(f"a field's name is a non-empty string without dots, got {path[-1]!r}")
+    if isinstance(spec, Field):
+        return spec
+    if isinstance(spec, Mapping) and spec:
+        members = cast("Mapping[str, Any]", spec)
+        return {name: _node(member, (*path, name)) for name, member in members.items()}
+    if isinstance(spec, tuple | list):
+        items = cast("Sequence[Any]", spec)
+        if all(_is_size(n) for n in items):
+            return Field(tuple(items))
+        return tuple(_node(member, (*path, str(i))) for i, member in enumerate(items))
+    raise SchemaError(
+        f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got {spec!r}"
+    )
+
+
+def _is_size(value: Any) -> bool:
+    """Whether this is a whole number, NumPy's or Python's."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _members(node: dict[str, Node] | tuple[Node, ...]) -> list[tuple[str, Node]]:
+    return list(node.items()) if isinstance(node, dict) else [(str(i), n) for i, n in enumerate(node)]
+
+
+def _collect(node: Node, path: Path, leaves: dict[Path, Field]) -> None:
+    if isinstance(node, Field):
+        leaves[path] = node
+        return
+    for name, member in _members(node):
+        _collect(member, (*path, name), leaves)
+
+
+def _lookup(tree: Node, name: str | Path) -> Node | None:
+    node: Node | None = tree
+    for key in (name,) if isinstance(name, str) else name:
+        if node is None or isinstance(node, Field):
+            return None
+        node = dict(_members(node)).get(key)
+    return node
+
+
+def _rebuild(node: Node, path: Path, get: Callable[[Path], Any]) -> Any:
+    if isinstance(node, Field):
+        return get(path)
+    built = {name: _rebuild(member, (*path, name), get) for name, member in _members(node)}
+    return built if isinstance(node, dict) else tuple(built.values())
+
+
+def _to_json(node: Node) -> dict[str, Any]:
+    if isinstance(node, Field):
+        return {"shape": list(node.shape), "dtype": str(node.dtype).removeprefix("torch.")}
+    if isinstance(node, dict):
+        return {"fields": {name: _to_json(member) for name, member in node.items()}}
+    return {"items": [_to_json(member) for member in node]}
+
+
+def _from_json(data: Any) -> Any:
+    if "fields" in data:
+        return {name: _from_json(member) for name, member in data["fields"].items()}
+    members = data["items"] if "items" in data else data["shape"]
+    if not isinstance(members, list) or ("items" in data and not members):
+        raise TypeError(f"expected a list, got {members!r}")
+    if "items" in data:
+        return tuple(_from_json(member) for member in cast("list[Any]", members))
+    return Field(tuple(cast("list[Any]", members)), getattr(torch, data["dtype"]))
+
+
+def _from_space(space: Any, where: str) -> Node:
+    from gymnasium import spaces
+
+    nested = isinstance(space, spaces.Dict | spaces.Tuple)
+    if nested and not len(cast("Any", space).spaces):
+        raise SpaceError(f"{where}: {type(cast('Any', space)).__name__} has no members; leave it out in a wrapper")
+    if isinstance(space, spaces.Dict):
+        named = cast("dict[str, Any]", space.spaces)
+        return {name: _from_space(member, f"{where}[{name!r}]") for name, member in named.items()}
+    if isinstance(space, spaces.Tuple):
+        placed = cast("tuple[Any, ...]", space.spaces)
+        return tuple(_from_space(member, f"{where}[{i}]") for i, member in enumerate(placed))
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        fixed = cast("Any", space)
+        try:
+            dtype = torch.from_numpy(np.empty(0, fixed.dtype)).dtype
+        except TypeError as error:
+            raise SpaceError(f"{where}: torch has no dtype like {fixed.dtype}; cast it in a wrapper") from error
+        return Field(tuple(fixed.shape), dtype)
+    raise SpaceError(
+        f"{where}: {type(space).__name__} has no fixed shape and dtype to store; use Box, Discrete, MultiDiscrete, "
+        "MultiBinary, or Dict and Tuple of them, or flatten it in an observation wrapper"
+    )
+
+
+def _from_example(value: Any, path: Path, num_envs: int | None) -> Node:
+    if isinstance(value, Mapping):
+        members = cast("Mapping[str, Any]", value)
+        return {name: _from_example(member, (*path, name), num_envs) for name, member in members.items()}
+    if isinstance(value, tuple):
+        items = cast("tuple[Any, ...]", value)
+        return tuple(_from_example(member, (*path, str(i)), num_envs) for i, member in enumerate(items))
+    plain_float = not isinstance(value, torch.Tensor | np.ndarray | np.generic)
+    tensor = value if isinstance(value, torch.Tensor) else as_tensor(value, dotted(path))
+    dtype = torch.float32 if plain_float and tensor.dtype is torch.float64 else tensor.dtype
+    shape = tuple(tensor.shape)
+    if num_envs is not None:
+        if shape[:1] != (num_envs,):
+            raise ShapeError(f"field '{dotted(path)}': expected a leading axis of {num_envs} (num_envs), got {shape}")
+        shape = shape[1:]
+    return Field(shape, dtype)

@@ -1,0 +1,89 @@
+"""FrameStack: observations stacked from single frames when they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from .. import kernels
+from ..errors import SchemaError
+from ..memory.store import require_rows, vector
+from ..parameters import checked, is_count, is_names
+from ..ring.ring import Ints, Ring
+from ..steps.trees import Path
+from .transitions import NStep
+
+__all__ = ["FrameStack"]
+
+
+STACK_RULE = "depth is at least 1 and pad 'repeat' or 'zeros'"
+
+
+@checked(
+    depth=(lambda depth: is_count(depth, 1), STACK_RULE),
+    pad=(lambda pad: pad in ("repeat", "zeros"), STACK_RULE),
+    window=(lambda window: isinstance(window, NStep), "window is NStep(...) or Transition(...)"),
+    keys=(lambda keys: keys is None or is_names(keys), "keys is a tuple of names, such as ('camera',), or None"),
+)
+@dataclass(slots=True)
+class FrameStack:
+    """Observations stacked from single frames, for replays that store each frame once (Mnih et al. 2015).
+
+    ``obs`` and ``next_obs`` come as ``[B, depth, ...]``, oldest frame first; no stack reaches into another episode.
+
+    Args:
+        depth: frames per stack.
+        window: the view that decides where ``next_obs`` is.
+        pad: what stands for the frames before an episode's first: "repeat" that one, or "zeros".
+        keys: the members of a nested observation to stack, e.g. ("camera",); default all.
+
+    Raises:
+        SchemaError: one of them makes no sense, here or when it is set later.
+    """
+
+    depth: int = 4
+    window: NStep = field(default_factory=NStep)
+    pad: Literal["repeat", "zeros"] = "repeat"
+    keys: tuple[str, ...] | None = None
+
+    @property
+    def history(self) -> int:
+        """The frames before the anchor's."""
+        return self.depth - 1
+
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
+
+        Raises:
+            SchemaError: the observation has no such member, or steps are stored without order.
+        """
+        if ring.alone:
+            raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
+        places = vector(places)
+        store, found = ring.store, self.window.windows(ring, places)
+        members = {path[1:2] for path in store.leaves if path[0] == "obs"}
+        unknown = [key for key in self.keys or () if (key,) not in members]
+        if unknown:
+            raise SchemaError(f"FrameStack(keys={self.keys}): the observation has no member {unknown[0]!r}")
+        fields = found.fields
+        now, then = store.places(self._frames(ring, places), self._frames(ring, found.last))
+        for path in store.leaves:
+            large = path in store.large
+            if path[0] == "obs":
+                if self.keys is None or (len(path) > 1 and path[1] in self.keys):
+                    fields[path], fields["next_obs", *path[1:]] = store.gather_stacks(path, now, then)
+                elif large:
+                    fields[path] = store.gather([path], found.now)[path]
+                    fields["next_obs", *path[1:]] = store.gather([path], found.then)[path]
+            elif large:
+                fields |= store.gather([path], found.now)
+        return fields
+
+    def _frames(self, ring: Ring, places: Ints) -> Ints:
+        frames = np.empty((len(places), self.depth), np.int64)
+        bad = kernels.fast().stack_places(places, ring.rows, self.depth, self.pad == "repeat", ring.step, frames)
+        require_rows(places, bad, ring.store.num_rows)
+        return frames

@@ -1,0 +1,385 @@
+"""Hindsight: transitions as they would have been, had the goal been one that was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import FieldError, SchemaError, ShapeError
+from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from ..kernels.reference.random import key as stream
+from ..memory.store import Array, Store, vector
+from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
+from ..ring.ring import Ints, Ring
+from ..steps.arrays import as_host, numpy_dtype
+from ..steps.schema import Field
+from ..steps.trees import Path, dotted, nest
+from .goals import Arrays, GoalBytes, Steps, Teller, arrays_of, flat, put, relabelled
+from .transitions import read_windows
+
+__all__ = ["Hindsight", "Strategy"]
+
+
+Strategy = Literal["future", "final", "episode", "past", "random"]
+
+
+STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISODE, "past": PAST, "random": RANDOM}
+
+
+OTHERS, COPIES = 2**32 + 1, 2**32 + 2
+"""Streams of random numbers of a batch and of an episode; what samplers and the choice of goals draw comes from the
+batch's own."""
+
+
+RESULTS = ("reward", "terminated", "truncated")
+
+
+def _has_numpy_dtype(field: Field) -> bool:
+    """Whether NumPy has numbers of that dtype, and not only its bits."""
+    kind = numpy_dtype(field.dtype).kind
+    return kind in "fiub" and (kind == "f") == field.dtype.is_floating_point
+
+
+def _is_function(function: Any) -> bool:
+    return function is None or callable(function)
+
+
+FUNCTION_RULE = (_is_function, "a function of arrays, (achieved, desired) or (achieved, desired, info), or None")
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str)
+
+
+NAME_RULE = (_is_name, "the name of a member of the observation")
+
+
+@checked(
+    reward_fn=FUNCTION_RULE,
+    terminated_fn=FUNCTION_RULE,
+    truncated_fn=FUNCTION_RULE,
+    relabel=(_is_function, "a function (steps, initial, final, chosen) -> changed fields, or None"),
+    strategy=(lambda strategy: strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}"),
+    ratio=(lambda ratio: is_number(ratio, 0, 1), "ratio, the share that is relabelled, is a number from 0 to 1"),
+    info=(lambda info: info is None or isinstance(info, str), "info is the name of a field of the schema, or None"),
+    achieved=NAME_RULE,
+    desired=NAME_RULE,
+    finished_only=(is_flag, "finished_only is True or False"),
+    n=(lambda n: is_count(n, 1), "n is at least 1"),
+    gamma=GAMMA_RULE,
+)
+class Hindsight:
+    """Hindsight experience replay (Andrychowicz et al. 2017): some rows of a batch get a goal that was reached later.
+
+    A row is relabelled with probability ``ratio``, by a draw of its own. Its new goal is what was achieved *after* a
+    step that ``strategy`` chooses (section 4.5 there), of the same episode, as far as it is in the buffer:
+
+    - "future": from the row's own step on, each equally often; "final": the last; "episode": any;
+    - "past": any before the row's own; the first step of an episode, which has none, keeps its goal;
+    - "random": any transition of the whole replay.
+
+    An episode under way goes as far as its newest observation, one that was interrupted likewise. The goal is put into
+    ``obs`` and ``next_obs``, and ``reward_fn`` tells the reward of each step of the row's n-step window, before they
+    are summed. If ``terminated_fn`` or ``truncated_fn`` are given, they tell the flags, and the window ends where one
+    of them is True; otherwise the recorded flags hold whatever the goal. ``discount``, ``steps``, ``next_obs`` and
+    ``next_index`` follow. The batch is that of :class:`relive.NStep`, and ``relabelled`` (bool ``[B]``). The rows that
+    stay are as recorded, as is all that is read without a draw (:meth:`relive.ReplayBuffer.data`). Nothing is written.
+
+    The functions get NumPy arrays, of all steps of all relabelled rows at once: the goal achieved after each step and
+    the new goal, ``[M, ...]``, and, if they take a third argument, info. They return ``[M]``: rewards, or bools.
+
+    Instead of goals, ``relabel(steps, initial, final, chosen)`` may change any field: ``steps`` are the M steps, nested
+    dicts of arrays ``[M, ...]``, with ``next_obs``; the others are observations alike: the first of the episode that is
+    still there, its last, and the one after the step chosen. It returns the fields that change, nested alike.
+
+    Args:
+        reward_fn: (achieved, desired[, info]) -> ``[M]``: an environment's own ``compute_reward``, for one.
+        strategy: which step's goal.
+        k: relabelled rows for each that stays, instead of ``ratio`` = k / (k + 1). Default 4.
+        ratio: the share of rows that are relabelled, from 0 to 1.
+        terminated_fn: (achieved, desired[, info]) -> bool ``[M]``.
+        truncated_fn: the same.
+        info: the name of a stored field that the functions get as info, of the step; otherwise they get an empty dict.
+        achieved: the member of the observation that says which goal is achieved.
+        desired: the member that says which is wanted, of the same shape and dtype.
+        finished_only: rows of episodes under way keep their goal.
+        n: rewards per window.
+        gamma: discount per step. All but ``k`` may be changed at any time.
+        relabel: instead of all functions above.
+
+    Raises:
+        SchemaError: a parameter out of range, here or when it is set later; a schema without such goals, or steps
+            stored without order, where the view is set.
+        ShapeError, NotFiniteError: what a function returned is not as above; from the call that draws a batch.
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[..., Any] | None = None,
+        strategy: Strategy = "future",
+        *,
+        k: float | None = None,
+        ratio: float | None = None,
+        terminated_fn: Callable[..., Any] | None = None,
+        truncated_fn: Callable[..., Any] | None = None,
+        info: str | None = None,
+        achieved: str = "achieved_goal",
+        desired: str = "desired_goal",
+        finished_only: bool = False,
+        n: int = 1,
+        gamma: float = 0.99,
+        relabel: Callable[..., Any] | None = None,
+    ) -> None:
+        if k is not None and (ratio is not None or not is_number(k, 0)):
+            raise SchemaError(
+                f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both"
+            )
+        self.reward_fn, self.strategy = reward_fn, strategy
+        self.ratio = ratio if ratio is not None else 0.8 if k is None else k / (k + 1)
+        self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
+        self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
+        self.n, self.gamma, self.relabel = n, gamma, relabel
+        self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes, list[Teller]]] = WeakKeyDictionary()
+        self._require_functions()
+
+    @property
+    def history(self) -> int:
+        """Nothing before the anchor has to be there."""
+        return 0
+
+    def require(self, ring: Ring) -> None:
+        """Refuse a ring whose steps have no such goals.
+
+        Raises:
+            SchemaError: steps are stored without order, or the schema lacks a field, or has one in the way.
+        """
+        self._require_functions()
+        leaves = ring.store.leaves
+        if ring.alone:
+            raise SchemaError(
+                "Hindsight needs steps in order, to know what comes later; this replay stores them as they are given: "
+                "append what Hindsight.copies makes of an episode instead"
+            )
+        if ("relabelled",) in leaves:
+            raise SchemaError("field 'relabelled': Hindsight gives batches a field of that name; give yours another")
+        if self.info is not None and not any(path[0] == self.info for path in leaves):
+            known = ", ".join(sorted({path[0] for path in leaves}))
+            raise SchemaError(f"Hindsight(info={self.info!r}): the schema has no such field; it has {known}")
+        if self.relabel is not None:
+            return
+        achieved, desired = (leaves.get(("obs", name)) for name in (self.achieved, self.desired))
+        if achieved is None or achieved != desired or not _has_numpy_dtype(achieved):
+            found = {dotted(path): field for path, field in leaves.items() if path[0] == "obs"}
+            raise SchemaError(
+                f"Hindsight(achieved={self.achieved!r}, desired={self.desired!r}): expected an observation with "
+                f"members of these names, of one shape and dtype that NumPy has, got {found}; name the members that "
+                "hold goals, or pass relabel"
+            )
+
+    def _require_functions(self) -> None:
+        functions = self.reward_fn, self.terminated_fn, self.truncated_fn, self.info
+        if (self.relabel is None) == (self.reward_fn is None) or (self.relabel and any(functions)):
+            raise SchemaError(
+                "Hindsight: pass reward_fn (and terminated_fn, truncated_fn, info), or else relabel alone"
+            )
+
+    def __repr__(self) -> str:
+        names = ("reward_fn", "strategy", "ratio", "terminated_fn", "truncated_fn", "info", "achieved", "desired",
+                 "finished_only", "n", "gamma", "relabel")  # fmt: skip
+        return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the parameters, functions included, which have to be ones that pickle takes."""
+        names = [name for name in signature(Hindsight).parameters if name != "k"]
+        return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
+
+    # -- reading a replay ---------------------------------------------------------------------------------------
+
+    def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of the windows that start at ``places``, some with another goal, as ``key`` decides.
+
+        Raises:
+            SchemaError: the ring has no such goals.
+            ShapeError, DTypeError, NotFiniteError, FieldError: a function returned what it must not.
+        """
+        places = vector(places)
+        store, mask, amended = ring.store, np.zeros(len(places), np.bool_), list[Any]()
+
+        def amend(out: Array, last: Ints) -> None:
+            amended.extend(self._amend(ring, places, key or 0, out, last, mask))
+
+        drawn = key is not None and self.ratio > 0
+        found = store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend if drawn else None)
+        fields = read_windows(ring, found)
+        if amended:
+            put(store, fields, *amended)
+        (fields["relabelled",],) = store.tensors(mask)
+        return fields
+
+    def _amend(self, ring: Ring, places: Ints, key: int, out: Array, last: Ints, mask: Any) -> tuple[Any, ...]:
+        """Give rows of a batch other goals, and note which; what changes besides, if anything, for :func:`put`."""
+        store, (fit, tellers) = ring.store, self._fit(ring)
+        steps = fit.scratch(len(places), self.n)
+        found = self._choose(ring, fit, places, key, out, steps)
+        if not found:
+            return ()
+        which, total = steps.which[:found], int(steps.begin[found])
+        if self.relabel is not None:
+            changed = self._relabelled(self.relabel, store, steps, found, total)
+        else:
+            changed = self._told(store, fit, tellers, steps, found, total)
+        given = [changed.pop((name,), had) for name, had in zip(RESULTS, steps.recorded, strict=True)]
+        _, _, to, copied = store.planned
+        kernels.fast().relabel_windows(
+            which, steps.begin, steps.after, ring.num_envs, self.gamma, *given, store.target, out, to, copied,
+            steps.desired, fit.goals, last, steps.used, mask,
+        )  # fmt: skip
+        return (changed, which, steps.begin[:found], steps.used[:found]) if changed else ()
+
+    def _fit(self, ring: Ring) -> tuple[GoalBytes, list[Teller]]:
+        """Where the ring has its goals, once it is clear that it has them, and the functions of goals."""
+        facts = (
+            self.achieved,
+            self.desired,
+            self.info,
+            self.reward_fn,
+            self.terminated_fn,
+            self.truncated_fn,
+            self.relabel,
+        )
+        known = self._fits.get(ring.store)
+        if known is None or known[0] != facts:
+            self.require(ring)
+            fit = GoalBytes(ring.store, ("obs", self.achieved), ("obs", self.desired))
+            known = self._fits[ring.store] = facts, fit, self._tellers()
+        return known[1:]
+
+    def _tellers(self) -> list[Teller]:
+        """The functions of goals that there are."""
+        functions = {name: getattr(self, f"{name}_fn") for name in RESULTS}
+        return [
+            Teller(name, function, self.info is not None)
+            for name, function in functions.items()
+            if function is not None
+        ]
+
+    def _choose(self, ring: Ring, fit: GoalBytes, places: Ints, key: int, out: Array, steps: Steps) -> int:
+        """Choose the rows of a batch that get another goal, which, and list the steps of their windows; how many."""
+        ends, seen = ring.ends()
+        _, at, to, _ = ring.store.planned
+        others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
+        return kernels.fast().choose_goals(
+            places, np.uint64(key), self.ratio, STRATEGIES[self.strategy], self.finished_only, ring.rows,
+            ring.state, ring.step, ring.order, ends, seen, places if others is None else others, ring.store.target, at,
+            out, to, fit.goal, steps.which, steps.begin, steps.now, steps.after, steps.spans, steps.rewards,
+            steps.flags, steps.achieved, steps.desired,
+        )  # fmt: skip
+
+    def _relabelled(self, relabel: Callable[..., Any], store: Store, steps: Steps, found: int, total: int) -> Arrays:
+        """What ``relabel`` changes of each step ``[S, ...]``, by path."""
+        obs, per = [path for path in store.leaves if path[0] == "obs"], steps.owners(found)
+        fields = arrays_of(store, steps.now[:total])
+        after = arrays_of(store, steps.after[:total], obs)
+        fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
+        seen = [arrays_of(store, places[per], obs) for places in steps.spans]
+        return relabelled(relabel, store.leaves, fields, *seen)
+
+    def _told(
+        self, store: Store, fit: GoalBytes, tellers: list[Teller], steps: Steps, found: int, total: int
+    ) -> Arrays:
+        """What the functions of goals tell of each step ``[S]``, and the goals, where the kernels do not put them."""
+        goals = Arrays()
+        if fit.packed:
+            achieved, desired = steps.goals[0][:total], steps.goals[1][:total]
+        else:
+            path: Path = ("obs", self.achieved)
+            achieved = arrays_of(store, steps.after[:total], [path])[path]
+            desired = arrays_of(store, steps.spans[2][steps.owners(found)], [path])[path]
+            goals |= {(name, self.desired): desired for name in ("obs", "next_obs")}
+        info: Any = {}
+        if self.info is not None:
+            paths = [path for path in store.leaves if path[0] == self.info]
+            info = nest(arrays_of(store, steps.now[:total], paths))[self.info]
+        for teller in tellers:
+            goals[teller.path] = teller(achieved, desired, info)
+        return goals
+
+    # -- without a replay in order ------------------------------------------------------------------------------
+
+    def copies(self, episode: Mapping[str, Any], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
+        """Relabelled copies of an episode's steps, to be appended to a replay without order, beside the episode.
+
+        Each step comes ``k`` times with a goal that ``strategy`` chooses among the steps given, with the same functions
+        as a batch; by "past", the first step does not come. Single transitions, whatever ``n`` is.
+
+        Args:
+            episode: field -> ``[T, 1, ...]``, as :meth:`relive.ReplayBuffer.extend` takes the steps of one env,
+                in the order of time, each with its ``next_obs``.
+            k: copies of each step.
+            seed: the copies are a function of (``seed``, ``number``).
+            number: of the episode.
+
+        Returns:
+            field -> ``[K, 1, ...]`` NumPy arrays, nested alike, step by step.
+
+        Raises:
+            SchemaError: the strategy is "random", which needs a replay, or ``k`` is no number of copies.
+            FieldError: the steps have no ``next_obs``, or not these goals.
+            ShapeError, DTypeError, NotFiniteError: a field is not ``[T, 1, ...]``; or as :meth:`read`.
+        """
+        self._require_functions()
+        if self.strategy == "random" or not is_count(k, 1):
+            raise SchemaError(f"Hindsight.copies: expected k of at least 1 and a strategy of one episode, got k={k!r}, "
+                              f"{self.strategy!r}")  # fmt: skip
+        steps = self._episode(episode)
+        count = len(steps["reward",])
+        at, aim = self._aims(count, k, stream(stream(seed, number), COPIES))
+        chosen = {path: array[at] for path, array in steps.items()}
+        if self.relabel is not None:
+            fields = {path: Field(array.shape[1:], torch.from_numpy(array[:0]).dtype) for path, array in steps.items()}
+            after = {("obs", *path[1:]): array for path, array in steps.items() if path[0] == "next_obs"}
+            first = {path: array[at * 0] for path, array in steps.items() if path[0] == "obs"}
+            seen = first, *({path: x[rows] for path, x in after.items()} for rows in (at * 0 + count - 1, aim))
+            changed = relabelled(self.relabel, fields, chosen, *seen)
+        else:
+            achieved = steps["next_obs", self.achieved]
+            info: Any = nest(chosen)[self.info] if self.info is not None else {}
+            goals = achieved[at], achieved[aim]
+            changed = {teller.path: teller(*goals, info) for teller in self._tellers()}
+            changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
+        flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
+        return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
+
+    def _aims(self, count: int, k: int, key: int) -> tuple[Ints, Ints]:
+        """Which step each copy is of, and after which its goal was achieved."""
+        at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
+        kernels.fast().uniforms(np.uint64(key), draws)
+        low, high = {
+            "future": (at, count), "final": (count - 1, count), "episode": (0, count), "past": (0, at),
+        }[self.strategy]  # fmt: skip
+        aim = np.asarray(low + (draws * (high - low)).astype(np.int64))
+        some = np.broadcast_to(high - low > 0, at.shape)
+        return at[some], aim[some]
+
+    def _episode(self, episode: Mapping[str, Any]) -> Arrays:
+        """The fields of an episode by path, ``[T, ...]``."""
+        steps = {path: as_host(value) for path, value in flat(dict(episode)).items()}
+        wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
+        wanted += [(name, member) for name in ("obs", "next_obs") for member in (self.achieved, self.desired)]
+        wanted = wanted if self.relabel is None else wanted[:3]
+        wanted += [("next_obs", *path[1:]) for path in steps if path[0] == "obs"]
+        missing = [dotted(path) for path in wanted if path not in steps]
+        if missing:
+            raise FieldError(f"Hindsight.copies: the episode lacks {', '.join(missing)}; pass every field of its steps")
+        shapes = {array.shape[:2] for array in steps.values()}
+        if len(shapes) != 1 or any(len(shape) < 2 or shape[0] < 1 or shape[1] != 1 for shape in shapes):
+            raise ShapeError(f"Hindsight.copies: expected (steps, 1) in front of every field, got {sorted(shapes)}")
+        return {path: array[:, 0] for path, array in steps.items()}
