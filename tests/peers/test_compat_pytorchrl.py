@@ -181,7 +181,7 @@ def test_n_step_sequences_are_the_same_but_for_the_sum_of_their_flags(n: int, ov
 
 
 @pytest.mark.parametrize("n", [2, 3, 7])
-def test_trap_n3_n4_n5_n_step_windows_end_with_their_episode_and_none_is_lost(n: int) -> None:
+def test_n_step_windows_end_with_their_episode_and_none_is_lost(n: int) -> None:
     steps, wrong = play(40, 2), 0
     mine, its = pair("nstep", 60, n)
     (found,) = fed(mine, steps).generate_batches(1, 3000)
@@ -252,7 +252,7 @@ def test_new_steps_in_the_place_of_old_ones_do_not_inherit_their_priority() -> N
     assert shares[1] > 0.8
 
 
-def test_trap_r1_recent_is_in_the_order_of_time_also_after_the_ring_has_come_round() -> None:
+def test_recent_is_in_the_order_of_time_also_after_the_ring_has_come_round() -> None:
     steps = play(50, 2)
     at = {steps[t][OBS][env].numpy().tobytes(): t for env in range(2) for t in range(50)}
     mine, its = pair("ere", 40, eta=0.9, cmin=10)
@@ -281,7 +281,7 @@ def test_eta_follows_the_returns_as_there() -> None:
         assert mine.eta == pytest.approx(its.eta, abs=2e-5)  # it rounds to a thousandth of the way
 
 
-def test_trap_h2_hindsight_runs_here_and_not_in_the_host() -> None:
+def test_hindsight_runs_here_and_not_in_the_host() -> None:
     steps = play(60, 3)
     check_hindsight(fed(ours.HERBuffer.create_factory(200, reached)(*parts()), steps), hindsight_truth(steps, 1))
     with pytest.raises(TypeError):  # the host's factory forgets `envs`, so that every argument shifts

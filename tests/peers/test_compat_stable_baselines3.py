@@ -203,7 +203,7 @@ def test_a_host_window_runs_over_a_reset_between_two_calls_of_learn_and_ours_doe
     assert first(buffers_[0].sample(50)) == pytest.approx(float(one[3][0]))
 
 
-def test_trap_m2_saving_memory_keeps_the_observation_an_episode_ended_on() -> None:
+def test_saving_memory_keeps_the_observation_an_episode_ended_on() -> None:
     steps = play(BOX, ACTIONS["box"], 45, 1, seed=1)
     truth = {step[0].tobytes(): step[1] for step in steps}
     a, b = pair(
@@ -628,7 +628,7 @@ def test_a_hindsight_replay_of_the_host_is_converted() -> None:
     assert goals[0] == goals[1] == {0.0, 105.0, 203.0}
 
 
-def test_trap_h3_a_goal_that_is_reached_ends_the_task_where_the_env_says_so() -> None:
+def test_a_goal_that_is_reached_ends_the_task_where_the_env_says_so() -> None:
     for buffer, ends in zip(her_pair(40, Ending, goal_selection_strategy="future"), (True, False), strict=True):
         obs, _, next_obs, dones, _ = list(walked(buffer, [5, 5]).sample(500))[:5]
         hit = next_obs["achieved_goal"] == obs["desired_goal"]
@@ -636,7 +636,7 @@ def test_trap_h3_a_goal_that_is_reached_ends_the_task_where_the_env_says_so() ->
         assert torch.equal(dones.bool(), hit) == ends
 
 
-def test_trap_h4_an_episode_as_long_as_the_buffer_can_be_drawn() -> None:
+def test_an_episode_as_long_as_the_buffer_can_be_drawn() -> None:
     mine, its = her_pair(10)
     one = {key: np.ones((1, 1), np.float32) for key in Walk.observation_space.spaces}
     for buffer in (mine, its):

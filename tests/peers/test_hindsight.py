@@ -84,7 +84,7 @@ def sb3_buffer(steps: int, rows: int, length: int = LENGTH) -> Any:
 
 
 @pytest.mark.parametrize("strategy", ["final", "episode"])
-def test_trap_h1_torchrl_takes_goals_of_another_episode_once_the_buffer_has_wrapped(strategy: str) -> None:
+def test_torchrl_takes_goals_of_another_episode_once_the_buffer_has_wrapped(strategy: str) -> None:
     theirs = torchrl_buffer(STEPS, strategy).sample()
     astray = theirs["desired_goal"] // 100 != theirs["observation"] // 100
     assert astray.float().mean() > 0.02
@@ -94,7 +94,7 @@ def test_trap_h1_torchrl_takes_goals_of_another_episode_once_the_buffer_has_wrap
     assert batch["relabelled"].all()
 
 
-def test_trap_h3_the_reward_says_that_the_goal_was_reached_and_terminated_does_not() -> None:
+def test_the_reward_says_that_the_goal_was_reached_and_terminated_does_not() -> None:
     first = torchrl_buffer(20, "final").sample()
     arrived = first["next", "reward"] == 0
     assert arrived.any()
@@ -111,7 +111,7 @@ def test_trap_h3_the_reward_says_that_the_goal_was_reached_and_terminated_does_n
     assert torch.equal(batch["discount"] == 0, arrived)
 
 
-def test_trap_h4_an_episode_as_long_as_the_buffer_cannot_be_sampled() -> None:
+def test_an_episode_as_long_as_the_buffer_cannot_be_sampled() -> None:
     theirs = sb3_buffer(ROWS, ROWS, ROWS)
     with pytest.raises(RuntimeError, match="Unable to sample before the end of the first episode"):
         theirs.sample(10)
@@ -122,7 +122,7 @@ def test_trap_h4_an_episode_as_long_as_the_buffer_cannot_be_sampled() -> None:
     assert (batch["obs", "desired_goal"] == ROWS).all()
 
 
-def test_trap_h5_torchrl_draws_goals_from_the_global_generator() -> None:
+def test_torchrl_draws_goals_from_the_global_generator() -> None:
     buffer = torchrl_buffer(20, "future")
     index = torch.arange(10)
     starts, ends = torch.zeros(10, dtype=torch.int64), torch.full((10,), 19)

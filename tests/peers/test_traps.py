@@ -54,7 +54,7 @@ def relive_rollout(reward: Any, value: Any, last_value: float, **ends: Any) -> R
     return buffer
 
 
-def test_trap_e1_agilerl_cuts_gae_one_step_late_and_the_last_reward_reaches_no_earlier_step() -> None:
+def test_agilerl_cuts_gae_one_step_late_and_the_last_reward_reaches_no_earlier_step() -> None:
     reward, done, value = [0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 5, 0]
     theirs = agilerl_advantages(reward, np.array(done, bool), value, 0.0, gamma=0.99, gae_lambda=0.95)
     np.testing.assert_allclose(theirs, [0, 0, 1.2475, -5, 0], atol=1e-3)  # 1.2475: the next episode's value leaks in
@@ -63,7 +63,7 @@ def test_trap_e1_agilerl_cuts_gae_one_step_late_and_the_last_reward_reaches_no_e
     np.testing.assert_allclose(ours["advantage"].flatten(), [0.88454, 0.9405, 1, -5, 0], atol=1e-5)
 
 
-def test_trap_e1_agilerls_two_estimators_read_the_same_flags_in_two_ways() -> None:
+def test_agilerls_two_estimators_read_the_same_flags_in_two_ways() -> None:
     reward, done, value = [0, 0, 1, 0, 0], np.array([0, 0, 1, 0, 0], bool), [0, 0, 0, 5, 0]
     one = agilerl_advantages(reward, done, value, 0.0, gamma=0.99, gae_lambda=1.0)
     other = agilerl_advantages(reward, done, value, 0.0, gamma=0.99, use_gae=False)
@@ -77,7 +77,7 @@ def test_trap_e1_agilerls_two_estimators_read_the_same_flags_in_two_ways() -> No
 
 
 @pytest.mark.parametrize("use_gae", [True, False])
-def test_trap_e3_agilerl_treats_a_time_limit_as_the_end_of_the_world(use_gae: bool) -> None:
+def test_agilerl_treats_a_time_limit_as_the_end_of_the_world(use_gae: bool) -> None:
     """Everything is worth 10 for ever and nothing is rewarded: no action has an advantage, time limit or not."""
     reward, value, cut = [0.0] * 4, [10.0] * 4, np.array([0, 1, 0, 0], bool)
     theirs = agilerl_advantages(reward, cut, value, 10.0, gamma=1.0, gae_lambda=1.0, use_gae=use_gae)
@@ -167,7 +167,7 @@ def relive_count(num_steps: int, gamma: float, lam: float, value: Any) -> Rollou
     return buffer.finish(GAE(gamma=gamma, lam=lam))
 
 
-def test_trap_e2_rsl_rl_values_a_time_out_by_the_state_before_the_step() -> None:
+def test_rsl_rl_values_a_time_out_by_the_state_before_the_step() -> None:
     storage, _ = rsl_rl_rollout(5, gamma=0.9, lam=0.0)
     theirs = storage.advantages.flatten()
     # the step from 2, of value 20, was cut off in 3, of value 30: the advantage is 1 + 0.9 * 30 - 20
@@ -179,7 +179,7 @@ def test_trap_e2_rsl_rl_values_a_time_out_by_the_state_before_the_step() -> None
     torch.testing.assert_close(ours[others], theirs[others])
 
 
-def test_trap_e9_rsl_rl_edits_the_rewards_it_stores() -> None:
+def test_rsl_rl_edits_the_rewards_it_stores() -> None:
     storage, rewards = rsl_rl_rollout(5, gamma=0.9, lam=0.95)
     assert rewards == [1.0] * 5
     assert storage.rewards.flatten().tolist() == [1, 1, 19, 1, 1]
@@ -187,7 +187,7 @@ def test_trap_e9_rsl_rl_edits_the_rewards_it_stores() -> None:
     assert relive_count(5, 0.9, 0.95, lambda obs: 10 * obs[:, 0])["reward"].flatten().tolist() == rewards
 
 
-def test_trap_e9_stable_baselines3_edits_the_rewards_to_get_the_advantages_that_relive_gets_without() -> None:
+def test_stable_baselines3_edits_the_rewards_to_get_the_advantages_that_relive_gets_without() -> None:
     model = stable_baselines3.PPO("MlpPolicy", Count(), n_steps=8, batch_size=8, gamma=0.9, gae_lambda=0.8, seed=0)
     _, callback = model._setup_learn(8, None)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, 8)
@@ -201,7 +201,7 @@ def test_trap_e9_stable_baselines3_edits_the_rewards_to_get_the_advantages_that_
     np.testing.assert_allclose(ours["advantage"], theirs.advantages, rtol=1e-4, atol=1e-6)
 
 
-def test_trap_m1_rsl_rl_serves_the_same_minibatches_every_epoch_and_drops_the_same_rows_always() -> None:
+def test_rsl_rl_serves_the_same_minibatches_every_epoch_and_drops_the_same_rows_always() -> None:
     obs = TensorDict({"policy": torch.zeros(4, 1)}, [4])
     storage = rsl_rl.RolloutStorage("rl", 4, 8, obs, (1,))
     schema = Schema.from_spaces(OBS, BOX, value=())
@@ -240,7 +240,7 @@ def test_trap_m1_rsl_rl_serves_the_same_minibatches_every_epoch_and_drops_the_sa
     assert len(missing) > 1
 
 
-def test_trap_m4_agilerl_stores_images_and_discrete_actions_as_float32() -> None:
+def test_agilerl_stores_images_and_discrete_actions_as_float32() -> None:
     image, action = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2**24 + 2)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 84, 84), np.uint8)
     ids = np.array([2**24 + 1, 3])

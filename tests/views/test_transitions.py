@@ -96,7 +96,7 @@ def test_any_play_of_any_envs_reads_right_through_any_view(data: st.DataObject) 
 # The traps, by name.
 
 
-def test_trap_n1_the_done_bits_are_those_of_the_last_step_of_the_window_and_the_target_is_right_to_the_end() -> None:
+def test_the_done_bits_are_those_of_the_last_step_of_the_window_and_the_target_is_right_to_the_end() -> None:
     # Rewards of 1, a terminal after step 2, and a value function that says 100 everywhere: the target of the last
     # states is what is left of the episode, never a reward and a discounted 100 from behind the terminal.
     batch = played([1, 1, 1, 1, 1], {2: "t"}, NStep(3, 0.9)).data()
@@ -106,7 +106,7 @@ def test_trap_n1_the_done_bits_are_those_of_the_last_step_of_the_window_and_the_
     assert batch["steps"].tolist() == [3, 2, 1, 1]
 
 
-def test_trap_n2_a_window_whose_first_step_is_done_ends_there() -> None:
+def test_a_window_whose_first_step_is_done_ends_there() -> None:
     batch = played([1, 100, 100, 100], {0: "t", 3: "t"}, NStep(3, 0.9)).data()
     assert batch["reward"][0] == 1.0
     assert batch["discount"][0] == 0.0
@@ -117,7 +117,7 @@ def test_trap_n2_a_window_whose_first_step_is_done_ends_there() -> None:
     assert cut["next_obs"][0].item() == 100.0
 
 
-def test_trap_n3_the_end_of_one_env_cuts_no_window_of_another() -> None:
+def test_the_end_of_one_env_cuts_no_window_of_another() -> None:
     twin = Twin(3, 12, view=NStep(3, 0.5)).play("...", ".T.", "..U", "...", "...")
     twin.check()
     batch = twin.buffer.data()
@@ -126,7 +126,7 @@ def test_trap_n3_the_end_of_one_env_cuts_no_window_of_another() -> None:
     assert batch["discount"][first].item() == 0.125
 
 
-def test_trap_n4_every_step_of_an_episode_can_be_drawn_whatever_n_is() -> None:
+def test_every_step_of_an_episode_can_be_drawn_whatever_n_is() -> None:
     for n in (1, 2, 3, 5, 50):
         for end in "tu":
             batch = played([1] * 7, {6: end}, NStep(n, 1.0)).data()
@@ -134,14 +134,14 @@ def test_trap_n4_every_step_of_an_episode_can_be_drawn_whatever_n_is() -> None:
             assert batch["steps"].tolist() == [min(n, 7 - t) for t in range(7)]
 
 
-def test_trap_n5_the_done_bits_stay_bits_when_a_step_terminates_and_is_truncated() -> None:
+def test_the_done_bits_stay_bits_when_a_step_terminates_and_is_truncated() -> None:
     batch = played([1, 1, 1], {1: "tu"}, NStep(3, 0.5)).data()
     assert batch["terminated"].dtype is batch["truncated"].dtype is torch.bool
     assert batch["terminated"].tolist() == batch["truncated"].tolist() == [True, True]
     assert batch["discount"].tolist() == [0.0, 0.0]  # terminated wins
 
 
-def test_trap_n6_reading_changes_nothing_and_two_readers_see_the_same() -> None:
+def test_reading_changes_nothing_and_two_readers_see_the_same() -> None:
     buffer = played([1, 2, 4, 8, 16], {2: "t"}, NStep(3, 0.5))
     store = buffer._ring.store.target
     before = store.tobytes()
@@ -154,7 +154,7 @@ def test_trap_n6_reading_changes_nothing_and_two_readers_see_the_same() -> None:
     assert not np.shares_memory(batch["obs"].numpy(), store)
 
 
-def test_trap_n7_no_window_reads_over_the_seam_of_the_ring() -> None:
+def test_no_window_reads_over_the_seam_of_the_ring() -> None:
     for capacity in range(5, 12):
         for count in range(capacity, 3 * capacity):
             batch = played(list(range(count)), {}, NStep(4, 1.0), capacity).data()
@@ -166,7 +166,7 @@ def test_trap_n7_no_window_reads_over_the_seam_of_the_ring() -> None:
             assert batch["reward"].tolist() == [sum(range(int(t), int(e))) for t, e in zip(start, ends, strict=True)]
 
 
-def test_trap_m2_the_observation_after_a_time_limit_is_the_true_final_one() -> None:
+def test_the_observation_after_a_time_limit_is_the_true_final_one() -> None:
     for n in (1, 2, 3):
         batch = played([0] * 6, {2: "u", 4: "t"}, NStep(n, 1.0)).data()
         want = {0: n, 1: 1 + n, 2: 102.0} | ({0: 102.0} if n > 2 else {}) | ({1: 102.0} if n > 1 else {})
@@ -175,7 +175,7 @@ def test_trap_m2_the_observation_after_a_time_limit_is_the_true_final_one() -> N
         assert 3.0 not in batch["next_obs"][:3]
 
 
-def test_trap_m3_nobody_has_to_say_that_an_episode_ended() -> None:
+def test_nobody_has_to_say_that_an_episode_ended() -> None:
     # The done bits say it: what the caller does at an episode's end makes no difference to what is read.
     plain, told = (played([0] * 4, {1: "u"}, Transition()) for _ in range(2))
     told_again = played([0] * 2, {1: "u"}, Transition())
@@ -186,7 +186,7 @@ def test_trap_m3_nobody_has_to_say_that_an_episode_ended() -> None:
     assert same_batches(plain.data(), told_again.data())
 
 
-def test_trap_m4_dtypes_are_kept() -> None:
+def test_dtypes_are_kept() -> None:
     dtypes = [
         torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
         torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,

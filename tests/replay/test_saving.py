@@ -23,7 +23,7 @@ from relive.memory.blocks import small_pages, zeroed
 from relive.steps.schema import Field
 from twins import Twin
 
-FIXTURES = Path(__file__).parent / "fixtures" / "saves-1"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "saves-1"
 FLAT = Schema(
     {
         "obs": (17,),

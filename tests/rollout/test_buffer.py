@@ -586,7 +586,7 @@ def test_a_sample_larger_than_the_rollout_is_refused(size: int) -> None:
         filled([step(t) for t in range(5)]).sample(size)
 
 
-def test_trap_m1_every_epoch_has_a_new_permutation_and_serves_every_row_once() -> None:
+def test_every_epoch_has_a_new_permutation_and_serves_every_row_once() -> None:
     rollout = filled([step(t) for t in range(16)])  # 32 rows, of which four batches of seven would use 28
     epochs = [ids(list(rollout.minibatches(7))) for _ in range(4)]
     batches = list(rollout.minibatches(7, epochs=4))
@@ -700,7 +700,7 @@ def test_a_rollout_of_unreal_steps_alone_serves_nothing() -> None:
 # Dtypes and nesting
 
 
-def test_trap_m4_images_stay_uint8_and_actions_int64() -> None:
+def test_images_stay_uint8_and_actions_int64() -> None:
     schema = Schema(
         {
             "obs": Field((3, 12, 12), torch.uint8),

@@ -260,7 +260,7 @@ def test_a_real_env_gives_what_a_plain_loop_over_one_env_gives(control: Control,
 
 
 @every_mode
-def test_trap_e4_a_truncation_is_valued_by_its_final_observation_never_by_the_reset_one(mode: AutoresetMode) -> None:
+def test_a_truncation_is_valued_by_its_final_observation_never_by_the_reset_one(mode: AutoresetMode) -> None:
     schedule = tagged.cycle([(2, "truncated")], [(3, "truncated")])
     envs = tagged.make_tagged(2, mode, schedule)
     buffer = make_buffer(envs, 7)
@@ -295,7 +295,7 @@ def test_final_values_are_those_of_the_value_function_that_was_given_not_of_the_
     assert np.array_equal(buffer.last["value"], 1 + tagged.tagged_value(buffer.last["obs"]))
 
 
-def test_trap_e5_the_ignored_step_of_next_step_is_in_no_batch_no_count_and_no_statistic() -> None:
+def test_the_ignored_step_of_next_step_is_in_no_batch_no_count_and_no_statistic() -> None:
     envs = tagged.make_tagged(2, AutoresetMode.NEXT_STEP, tagged.always(10, "truncated"))
     buffer = make_buffer(envs, 110)
     collector = Collector(envs, policy, buffer, seed=0)
@@ -314,7 +314,7 @@ def test_trap_e5_the_ignored_step_of_next_step_is_in_no_batch_no_count_and_no_st
 
 
 @every_mode
-def test_trap_e6_the_next_episodes_first_observation_has_no_say_in_an_advantage(mode: AutoresetMode) -> None:
+def test_the_next_episodes_first_observation_has_no_say_in_an_advantage(mode: AutoresetMode) -> None:
     """The values of first observations are enormous: wherever one leaks over an end, it shows."""
     schedule = tagged.cycle([(3, "terminated"), (2, "truncated"), (4, "both")])
 
@@ -378,7 +378,7 @@ def batch(rows: list[Any]) -> Any:
 @pytest.mark.parametrize("name", ["final_obs", "final_observation"])
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
 @pytest.mark.parametrize("batched", [True, False], ids=["batch", "objects"])
-def test_trap_e7_final_observations_are_found_under_every_name_and_in_every_form(
+def test_final_observations_are_found_under_every_name_and_in_every_form(
     observations: tagged.Observations, name: str, masked: bool, batched: bool
 ) -> None:
     schedule = tagged.cycle([(2, "truncated"), (1, "terminated")], [(3, "truncated")], [(4, "both"), (2, "truncated")])
@@ -400,7 +400,7 @@ def withdraw(obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return obs, info
 
 
-def test_trap_e7_a_final_observation_whose_mask_says_no_is_not_used() -> None:
+def test_a_final_observation_whose_mask_says_no_is_not_used() -> None:
     envs = Edited(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(2, "truncated")), withdraw)
     with pytest.raises(relive.ReliveError, match=r"env 1 was truncated .*final_obs='mask'") as caught:
         Collector(envs, policy, make_buffer(envs, 4)).collect()

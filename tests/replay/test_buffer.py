@@ -1482,7 +1482,7 @@ def test_steps_of_one_env_do_not_disturb_the_windows_of_another_that_is_far_behi
 
 
 @pytest.mark.parametrize("name", ["uniform", "prioritized", "sequences"])
-def test_trap_t1_what_one_thread_draws_while_another_adds_is_whole(name: str) -> None:
+def test_what_one_thread_draws_while_another_adds_is_whole(name: str) -> None:
     sampler = Prioritized() if name == "prioritized" else Uniform()
     view = Sequence(3) if name == "sequences" else NStep(2, 1.0)
     schema = Schema({"obs": (200,), "reward": (), **FLAGS})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import oracle
 import tagged
+from fit import check_fit, deviation, equal, many
 from relive import (
     Field,
     FrameStack,
@@ -30,7 +31,6 @@ from relive import (
 )
 from relive.errors import EmptyError, SchemaError, ShapeError
 from relive.kernels import cpu, reference
-from test_samplers import check_fit, deviation, equal, many
 from twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
 
 OVERLAPS: tuple[Any, ...] = ("none", "half", "max", 1)
@@ -276,7 +276,7 @@ def test_recent_draws_windows_of_its_window_alone_and_in_proportion(weigh: Any) 
         assert len(chances) == 1 or deviation(drawn, chances) < 5
 
 
-def test_trap_s1_a_short_episode_beside_a_long_one_gets_its_share_of_windows_and_no_more() -> None:
+def test_a_short_episode_beside_a_long_one_gets_its_share_of_windows_and_no_more() -> None:
     twin = Twin(1, 1200, view=Sequence(5, overlap="none"))
     twin.play(*("." * 9 + "T"), *("." * 999 + "T"))
     drawn = many(twin, 400_000)
@@ -287,7 +287,7 @@ def test_trap_s1_a_short_episode_beside_a_long_one_gets_its_share_of_windows_and
     assert abs(float((many(twin, 400_000) < 11).mean()) - 0.5) < 0.01
 
 
-def test_trap_s2_the_last_steps_of_an_episode_that_fill_no_window_are_learned_from() -> None:
+def test_the_last_steps_of_an_episode_that_fill_no_window_are_learned_from() -> None:
     twin = Twin(1, 40, view=Sequence(4, overlap="none")).play(*("." * 9 + "U"))
     data = twin.buffer.data()
     assert data.flat()["obs"][:, 2].tolist() == list(range(10))
@@ -296,7 +296,7 @@ def test_trap_s2_the_last_steps_of_an_episode_that_fill_no_window_are_learned_fr
     assert twin.buffer.data().flat()["obs"][:, 2].tolist() == list(range(8))
 
 
-def test_trap_s3_no_window_crosses_an_end_or_the_write_cursor() -> None:
+def test_no_window_crosses_an_end_or_the_write_cursor() -> None:
     for capacity in range(9, 16):
         twin = Twin(1, capacity, view=Sequence(4, 2, n=2))
         for t in range(45):
@@ -308,7 +308,7 @@ def test_trap_s3_no_window_crosses_an_end_or_the_write_cursor() -> None:
                 assert (tags[1:, 2] - tags[:-1, 2] == 1).all()
 
 
-def test_trap_s4_the_last_step_of_an_episode_is_drawn_and_learned_from() -> None:
+def test_the_last_step_of_an_episode_is_drawn_and_learned_from() -> None:
     for length, overlap in ((1, "max"), (3, "none"), (3, "max"), (7, "half"), (50, "none")):
         twin = Twin(1, 60, view=Sequence(length, overlap=overlap)).play(*("." * 20 + "T"), *("." * 3 + "U"))
         ends = twin.buffer.data().flat()
@@ -318,7 +318,7 @@ def test_trap_s4_the_last_step_of_an_episode_is_drawn_and_learned_from() -> None
         assert {20, 25} <= indices
 
 
-def test_trap_s5_batches_are_shuffled_and_no_env_is_dropped() -> None:
+def test_batches_are_shuffled_and_no_env_is_dropped() -> None:
     twin = Twin(5, 30, view=Sequence(4, overlap="none"), sampler=WithoutReplacement())
     for t in range(25):
         twin.add("".join("T" if (t + env) % 9 == 8 else "." for env in range(5)))

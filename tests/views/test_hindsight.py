@@ -270,7 +270,7 @@ def test_a_ratio_of_nothing_or_all_relabels_nothing_or_all(ratio: float, share: 
 # Traps, by the names of those that others fell into.
 
 
-def test_trap_h1_goals_never_come_from_another_episode_after_the_ring_has_wrapped() -> None:
+def test_goals_never_come_from_another_episode_after_the_ring_has_wrapped() -> None:
     for strategy in ("final", "episode", "future", "past"):
         view = view_of(strategy)
         twin = HerTwin(2, 23, dress="goals", view=view)
@@ -280,7 +280,7 @@ def test_trap_h1_goals_never_come_from_another_episode_after_the_ring_has_wrappe
                 twin.check_drawn(twin.buffer.sample(32), view)
 
 
-def test_trap_h2_episodes_of_any_length_in_any_number_of_envs_give_goals_of_their_own() -> None:
+def test_episodes_of_any_length_in_any_number_of_envs_give_goals_of_their_own() -> None:
     view = view_of("future", 3)
     twin = HerTwin(4, 40, dress="goals", view=view)
     rng = np.random.default_rng(0)
@@ -291,7 +291,7 @@ def test_trap_h2_episodes_of_any_length_in_any_number_of_envs_give_goals_of_thei
     assert {index % 4 for index, goal in drawn if goal is not None} == {0, 1, 2, 3}
 
 
-def test_trap_h3_terminated_and_discount_follow_the_new_goal_like_the_reward() -> None:
+def test_terminated_and_discount_follow_the_new_goal_like_the_reward() -> None:
     view = Hindsight(worth, "final", ratio=1.0, terminated_fn=lambda a, d: numbers(a) == numbers(d), gamma=0.5)
     twin = HerTwin(1, 20, dress="goals", view=view).play(*"....U....T..")
     batch = twin.buffer.sample(100)
@@ -305,9 +305,7 @@ def test_trap_h3_terminated_and_discount_follow_the_new_goal_like_the_reward() -
 
 @pytest.mark.parametrize("length", [4, 5, 6, 7, 30])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_trap_h4_an_episode_as_long_as_the_ring_or_longer_is_sampled_as_far_as_it_is_there(
-    length: int, strategy: str
-) -> None:
+def test_an_episode_as_long_as_the_ring_or_longer_is_sampled_as_far_as_it_is_there(length: int, strategy: str) -> None:
     view = view_of(strategy, 2)
     twin = HerTwin(1, 6, dress="goals", view=view).play(*"." * length)
     assert len(twin.buffer) == min(length, 6) - 1
@@ -316,7 +314,7 @@ def test_trap_h4_an_episode_as_long_as_the_ring_or_longer_is_sampled_as_far_as_i
     twin.check_drawn(twin.buffer.sample(60), view)
 
 
-def test_trap_h5_goals_are_a_function_of_the_seed_alone() -> None:
+def test_goals_are_a_function_of_the_seed_alone() -> None:
     def batches(seed: int) -> list[Any]:
         twin = HerTwin(2, 20, dress="goals", view=view_of(), seed=seed).play(*[".U", "..", "T.", "..", ".."] * 3)
         torch.rand(3)  # what others draw from a global generator changes nothing

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+from fit import check_fit, deviation, equal, many
 from relive import (
     Field,
     FrameStack,
@@ -125,39 +126,6 @@ def test_every_sampler_draws_right_from_larger_worlds(
 # 5 on, which chance exceeds in less than one seed of a thousand even with few anchors, and the seeds are fixed. Of
 # two biases each test must show that it sees them: 1 % of the draws going to the newest anchor, which adds about
 # n / 10,000 times the number of anchors to the chi-square, and one half of them being 1 % likelier than the other.
-
-
-def deviation(drawn: np.ndarray, chances: dict[int, float]) -> float:
-    """How many standard deviations the chi-square of these draws is off what these chances give."""
-    index = np.array(sorted(chances))
-    counts = np.bincount(np.searchsorted(index, drawn), minlength=len(index))
-    expected = len(drawn) * np.array([chances[i] for i in index.tolist()])
-    assert expected.min() > 20, "too few draws for a chi-square"
-    df = len(index) - 1
-    return (float(((counts - expected) ** 2 / expected).sum()) - df) / math.sqrt(2 * df)
-
-
-def check_fit(drawn: np.ndarray, chances: dict[int, float]) -> None:
-    """These draws have these chances, and the test would see a bias of 1 %."""
-    assert set(np.unique(drawn).tolist()) == set(chances)
-    assert deviation(drawn, chances) < 5
-    rng = np.random.default_rng(0)
-    newest = drawn.copy()
-    newest[rng.random(len(drawn)) < 0.01] = max(chances)
-    assert deviation(newest, chances) > 5
-    order = np.array(sorted(chances))
-    half = drawn >= order[len(order) // 2]
-    assert deviation(drawn[half | (rng.random(len(drawn)) >= 0.01)], chances) > 5
-
-
-def equal(rows: list[int]) -> dict[int, float]:
-    return dict.fromkeys(rows, 1 / len(rows))
-
-
-def many(twin: Twin, count: int, update: int = 1, of: int = 1, key: int = 12345) -> np.ndarray:
-    """The indices of this many draws at once."""
-    places, _ = twin.buffer.sampler.draw(count, key, update, of)
-    return twin.buffer._ring.index_of(places)
 
 
 def uneven(**options: Any) -> Twin:
@@ -453,7 +421,7 @@ def test_weights_are_divided_by_the_largest_of_the_batch_or_of_the_buffer() -> N
                 assert batch["weight"].max() == 1
 
 
-def test_trap_p8_one_tiny_priority_squashes_no_weights_unless_that_is_asked_for() -> None:
+def test_one_tiny_priority_squashes_no_weights_unless_that_is_asked_for() -> None:
     errors = [1.0] * 30 + [0.0]
     squashed = rated(errors, normalize="buffer", eps=1e-12).buffer.sample(16)["weight"]
     plain = rated(errors, normalize="batch", eps=1e-12).buffer.sample(16)["weight"]
@@ -596,7 +564,7 @@ def test_what_a_view_hid_without_a_step_in_between_comes_back_as_new_too() -> No
 # The traps of prioritized replay, by name.
 
 
-def test_trap_p1_what_float32_would_lose_beside_a_huge_priority_keeps_its_exact_chance() -> None:
+def test_what_float32_would_lose_beside_a_huge_priority_keeps_its_exact_chance() -> None:
     # The sums are those of SumTree, whose own tests go up to 2^25 rows.
     errors = [1.0] * 20 + [2.0**30] + [1.0] * 20
     twin = rated(errors, alpha=1.0, eps=1.0, stratified=False)
@@ -611,7 +579,7 @@ def test_trap_p1_what_float32_would_lose_beside_a_huge_priority_keeps_its_exact_
     check_fit_of_one_percent(many(twin, 3_000_000), {i: (1 if i == 20 else 2) / 81 for i in range(41)})
 
 
-def test_trap_p2_one_error_that_is_no_number_is_refused_by_position_and_poisons_nothing() -> None:
+def test_one_error_that_is_no_number_is_refused_by_position_and_poisons_nothing() -> None:
     for poison in (math.nan, math.inf, -math.inf, 1e300, -1e39):
         for wrap in (np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.float64)):
             twin = rated(ERRORS)
@@ -624,7 +592,7 @@ def test_trap_p2_one_error_that_is_no_number_is_refused_by_position_and_poisons_
             assert twin.buffer.sample(5)["weight"].isfinite().all()
 
 
-def test_trap_p2_an_error_too_large_to_be_weighed_changes_nothing() -> None:
+def test_an_error_too_large_to_be_weighed_changes_nothing() -> None:
     twin = rated(ERRORS, alpha=9.0)
     before, chances = contents(twin.buffer), twin.buffer.sampler.priorities()
     with pytest.raises(NotFiniteError, match=r"td_error: .* of one of 3e\+38 would be too large .* alpha=9"):
@@ -634,7 +602,7 @@ def test_trap_p2_an_error_too_large_to_be_weighed_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 10_000, 2**62])
-def test_trap_p3_an_index_that_was_never_issued_is_refused_and_nothing_changes(bad: int) -> None:
+def test_an_index_that_was_never_issued_is_refused_and_nothing_changes(bad: int) -> None:
     twin = rated(ERRORS)
     before = contents(twin.buffer)
     with pytest.raises(ShapeError, match=f"index: entry 1, {bad}, was never issued"):
@@ -642,7 +610,7 @@ def test_trap_p3_an_index_that_was_never_issued_is_refused_and_nothing_changes(b
     assert contents(twin.buffer) == before
 
 
-def test_trap_p4_priorities_and_the_order_of_the_ring_are_those_before_the_save(tmp_path: Path) -> None:
+def test_priorities_and_the_order_of_the_ring_are_those_before_the_save(tmp_path: Path) -> None:
     for make in (lambda: Prioritized(alpha=1.0), lambda: Recent(0.99, 3, inner=Prioritized(alpha=1.0))):
         twin = Twin(2, 7, sampler=make())
         for _ in range(11):  # the ring came round
@@ -664,7 +632,7 @@ def test_trap_p4_priorities_and_the_order_of_the_ring_are_those_before_the_save(
         assert same_batches(again.sample(40), twin.buffer.sample(40))
 
 
-def test_trap_p5_after_a_clear_only_what_came_since_is_drawn() -> None:
+def test_after_a_clear_only_what_came_since_is_drawn() -> None:
     for sampler in (Prioritized(alpha=1.0), Recent(0.99, 3, inner=Prioritized(alpha=1.0))):
         twin = Twin(2, 20, sampler=sampler)
         for _ in range(30):
@@ -683,7 +651,7 @@ def test_trap_p5_after_a_clear_only_what_came_since_is_drawn() -> None:
         assert twin.buffer.update_priorities(old, torch.ones(len(old))) == len(old)
 
 
-def test_trap_p6_the_same_seed_and_the_same_steps_give_the_same_batches() -> None:
+def test_the_same_seed_and_the_same_steps_give_the_same_batches() -> None:
     for make in SAMPLERS.values():
         batches = []
         for seed in (3, 3, 4):
@@ -694,7 +662,7 @@ def test_trap_p6_the_same_seed_and_the_same_steps_give_the_same_batches() -> Non
         assert not all(other)
 
 
-def test_trap_p6_two_buffers_without_a_seed_do_not_draw_alike() -> None:
+def test_two_buffers_without_a_seed_do_not_draw_alike() -> None:
     one, other = uneven(seed=None), uneven(seed=None)
     assert one.buffer.seed != other.buffer.seed
     assert not same_batches(one.buffer.sample(20), other.buffer.sample(20))
@@ -702,7 +670,7 @@ def test_trap_p6_two_buffers_without_a_seed_do_not_draw_alike() -> None:
     assert same_batches(uneven(seed=one.buffer.seed).buffer.sample(20), again.buffer.sample(20))
 
 
-def test_trap_p6_no_global_generator_is_read_or_moved() -> None:
+def test_no_global_generator_is_read_or_moved() -> None:
     numpys: Any = np.random.mtrand._rand
 
     def states() -> list[Any]:
@@ -727,7 +695,7 @@ def test_trap_p6_no_global_generator_is_read_or_moved() -> None:
         torch.set_rng_state(before[2])
 
 
-def test_trap_p7_an_update_for_a_transition_that_was_overwritten_is_left_alone_and_counted() -> None:
+def test_an_update_for_a_transition_that_was_overwritten_is_left_alone_and_counted() -> None:
     twin = Twin(2, 5, sampler=Prioritized(alpha=1.0))
     for _ in range(5):
         twin.add("..")
@@ -752,7 +720,7 @@ def test_trap_p7_an_update_for_a_transition_that_was_overwritten_is_left_alone_a
     assert chances.tolist() == pytest.approx([1 / 8] * 8)
 
 
-def test_trap_p9_a_draw_and_an_update_of_a_thousand_times_as_many_transitions_take_no_thousand_times_as_long() -> None:
+def test_a_draw_and_an_update_of_a_thousand_times_as_many_transitions_take_no_thousand_times_as_long() -> None:
     took = []
     for rows in (2**10, 2**20):
         buffer = ReplayBuffer(Schema({"obs": (1,), "reward": (), **FLAGS}), rows, sampler=Prioritized())
@@ -770,7 +738,7 @@ def test_trap_p9_a_draw_and_an_update_of_a_thousand_times_as_many_transitions_ta
     assert took[1] < 20 * took[0]
 
 
-def test_trap_p10_neither_the_newest_row_nor_one_that_starts_nothing_is_ever_drawn() -> None:
+def test_neither_the_newest_row_nor_one_that_starts_nothing_is_ever_drawn() -> None:
     for make in SAMPLERS.values():
         twin = Twin(2, 6, sampler=make())
         for kinds in ("..", "T.", "..", ".U", "..", "B.", "..", ".."):
@@ -812,7 +780,7 @@ def test_windows_of_every_size_hold_exactly_the_newest_of_those_that_can_be_draw
                 assert set(drawn.tolist()) == set(anchors[-size:]), (size, len(anchors))
 
 
-def test_trap_r1_recent_means_the_order_of_time_and_not_of_places_after_the_ring_has_wrapped() -> None:
+def test_recent_means_the_order_of_time_and_not_of_places_after_the_ring_has_wrapped() -> None:
     for num_envs in (1, 3):
         for steps in range(8, 30):
             twin = Twin(num_envs, 8, sampler=Recent(0.5, 2 * num_envs))

@@ -396,7 +396,7 @@ def test_inputs_that_carry_a_graph_give_plain_numbers(name: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e1_the_done_flag_is_read_at_its_own_step_and_not_one_late(dtype: torch.dtype) -> None:
+def test_the_done_flag_is_read_at_its_own_step_and_not_one_late(dtype: torch.dtype) -> None:
     grids = one_env(
         reward=[0.0, 0, 1, 0, 0],
         value=[0.0, 0, 0, 5, 0, 0],
@@ -435,7 +435,7 @@ def every_return(grids: dict[str, Any], gamma: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e2_a_truncated_step_bootstraps_from_its_final_observation_and_not_its_own(
+def test_a_truncated_step_bootstraps_from_its_final_observation_and_not_its_own(
     dtype: torch.dtype,
 ) -> None:
     # With V(obs[t]) in its place: 1 + 0.5 * 100 = 51.
@@ -443,14 +443,14 @@ def test_trap_e2_a_truncated_step_bootstraps_from_its_final_observation_and_not_
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e3_a_truncation_is_no_termination(dtype: torch.dtype) -> None:
+def test_a_truncation_is_no_termination(dtype: torch.dtype) -> None:
     # As a termination it would be 1; and a step that is both is a termination.
     assert set(every_return(cut(dtype), gamma=1.0).values()) == {11.0}
     assert set(every_return(cut(dtype, terminated=True), gamma=1.0).values()) == {1.0}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e4_the_value_of_the_reset_observation_is_not_read_at_an_end(dtype: torch.dtype) -> None:
+def test_the_value_of_the_reset_observation_is_not_read_at_an_end(dtype: torch.dtype) -> None:
     # With V(reset obs) in its place: 1 + 0.5 * 7 = 4.5. Not even NaN or infinity there may come through.
     for reset_value in (7.0, float("nan"), float("inf"), -1e30):
         for terminated, expected in ((False, 6.0), (True, 1.0)):
@@ -460,7 +460,7 @@ def test_trap_e4_the_value_of_the_reset_observation_is_not_read_at_an_end(dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e8_no_advantage_flows_through_a_truncation_and_the_last_step_is_bootstrapped(
+def test_no_advantage_flows_through_a_truncation_and_the_last_step_is_bootstrapped(
     dtype: torch.dtype,
 ) -> None:
     grids = one_env(
@@ -480,7 +480,7 @@ def test_trap_e8_no_advantage_flows_through_a_truncation_and_the_last_step_is_bo
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e9_rewards_are_not_edited_to_hide_a_bootstrap(dtype: torch.dtype) -> None:
+def test_rewards_are_not_edited_to_hide_a_bootstrap(dtype: torch.dtype) -> None:
     grids = cut(dtype)
     returns.gae(**grids, gamma=0.9)
     assert grids["reward"].item() == 1.0  # edited in place it would be 1 + 0.9 * 10
@@ -488,7 +488,7 @@ def test_trap_e9_rewards_are_not_edited_to_hide_a_bootstrap(dtype: torch.dtype) 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e9_no_input_is_changed_by_a_call_or_shared_with_its_result(name: str, dtype: torch.dtype) -> None:
+def test_no_input_is_changed_by_a_call_or_shared_with_its_result(name: str, dtype: torch.dtype) -> None:
     block = drawn(8, 6, 5)
     grids = {key: tensor(grid, dtype) for key, grid in block.items() if key != "log_rho" or name == "vtrace"}
     before = {key: grid.clone() for key, grid in grids.items() if grid is not None}
@@ -501,7 +501,7 @@ def test_trap_e9_no_input_is_changed_by_a_call_or_shared_with_its_result(name: s
 
 @pytest.mark.parametrize("per", ["step", "episode"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_trap_e9_the_group_advantage_changes_no_input_and_shares_none(per: Any, dtype: torch.dtype) -> None:
+def test_the_group_advantage_changes_no_input_and_shares_none(per: Any, dtype: torch.dtype) -> None:
     block = drawn(8, 6, 4)
     grids = {key: tensor(block[key], dtype) for key in ("reward", "terminated", "truncated", "mask")}
     before = {key: grid.clone() for key, grid in grids.items() if grid is not None}
