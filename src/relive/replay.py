@@ -701,7 +701,10 @@ class ReplayBuffer:
 
     def _looked_at(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
         """What a user's sampler drew, once it is clear that it can be read."""
-        who, given = f"{self._sampler!r}.draw({count})", list[Any](drawn) if isinstance(drawn, tuple) else []
+        who, given = (
+            f"{self._sampler!r}.draw({count})",
+            [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else [],
+        )
         if len(given) != 2 or not isinstance(given[1], Mapping):
             raise ShapeError(f"{who}: expected a tuple of places [{count}] and a dict of further fields, got {drawn!r}")
         chosen, further = given

@@ -76,6 +76,7 @@ class Ring:
     2. A row is live while its number is among the newest ``rows`` of its env and not cleared.
     3. The next step of the same env is number + 1.
     4. ``step`` is a row's index within its episode: rows i and i + k share an episode iff step[i + k] = step[i] + k.
+       An episode of 2**31 - 1 steps is cut, as if it had been interrupted.
     5. A transition is complete once its next observation is known. ``stamp`` numbers complete transitions in the order
        of completion, starting at 0; it is negative in all other rows: the newest of an episode under way, boundary
        rows, and rows whose episode was interrupted.
