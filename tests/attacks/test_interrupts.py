@@ -624,6 +624,29 @@ def test_a_collection_broken_off_at_any_line_leaves_nothing_that_did_not_happen(
     assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
 
 
+@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.slow)])
+def test_appending_a_buffer_that_is_broken_off_joins_nothing_that_did_not_follow(stride: int) -> None:
+    other = Twin(2, 12).play("..", ".T", "..", "|", "..", "U.", "..", "..").buffer
+    tried, failed = 0, list[str]()
+    for at in range(0, 10**6, stride):
+        mine = Twin(2, 9, sampler=Prioritized()).play("..", "..", ".T", "..")
+        off = broken_off(lambda mine=mine: mine.buffer.append(other), at)
+        tried += off
+        try:
+            for _ in range(2):
+                mine.buffer.check()
+                for batch in (mine.buffer.data(), mine.buffer.sample(8)):
+                    require_true(batch["obs"], batch["reward"], batch["next_obs"])
+                mine.interrupt()
+                mine.play("..", "..", "B.")
+        except Exception as error:  # whatever comes of it is what this looks for
+            failed.append(f"{at}: {type(error).__name__}: {error}")
+        if not off:
+            break
+    record("an exception at a line of a call that writes, replay", tried, len(failed))
+    assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
+
+
 # Signals.
 
 
