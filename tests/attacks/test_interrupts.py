@@ -625,6 +625,29 @@ def test_a_collection_broken_off_at_any_line_leaves_nothing_that_did_not_happen(
     assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
 
 
+@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.slow)])
+def test_appending_a_buffer_that_is_broken_off_joins_nothing_that_did_not_follow(stride: int) -> None:
+    other = Twin(2, 12).play("..", ".T", "..", "|", "..", "U.", "..", "..").buffer
+    tried, failed = 0, list[str]()
+    for at in range(0, 10**6, stride):
+        mine = Twin(2, 9, sampler=Prioritized()).play("..", "..", ".T", "..")
+        off = broken_off(lambda mine=mine: mine.buffer.append(other), at)
+        tried += off
+        try:
+            for _ in range(2):
+                mine.buffer.check()
+                for batch in (mine.buffer.data(), mine.buffer.sample(8)):
+                    require_true(batch["obs"], batch["reward"], batch["next_obs"])
+                mine.interrupt()
+                mine.play("..", "..", "B.")
+        except Exception as error:  # whatever comes of it is what this looks for
+            failed.append(f"{at}: {type(error).__name__}: {error}")
+        if not off:
+            break
+    record("an exception at a line of a call that writes, replay", tried, len(failed))
+    assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
+
+
 # Signals.
 
 
@@ -642,13 +665,13 @@ def armed(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGINT, was)
 
 
-def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> bool:
-    """Add, extend and rate until a signal comes; tell the oracle of the steps that are in. Whether it came."""
+def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> float | None:
+    """Add, extend and rate until a signal comes, and tell the oracle of the steps that are in; or how long it took."""
     before = copy.deepcopy((world.truth, world.lives))
     plays = ["".join(rng.choice(list("....TUB"), 2)) for _ in range(60)]
     steps = [world.step(kinds, final=True) for kinds in plays]
     pairs = [twins.stacked(steps[low : low + 2]) for low in range(0, 30, 2)]
-    index, prioritized, came = list(world.known.errors), world.prioritized is not None, False
+    index, prioritized, began = list(world.known.errors), world.prioritized is not None, time.perf_counter()
     try:
         with armed(seconds):
             for pair in pairs:
@@ -657,10 +680,9 @@ def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> bool:
                     world.buffer.update_priorities(index[:1], [2.0])
             for step in steps[30:]:
                 world.buffer.add(step)
+        return time.perf_counter() - began
     except KeyboardInterrupt:
-        came = True
-    if not came:
-        return False
+        pass
     world.buffer.interrupt()  # as whoever stops a loop does
     world.truth, world.lives = before
     heads = world.buffer._ring.heads.tolist()
@@ -671,19 +693,17 @@ def signalled(world: Broken, seconds: float, rng: np.random.Generator) -> bool:
     assert world.row_counts(world.truth) == heads, "a step is half in"
     world.cut([0, 1])
     world.drop(4 if world.buffer._ring.store.large else 0)
-    return True
+    return None
 
 
 def interrupted(kind: str, sampler: str, times: int, seed: int) -> tuple[int, list[str]]:
     """So many signals at random instants; what was wrong afterwards."""
     rng, tried, failed = np.random.default_rng(seed), 0, list[str]()
-    began = time.perf_counter()
-    signalled(prepared(kind, sampler), 10.0, rng)
-    longest = time.perf_counter() - began  # in which it also is prepared: some signals come too late
+    longest = min(signalled(prepared(kind, sampler), 1000.0, rng) or 0.0 for _ in range(2))
     for turn in range(20 * times):
         world = prepared(kind, sampler)
         try:
-            if signalled(world, float(rng.uniform(1e-5, longest)), rng):
+            if signalled(world, float(rng.uniform(1e-5, longest)), rng) is None:
                 tried += 1
                 world.buffer.check()
                 world.check()

@@ -31,7 +31,7 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.errors import EmptyError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from relive.errors import EmptyError, InvariantError, LifecycleError, NotFiniteError, SchemaError, ShapeError
 from relive.kernels import cpu, reference
 from twins import SAMPLERS, VIEWS, Twin, batch_leaves, contents, same_batches
 
@@ -1184,3 +1184,45 @@ def test_batches_of_a_sampler_are_what_the_view_reads_and_no_view_of_storage() -
         leaf[...] = 1
     assert twin.buffer._ring.store.target.tobytes() == before
     assert isinstance(twin.buffer, ReplayBuffer)
+
+
+# check() finds what is wrong.
+
+
+@pytest.mark.parametrize("make", [Prioritized, lambda: Recent(inner=Prioritized(normalize="buffer"))])
+@pytest.mark.parametrize("where", ["a weight", "an error", "a row that cannot be drawn", "a sum"])
+def test_check_finds_priorities_that_are_not_those_of_what_can_be_drawn(where: str, make: Callable[[], Any]) -> None:
+    twin = Twin(2, 6, sampler=make()).play("..", ".T", "..", "U.", "..")
+    twin.buffer.sample(3)
+    twin.buffer.check()
+    sampler, ring = twin.buffer._priorities, twin.buffer._ring
+    places = ring.anchors()
+    if where == "a weight":
+        sampler._tree.set(places[:1], 0.0)
+    elif where == "an error":
+        sampler._errors[places[-1]] = 7.0
+    elif where == "a row that cannot be drawn":
+        sampler._tree.set(ring.live_places(0)[-1:], 1.0)
+    else:
+        sampler._tree._nodes[-1] += 1.0
+    with pytest.raises(InvariantError):
+        twin.buffer.check()
+
+
+@pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
+def test_check_finds_sequences_that_are_weighed_wrongly(weigh: Any) -> None:
+    twin = Twin(2, 9, view=Sequence(2, weigh=weigh)).play(*[".."] * 5, ".T", "..", "..")
+    twin.buffer.check()
+    windows = twin.buffer.sampler._windows
+    windows._tree.set(twin.buffer._ring.anchors()[-1:], 5.0)
+    with pytest.raises(InvariantError, match="sampler: place"):
+        twin.buffer.check()
+
+
+def test_check_finds_an_epoch_of_what_there_never_was() -> None:
+    twin = Twin(1, 9, sampler=WithoutReplacement()).play(*["."] * 6)
+    twin.buffer.sample(2)
+    twin.buffer.check()
+    twin.buffer.sampler._rest = np.array([0, 99])
+    with pytest.raises(InvariantError, match="index 99"):
+        twin.buffer.check()
