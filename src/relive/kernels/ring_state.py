@@ -1,6 +1,6 @@
 """The columns of a ring's ``state``, the entries of its ``counters``, and the ways in which a row can come.
 
-``state`` is int64 ``[N, 4]``, one line per env. ``counters`` is int64 ``[8]``, for the whole ring: what was counted, and
+``state`` is int64 ``[N, 4]``, one line per env. ``counters`` is int64 ``[8]``: what was counted in the whole ring, and
 from :data:`RULE` up to :data:`NOT_FINITE` the rule of what can be drawn.
 """
 
