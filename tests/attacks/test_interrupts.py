@@ -31,9 +31,9 @@ from attacks.tally import record
 from relive import Collector, Field, FrameStack, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Transition
 from relive import Sequence as SequenceView
 from relive.errors import InvariantError
+from relive.kernels.ring_state import NEXT
 from relive.memory.device import DeviceRows
 from relive.ring import Ring
-from relive.ring.ring import NEXT
 from twins import KINDS as LETTERS
 from twins import SAMPLERS, Twin
 

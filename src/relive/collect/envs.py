@@ -1,35 +1,130 @@
-"""Reading vector envs: their autoreset mode, their final observations and their infos."""
+"""Vector envs: who plays in them, their autoreset mode, their final observations and their infos."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError
+from ..errors import EnvError, LifecycleError
 from ..steps.arrays import as_host
 from ..steps.trees import Path, descend
 
-__all__ = [
-    "Bools",
-    "autoreset_mode",
-    "copied",
-    "final_observations",
-    "first_leaf",
-    "info_field",
-    "is_factory",
-    "made_again",
-    "nothing_known",
-    "pick",
-    "vectorized",
-]
+__all__ = ["Bools", "VectorEnvs", "copied", "info_field", "is_factory", "pick", "unknown_info", "vectorized"]
 
 
 Bools = NDArray[np.bool_]
+
+
+PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
+"""Envs -> the token of the collector whose episodes are under way in them."""
+
+
+class VectorEnvs:
+    """The envs that a collector plays in, the same for all three autoreset modes of Gymnasium.
+
+    Args:
+        given: a vector env, a single env, or a function that makes either.
+        final_obs: "require" the final observation of truncated episodes, or "mask" the step where an env hides it.
+        mode: the autoreset mode; None for what ``metadata`` says.
+
+    Raises:
+        EnvError: ``final_obs`` is something else, or the autoreset mode is unknown.
+    """
+
+    def __init__(self, given: Any, final_obs: Literal["require", "mask"], mode: Any) -> None:
+        self._factory: Callable[[], Any] | None = given if is_factory(given) else None
+        self.given = given if self._factory is None else self._factory()
+        self.envs = vectorized(self.given)
+        self._unwrapped = getattr(self.given, "unwrapped", self.given)
+        if final_obs not in ("require", "mask"):
+            raise EnvError(f"final_obs is 'require' or 'mask', got {final_obs!r}")
+        self.final_obs: Literal["require", "mask"] = final_obs
+        self.mode = autoreset_mode(self.envs, mode)
+        self._player = object()
+        self.ignored: Bools = np.zeros(self.envs.num_envs, np.bool_)
+        """The envs whose next action is ignored: NEXT_STEP resets them."""
+        self.takes_tensors = False
+        """Whether actions may be tensors, as observations are."""
+
+    def reset(self, seed: int | list[int | None] | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes in all envs, which are this player's from here on; the observations and the info."""
+        with suppress(TypeError):  # envs that cannot be referred to weakly
+            PLAYED_BY[self._unwrapped] = self._player
+        obs, info = self.envs.reset(seed=seed, options=options)
+        self.takes_tensors = isinstance(_first_leaf(obs), Tensor)
+        self.ignored = np.zeros(self.envs.num_envs, np.bool_)
+        return obs, info
+
+    def require_own(self) -> None:
+        """Refuse to go on with episodes that another collector has ended."""
+        with suppress(TypeError):
+            if PLAYED_BY.get(self._unwrapped, self._player) is not self._player:
+                raise LifecycleError(
+                    "another Collector has reset and stepped these envs since, so that the episodes under way here are "
+                    "gone; give each its own envs, or call reset() to start new episodes with this one"
+                )
+
+    def start(self, done: Bools) -> Bools:
+        """Which envs begin an episode with the observation that follows a step, where those ``done`` ended one."""
+        if self.mode != "NextStep":
+            return done
+        starts, self.ignored = self.ignored, done
+        return starts
+
+    def informed(self, done: Bools) -> Bools:
+        """The envs whose next observation an action follows, so that its info has to be there."""
+        return np.ones_like(done) if self.mode == "SameStep" else ~done
+
+    def reset_ended(self, done: Bools) -> tuple[Any, dict[str, Any]] | None:
+        """Reset the envs whose episodes ended, where nothing else does; None otherwise."""
+        if self.mode == "Disabled" and done.any():
+            return self.envs.reset(options={"reset_mask": done})
+        return None
+
+    def final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any], Bools]:
+        """What episodes ended on, the info that came with it, and which envs hand it out.
+
+        Args:
+            cut: the envs whose episode was truncated, so that it is needed.
+            obs: what the step returned.
+            info: what came with it.
+
+        Raises:
+            EnvError: one of ``cut`` hides it, and it is required.
+        """
+        if self.mode != "SameStep":
+            return obs, info, np.ones_like(cut)
+        given, present = _final_observations(info, self.envs.num_envs)
+        final_info = info.get("final_info")
+        hidden = cut & ~present
+        if hidden.any() and self.final_obs == "require":
+            raise EnvError(
+                f"env {int(np.flatnonzero(hidden)[0])} was truncated and its final observation is hidden: neither "
+                "info['final_obs'] nor info['final_observation'] has it, and the next observation belongs to "
+                "another episode. Use an env that hands it out, or Collector(..., final_obs='mask')"
+            )
+        return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
+
+    def remake(self) -> Any:
+        """New envs, made as these were.
+
+        Raises:
+            EnvError: they cannot be made again (they are wrapped, say).
+        """
+        fresh = self._factory or _remade(self.given, self.mode)
+        if fresh is None:
+            raise EnvError(
+                "warm() needs envs of its own and cannot tell how these were made; pass warm(..., envs=function "
+                "that makes them), or give such a function to the Collector"
+            )
+        return fresh
 
 
 def is_factory(envs: Any) -> bool:
@@ -46,8 +141,8 @@ def vectorized(envs: Any) -> Any:
     return SyncVectorEnv([lambda: envs], autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def made_again(envs: Any, mode: str) -> Any:
-    """New envs, made as these were, or None where that cannot be told."""
+def _remade(envs: Any, mode: str) -> Any:
+    """New envs, made as these were; None where nothing says how."""
     makers: Any = cast("dict[str, Any]", vars(envs)).get("env_fns")
     if makers is not None:
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -63,7 +158,7 @@ def made_again(envs: Any, mode: str) -> Any:
                 return gymnasium.make(envs.spec)
             if envs.unwrapped is envs:
                 return gymnasium.make_vec(envs.spec)
-        except (ValueError, gymnasium.error.Error):  # a wrapper that does not tell how it was made
+        except (ValueError, gymnasium.error.Error):  # a wrapper that does not say how it was made
             return None
     return None
 
@@ -85,7 +180,7 @@ def autoreset_mode(envs: Any, given: Any) -> str:
     return mode
 
 
-def final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bools]:
+def _final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bools]:
     """The final observations by env, under the names of all Gymnasium versions, and which envs have one."""
     for name in ("final_obs", "final_observation"):
         if name in info:
@@ -124,13 +219,13 @@ def copied(x: Any) -> Tensor:
     return x.clone() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
 
 
-def nothing_known(name: str, like: Tensor, count: int) -> Tensor:
+def unknown_info(name: str, like: Tensor, count: int) -> Tensor:
     """Rows for an info field where no action follows: nothing forbidden for a mask, else 0."""
     fill = torch.ones if name == "action_mask" or like.dtype is torch.bool else torch.zeros
     return fill((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
 
 
-def first_leaf(tree: Any) -> Any:
+def _first_leaf(tree: Any) -> Any:
     """Some leaf of nested mappings and tuples."""
     while isinstance(tree, Mapping | tuple):
         branches = cast("Any", tree.values() if isinstance(tree, Mapping) else tree)

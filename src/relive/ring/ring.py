@@ -2,72 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import kernels
-from ..errors import FieldError, InvariantError, LifecycleError, SchemaError, ShapeError
+from ..errors import LifecycleError, SchemaError, ShapeError
+from ..kernels.ring_state import (
+    ALONE,
+    COMPLETED,
+    COUNT,
+    DRAWABLE,
+    FINALS,
+    HEAD,
+    LINKED,
+    NEXT,
+    NO_FINALS,
+    NOT_FINITE,
+    RULE,
+    TAIL,
+)
 from ..memory.store import Apart, Store, require_rows, vector
 from ..parameters import is_count, is_flag
+from . import invariants
+from .adding import NOBODY, Adding, Change, missing_final
+from .invariants import LARGEST
 from .rule import Rule, Weigh
+from .state import Ints, RingState
 
 __all__ = ["LARGEST", "RULE", "Change", "Ints", "Ring", "missing_final"]
-
-
-Ints = NDArray[np.int64]
 
 
 Events = tuple[Ints, Any]
 
 
-HEAD, TAIL, NEXT, COUNT = 0, 1, 2, 3
-
-
-COMPLETED, DRAWABLE, EPISODES, RULE, NOT_FINITE = 0, 1, 2, 3, 7
-
-
-ALONE, LINKED = 2, 3
-
-
 NOTHING: Apart = []
-
-
-NOBODY: Ints = np.zeros(0, np.int64)
-
-
-LARGEST = 2**52
-"""Up to here the kernels tell numbers of rows apart; whoever adds a million a second gets there in 142 years."""
-
-
-PIECE = 2**18
-"""Rows tested at once."""
 
 
 ADDINGS = 64
 """Numbers of envs for which arrays are kept ready."""
 
 
-class Change(NamedTuple):
-    """What a call is about to change, noted before it does, so that the next call can mend what was broken off."""
-
-    cut: Ints = NOBODY
-    """The envs whose episodes under way do not go on."""
-    envs: Ints = NOBODY
-    """The envs that get a row."""
-    tails: Ints = NOBODY
-    """The number up to which, for each of ``envs``, rows make way for it."""
-    since: int = 2**63 - 1
-    """Transitions stamped from here on are new."""
-    rule: Rule | None = None
-    """What could be drawn before, where that changes."""
-    clears: bool = False
-    rewinds: bool = False
-
-
-class Ring:
+class Ring(RingState):
     """N rings of rows, one per env, in which an episode of k transitions takes k + 1 rows.
 
     The last row of an episode is a boundary row: it holds the observation that the episode ended on, so the next
@@ -86,7 +63,7 @@ class Ring:
        before it, or as many as its episode has, are live too.
     7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
     8. Every episode has exactly one row that never becomes a transition, its last. So a row's number less its
-       ``order`` is the number of its episode in its env, and :meth:`ends` tells the last row of each.
+       ``order`` is the number of its episode in its env, and :meth:`ends` gives the last row of each.
 
     Args:
         num_envs: N.
@@ -97,29 +74,14 @@ class Ring:
     """
 
     def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
-        if num_envs < 1 or rows < 2:
-            raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
-        self.num_envs, self.rows, self.store = num_envs, rows, store
-        self.state: Ints = np.zeros((num_envs, 4), np.int64)
-        self.counters: Ints = np.zeros(8, np.int64)
-        self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
-        self.alone = any(path[0] == "next_obs" for path in store.leaves)
-        """Whether each row is complete with a next observation of its own."""
-        self.linked = self.alone and ordered
-        """Whether such rows go on from one another."""
+        super().__init__(num_envs, rows, store, ordered)
         self._rule = Rule()
         self.counters[RULE:NOT_FINITE] = self._rule[:4]
-        self.pending: Change | _Adding | None = None
+        self.pending: Change | Adding | None = None
         """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
-        self._ends: tuple[Any, Ints] | None = None
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        self._addings: dict[tuple[int, bool, bool], _Adding] = {}
-
-    @property
-    def drawable(self) -> int:
-        """How many anchors there are: rows that can be drawn."""
-        return int(self.counters[DRAWABLE])
+        self._addings: dict[tuple[int, bool, bool], Adding] = {}
 
     @property
     def transitions(self) -> int:
@@ -132,45 +94,11 @@ class Ring:
         return int(ahead[some].sum())
 
     @property
-    def completed(self) -> int:
-        """How many transitions were ever completed."""
-        return int(self.counters[COMPLETED])
-
-    @property
-    def episodes(self) -> int:
-        """How many episodes have ended."""
-        return int(self.counters[EPISODES])
-
-    @property
-    def not_finite(self) -> int:
-        """How many rewards were NaN or infinite, of all that were ever added."""
-        return int(self.counters[NOT_FINITE])
-
-    @not_finite.setter
-    def not_finite(self, count: int) -> None:
-        self.counters[NOT_FINITE] = count
-
-    @property
-    def oldest(self) -> Ints:
-        """The number of the oldest live row of each env, ``[N]``."""
-        return np.maximum(self.state[:, TAIL], self.state[:, HEAD] - self.rows)
-
-    @property
-    def heads(self) -> Ints:
-        """The number that each env's next row will have, ``[N]``."""
-        return self.state[:, HEAD]
-
-    @property
-    def under_way(self) -> Any:
-        """Whether the newest row of each env is of an episode that goes on with the next, bool ``[N]``."""
-        return self.state[:, NEXT] > 0
-
-    @property
     def rule(self) -> Rule:
         """What can be drawn; set by the view that reads it.
 
         Raises:
-            SchemaError: it makes no sense, or windows of more than one step, where steps have no order.
+            SchemaError: it makes no sense, or asks for windows of several steps where steps have no order.
         """
         return self._rule
 
@@ -189,15 +117,14 @@ class Ring:
     ) -> Events:
         """Store one more step of each of ``envs``, in turn.
 
-        Rows and counters change in one compiled call, which no exception comes between; large fields are written
-        before. From then on until the caller, who has a sampler to tell, sets :attr:`pending` to None, this can be
-        mended.
+        Rows and counters change in one compiled call, which no exception can break off; large fields are written
+        before it. The change can be mended until the caller has told its sampler and sets :attr:`pending` to None.
 
         Args:
             envs: int64 ``[K]``; no env more often than it has room.
             steps: the checked leaves ``[K, ...]`` of the store, in its order.
             final: the leaves of the final observations ``[K, ...]``, read where an episode ended.
-            events: whether to tell which rows can be drawn from now on or no more.
+            events: whether to list the rows that can be drawn from now on, and those that no longer can.
             cut: the envs whose episodes do not go on if this is broken off; default ``envs``.
 
         Returns:
@@ -213,17 +140,17 @@ class Ring:
         if adding is None or adding.staged is not staged or adding.final is not ends:
             adding = self._adding(envs, staged, ends, events)
         if adding.envs is not envs:
-            adding.tails.fill(0)  # which were of others
-            adding.envs = NOBODY  # until the address is of the same
+            adding.tails.fill(0)  # they belong to other envs
+            adding.envs = NOBODY  # until the address is that of the same array
             adding.bound[0] = envs.__array_interface__["data"][0]
             adding.envs = envs
         if events:
             adding.since = self.counters.item(COMPLETED)
         adding.cut = envs if cut is None else cut
-        mode = LINKED if self.linked else ALONE if self.alone else int(final is not None)
+        mode = LINKED if self.linked else ALONE if self.alone else NO_FINALS if final is None else FINALS
         before = self.pending
         if apart:  # written first: a step that is counted is all there, and what it overwrites can be given up
-            self._plan(adding, mode)
+            adding.plan(mode)
             self.pending = adding
             store.write(apart, adding.places)
             if ends_apart:
@@ -235,21 +162,11 @@ class Ring:
             raise missing_final(int(envs[-1 - found]))
         return (adding.where[:found], adding.opens[:found]) if events else self._none
 
-    def _plan(self, adding: _Adding, mode: int) -> None:
-        """Note where the rows will go, and up to which numbers others make way for them.
-
-        Raises:
-            FieldError: a final observation is missing.
-        """
-        found = kernels.fast().plan_bound(adding.bound, mode)
-        if found < 0:
-            raise missing_final(int(adding.envs[-1 - found]))
-
     def mend(self) -> None:
         """Make rows and counters agree after a call that was broken off; the sampler has to ``attach`` afterwards.
 
-        What such a call was to overwrite is given up, whether it was or not, and the episodes it was about do not go
-        on: whoever made it cannot know whether its steps are in. Doing so twice is doing it once.
+        The rows that such a call was to overwrite are given up, even if it had not come to them. The episodes that it
+        was about do not go on, since its caller cannot know whether its steps are in. A second time changes nothing.
         """
         change = self.pending
         if change is None:
@@ -265,14 +182,14 @@ class Ring:
         """Transitions with this stamp or a later one are new to a sampler that is asked to ``attach``."""
         return self.completed if self.pending is None else self.pending.since
 
-    def _adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> _Adding:
-        """What :meth:`add` needs for as many envs; used again by the next such add."""
+    def _adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
+        """What :meth:`add` needs for that many envs; the next such add uses it again."""
         # every row that is written closes its own history at most, and all together no more than there is
         count, most = len(envs), self.num_envs * self.rows
         size = min(count * (2 * self._rule.history + 4), most + 4 * count) if events else 0
         if len(self._addings) >= ADDINGS:
             self._addings.clear()
-        adding = self._addings[count, final is staged, events] = _Adding(self, envs, staged, final, size)
+        adding = self._addings[count, final is staged, events] = Adding(self, envs, staged, final, size)
         return adding
 
     def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
@@ -280,7 +197,7 @@ class Ring:
 
         Args:
             count: B.
-            key: of the stream of random numbers.
+            key: the key of the stream of random numbers.
             newest: draw from this many of the newest, in the order of completion; 0 means from all.
         """
         places = np.empty(count, np.int64)
@@ -291,7 +208,7 @@ class Ring:
         return places if found else None
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
-        """Where the ``newest`` of :attr:`transitions` lie: from the one up to the other, ``[2 N]`` each."""
+        """Where the ``newest`` of :attr:`transitions` lie: from the first up to the second, ``[2 N]`` each."""
         first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
         kernels.fast().window(
             self.rows, newest, self.state, self.counters, self.step, self.stamp, self.order, first, until
@@ -302,33 +219,11 @@ class Ring:
         begins, ends = np.stack([base + begin, base], 1), np.stack([base + begin + length - seam, base + seam], 1)
         return begins.reshape(-1), ends.reshape(-1)
 
-    def anchors(self) -> Ints:
-        """The places of all rows that can be drawn, env by env in the order of time."""
-        out = np.empty(int((self.heads - self.oldest).sum()), np.int64)
-        found = kernels.fast().anchors(self.rows, self.state, self.counters, self.step, self.stamp, out)
-        return out[:found]
-
-    def ends(self) -> tuple[Any, Ints]:
-        """The last row of each episode, and what is noted so far, for :func:`relive.kernels.reference.choose_goals`.
-
-        The number of the last row of episode k of env e, modulo 2**32, is entry ``e * rows + k % rows`` of the first,
-        int32 ``[N * rows]``, if that row was in the env up to the number that the second, ``[N]``, tells. The kernel
-        notes what has come since: a ring that nobody asks for ends has none of this.
-        """
-        if self._ends is None:
-            self._ends = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
-        return self._ends
-
-    def live_places(self, env: int) -> Ints:
-        """The places of an env's live rows, in the order of time."""
-        numbers = np.arange(int(self.oldest[env]), int(self.heads[env]), dtype=np.int64)
-        return env * self.rows + numbers % self.rows
-
     def index_of(self, places: Ints, out: Any = None) -> Any:
         """The public index ``number * N + env`` of live places ``[B]``.
 
         Raises:
-            ShapeError, DTypeError: they are no places of rows.
+            ShapeError, DTypeError: they are not places of rows.
         """
         places = vector(places)
         index = np.empty(len(places), np.int64) if out is None else out
@@ -343,10 +238,10 @@ class Ring:
         return places, int(bad)
 
     def require_anchors(self, places: Any) -> Ints:
-        """Places ``[B]`` that somebody else chose, as kernels take them.
+        """Places ``[B]`` that a user's sampler chose, as kernels take them.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows that can be drawn; names the first.
+            ShapeError, DTypeError: they are not places of rows that can be drawn; the message names the first.
         """
         chosen = vector(places)
         found, unknown = self.find(self.index_of(chosen))
@@ -419,140 +314,30 @@ class Ring:
         return type(None), ()
 
     def check(self) -> None:
-        """Test the invariants, and with them all that compiled code relies on: no row is trusted that is not tested.
+        """Test the invariants, and all that compiled code relies on: no row is trusted before it is tested.
 
         Raises:
             InvariantError: naming the first that does not hold, and where.
         """
-        self.check_cursors()
-        stamps = [np.empty(0, np.int64)]
-        for low in range(0, self.rows_live, PIECE):  # each piece begins with the last row of the one before
-            found = self._check_rows(*self.live(max(low - 1, 0), low + PIECE))
-            stamps.append(found[low > 0 :])
-        known = np.sort(np.concatenate(stamps))
-        _require((known[1:] != known[:-1]) | (known[1:] < 0), "5: two transitions have one stamp")
-        found = len(self.anchors())
-        _require(self.drawable == found, f"6: {self.drawable} counted, {found} found")
+        invariants.check(self)
 
     def check_cursors(self, most: int = LARGEST) -> None:
-        """Test what can be told of the cursors and counters alone, before they are used to find rows; up to ``most``.
+        """Test the cursors and counters, as far as they show it alone, before they are used to find rows.
+
+        Args:
+            most: the largest number that a row may have.
 
         Raises:
             InvariantError: as :meth:`check`.
         """
-        head, tail, following, count = self.state.T
-        _require(
-            (tail >= 0) & (tail <= head) & (head <= min(most, 2**62 // self.num_envs)),
-            "1: the cursors are not numbers of rows",
-        )
-        live = head > self.oldest
-        _require((following >= 0) & (live | (following == 0)), "4: the next row is in no episode")
-        _require((count >= 0) & (count <= head), "7: more transitions than rows")
-        _require(self.completed == int(count.sum()), f"7: {self.completed} completed, {int(count.sum())} in the envs")
-        _require(0 <= self.episodes <= self.completed, f"8: {self.episodes} episodes have ended")
-
-    @property
-    def rows_live(self) -> int:
-        """How many rows are live, in all envs."""
-        return int((self.heads - self.oldest).sum())
-
-    def live(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
-        """The envs and numbers of live rows, env by env in the order of time: all, or from the ``low``-th up to one."""
-        until = np.cumsum(self.heads - self.oldest)
-        row = np.arange(low, int(until[-1]) if high is None else min(high, int(until[-1])))
-        env = np.searchsorted(until, row, side="right")
-        return env, row + (self.heads - until)[env]
-
-    def places(self, low: int = 0, high: int | None = None) -> Ints:
-        """Where the same rows lie."""
-        high = self.rows_live if high is None else min(high, self.rows_live)
-        until = np.cumsum(self.heads - self.oldest)
-        env = int(np.searchsorted(until, low, side="right"))
-        if low < high <= until[env]:  # of one env, as most often: one run of places, or two
-            begin = int(low + (self.heads - until)[env]) % self.rows
-            run = np.arange(begin, begin + high - low)
-            return env * self.rows + (run if run[-1] < self.rows else run % self.rows)
-        envs, numbers = self.live(low, high)
-        return envs * self.rows + numbers % self.rows
-
-    def _check_rows(self, env: Ints, number: Ints) -> Ints:
-        """The invariants of some successive live rows; gives their stamps."""
-        place = env * self.rows + number % self.rows
-        step, stamp, order = (x[place].astype(np.int64) for x in (self.step, self.stamp, self.order))
-        complete, newest = stamp >= 0, number == self.heads[env] - 1
-        passed, alike = np.where(complete, stamp, -1 - stamp), env[1:] == env[:-1]
-        begins, goes_on = step[1:] == 0, step[1:] == step[:-1] + 1
-        ahead = (self.state[env, COUNT] - order) % 2**32
-        before = self.state[env, COUNT] - ahead
-
-        def require(holds: Any, what: str) -> None:
-            rows = holds if len(holds) == len(env) else np.append(holds | ~alike, True)
-            if not rows.all():
-                at = int(rows.argmin())
-                raise InvariantError(f"invariant {what.format(f'row {number[at]} of env {env[at]}')}")
-
-        require(step >= 0, "4: step of {} is not one")
-        require(begins | goes_on, "4: step after {} neither starts nor goes on")
-        following = self.state[env, NEXT]
-        require(~newest | (following == 0) | (following == step + 1), "4: what comes after {} is not its next step")
-        require((passed >= 0) & (passed < self.completed + ~complete), "5: the stamp of {} was never issued")
-        require(passed[1:] >= passed[:-1], "5: the stamps after {} are not in order")
-        if self.alone:
-            require(complete, "5: {} has its own next_obs and is not complete")
-            require(self.linked | (step == 0), "4: {} stands alone and is in an episode")
-        else:
-            require(~complete[:-1] | goes_on, "5: {} is complete and has no successor")
-            require(~newest | ~complete, "5: {} is the newest and complete")
-            require(complete[:-1] | begins, "8: {} ends an episode that goes on")
-        require((before >= 0) & (before <= number), "7: {} miscounts the transitions before it")
-        require(ahead[1:] == ahead[:-1] - complete[:-1], "7: the row after {} miscounts the transitions of its env")
-        require(~newest | (ahead == complete), "7: {} miscounts the transitions of its env")
-        if self._ends is not None:
-            self._check_ends(*self._ends, env, number, number - before, require)
-        return stamp
-
-    def _check_ends(
-        self, ends: Any, seen: Ints, env: Ints, number: Ints, episode: Ints, require: Callable[[Any, str], None]
-    ) -> None:
-        """Invariant 8: what is noted as the last rows of episodes."""
-        last = np.append((episode[1:] != episode[:-1]) | (env[1:] != env[:-1]), False)
-        last |= number == np.minimum(seen, self.heads)[env] - 1
-        told = ends[env * self.rows + episode % self.rows]
-        right = (told - number) % 2**32 == 0
-        require(~last | (number >= seen[env]) | right, "8: the episode of {} ends elsewhere")
-
-
-class _Adding:
-    """What a kernel reads and notes when rows are added, and ``bound``, all of that by its addresses.
-
-    Args:
-        ring: in which they go.
-        envs: int64 ``[K]``; others later, as many.
-        staged: the rows, uint8 ``[K, W]``.
-        final: those of the final observations.
-        size: how many events there may be.
-    """
-
-    __slots__ = ("bound", "cut", "envs", "final", "finals", "opens", "places", "since", "staged", "tails", "where")
-    rule, clears, rewinds = None, False, False
-    """With ``cut``, ``envs``, ``tails`` and ``since`` it is a :class:`Change`, too, which so costs nothing to make."""
-
-    def __init__(self, ring: Ring, envs: Ints, staged: Any, final: Any, size: int) -> None:
-        self.envs, self.staged, self.final = envs, staged, final
-        count, self.cut, self.since = len(envs), envs, 0
-        self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
-        self.opens, store = np.zeros(size, np.uint8), ring.store
-        self.bound: Ints = kernels.fast().bind_add(
-            envs, staged, final, store.flags, store.sizes, store.target, ring.rows, ring.state, ring.counters,
-            ring.step, ring.stamp, ring.order, self.places, self.finals, self.where, self.opens, self.tails,
-        )  # fmt: skip
+        invariants.check_cursors(self, most)
 
 
 def _require_rule(rule: Rule) -> None:
-    """Refuse what no view of relive's own asks for, and kernels cannot do.
+    """Refuse a rule that kernels cannot follow; the views of relive give none.
 
     Raises:
-        SchemaError: rows that are not there, or windows that have no steps.
+        SchemaError: it asks for rows that are not there, or for windows without steps.
     """
     history, length, stride, tails, weigh = rule
     counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
@@ -561,16 +346,3 @@ def _require_rule(rule: Rule) -> None:
             f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
             f"all below 2**31, tails True or False, and weigh one of {get_args(Weigh)}"
         )
-
-
-def missing_final(env: int) -> FieldError:
-    """The error for an episode that ended nobody knows where."""
-    return FieldError(
-        f"field 'next_obs': the episode of env {env} ended and its final observation is missing; pass next_obs "
-        "(Gymnasium's final_obs where there is one), [N, ...]; it is read only where an episode ended"
-    )
-
-
-def _require(holds: Any, what: str) -> None:
-    if not np.all(holds):
-        raise InvariantError(f"invariant {what}")

@@ -1,0 +1,278 @@
+"""Inputs: what a policy is given and what it returns, in the schema's shapes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..batches.states import swap_layers
+from ..batches.tensordicts import as_tensordict
+from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
+from ..steps.arrays import as_host, check_castable
+from ..steps.checker import StepChecker
+from ..steps.schema import Field, Schema
+from ..steps.trees import Path, descend, dotted
+from .envs import Bools, copied, info_field, pick, unknown_info
+
+__all__ = ["Inputs", "Leaves", "shaped_as"]
+
+
+Leaves = dict[Path, Tensor]
+
+
+class Inputs:
+    """Turns what envs and policies say into leaves ``[N, ...]`` of the schema on the buffer's device, and back.
+
+    Args:
+        schema: the buffer's.
+        num_envs: N.
+        device: the buffer's.
+        from_info: fields that are read from ``info``, where the schema has them.
+        initial_hidden: the state that episodes start in, or a function that returns it, as
+            :class:`relive.Collector` takes it.
+
+    Raises:
+        FieldError: the schema has no ``action``; or no ``hidden``, and ``initial_hidden`` is given.
+        DTypeError: ``is_start``, ``last_action`` or ``last_reward`` are declared in another way than they come.
+    """
+
+    def __init__(
+        self, schema: Schema, num_envs: int, device: torch.device, from_info: tuple[str, ...], initial_hidden: Any
+    ) -> None:
+        self.schema, self.num_envs, self.device, self.initial_hidden = schema, num_envs, device, initial_hidden
+        self.names, self.leaves = schema.names, schema.leaves
+        # a check alone: what the policy gives is stored, and handed to the envs, as it is
+        self._check_action = StepChecker(Schema({"action": schema["action"]}), num_envs, device, upload=False)
+        self.from_info = tuple(name for name in from_info if name in schema)
+        self.has_hidden = "hidden" in schema
+        if initial_hidden is not None and not self.has_hidden:
+            raise FieldError("initial_hidden: the schema has no 'hidden'; add the recurrent state to it")
+        self.has_start = "is_start" in schema and "is_start" not in from_info
+        self.from_last = tuple(
+            name for name in ("action", "reward") if f"last_{name}" in schema and f"last_{name}" not in from_info
+        )
+        self._require_declared()
+        starts = ("is_start",) if self.has_start else ()
+        self.keywords = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
+        """The fields that come to the policy as keywords, hidden states apart."""
+        self.obs_paths = [path for path in schema.leaves if path[0] == "obs"]
+
+    def _require_declared(self) -> None:
+        schema = self.schema
+        if self.has_start and schema["is_start"] != Field((), torch.bool):
+            raise DTypeError(
+                "field 'is_start': the collector tells one bool per env; declare it as Field((), torch.bool), got "
+                f"{schema['is_start']!r}"
+            )
+        for name in self.from_last:
+            if schema[f"last_{name}"] != schema[name]:
+                raise DTypeError(
+                    f"field 'last_{name}': the collector gives the {name} of the step before; declare it as "
+                    f"{schema[name]!r}, or give a field of your own another name; got {schema[f'last_{name}']!r}"
+                )
+
+    # -- observations -------------------------------------------------------------------------------------------
+
+    def to_device(self, value: Any) -> Any:
+        """A tensor on the buffer's device; anything else as it is."""
+        if isinstance(value, Tensor) and value.device != self.device:
+            return value.to(self.device)
+        return value
+
+    def rows(self, which: Bools) -> Tensor:
+        """Flags or numbers of envs on the buffer's device."""
+        return torch.as_tensor(which, device=self.device)
+
+    def obs(self, given: Any) -> Leaves:
+        """A copy, since many envs write their next observation where this one lies."""
+        return {path: self.leaf(path, copied(descend(given, path[1:]))) for path in self.obs_paths}
+
+    def leaf(self, path: Path, given: Tensor) -> Tensor:
+        """Rows of a leaf in the schema's dtype, which is also what the policy gets, on the buffer's device."""
+        dtype = self.leaves[path].dtype
+        if given.dtype is not dtype:
+            check_castable(given, dtype, dotted(path))
+            given = given.to(dtype)
+        return given.to(self.device)
+
+    def as_given(self, obs: Leaves) -> Any:
+        """Observations as the policy takes them: a tensor, or a TensorDict if they are nested."""
+        if len(obs) == 1 and ("obs",) in obs:
+            return obs["obs",]
+        some = next(iter(obs.values()))
+        return as_tensordict({path[1:]: x for path, x in obs.items()}, (len(some),))
+
+    def named(self, info: Leaves) -> dict[str, Any]:
+        """The keywords by name, nested as the schema is."""
+        return {name: self.schema.rebuild(name, info.__getitem__) for name in self.keywords}
+
+    def inputs(self, hidden: Leaves, info: Leaves) -> dict[str, Any]:
+        """All keywords of the policy, with hidden states as torch.nn.LSTM takes them."""
+        inputs = self.named(info)
+        if self.has_hidden:
+            inputs["hidden"] = self.schema.rebuild("hidden", lambda path: swap_layers(hidden[path]))
+        return inputs
+
+    # -- what comes with an observation -------------------------------------------------------------------------
+
+    def info(self, info: dict[str, Any], required: Bools) -> Leaves:
+        """The fields ``[N, ...]`` that come with an observation; those of ``required`` envs must be there."""
+        found: Leaves = {}
+        n = self.num_envs
+        for name in self.from_info:
+            given, present = info_field(info, name, n)
+            if (required & ~present).any():
+                env = int(np.flatnonzero(required & ~present)[0])
+                raise EnvError(
+                    f"the schema has '{name}', but info['{name}'] is missing for env {env}; report it at every reset "
+                    "and step, or leave it out of the schema"
+                )
+            leaf = self.leaves[name,]
+            rows = torch.empty((n, *leaf.shape), dtype=leaf.dtype, device=self.device)
+            rows = unknown_info(name, rows, n)
+            envs = np.flatnonzero(present)
+            if len(envs):
+                rows[torch.as_tensor(envs, device=rows.device)] = pick(given, (), envs).to(rows)
+            found[name,] = rows
+        return found
+
+    def final_info(self, details: dict[str, Any], envs: NDArray[np.intp], info: Leaves, last: Leaves) -> Leaves:
+        """The fields that come with final observations: the info, where the env gives it; no start; the last step.
+
+        Args:
+            details: the info that came with the final observations.
+            envs: the envs whose episodes ended, ``[K]``.
+            info: the fields that came with the observations before.
+            last: the actions and rewards that led there, ``[N, ...]``.
+        """
+        where = torch.as_tensor(envs, device=self.device)
+        found = self.starts(np.zeros(len(envs), np.bool_)) | {path: x[where] for path, x in last.items()}
+        for name in self.from_info:
+            like = info[name,]
+            given, present = info_field(details, name, self.num_envs)
+            known = present[envs].all()
+            found[name,] = pick(given, (), envs).to(like) if known else unknown_info(name, like, len(envs))
+        return found
+
+    def starts(self, which: Any) -> Leaves:
+        """``is_start``, where the schema has it: which observations are the first of an episode."""
+        return {("is_start",): self.rows(which)} if self.has_start else {}
+
+    def no_last(self) -> Leaves:
+        """``last_action`` and ``last_reward``, where the schema has them, before the first step: 0."""
+        return {
+            path: torch.zeros((self.num_envs, *leaf.shape), dtype=leaf.dtype, device=self.device)
+            for path, leaf in self.leaves.items()
+            if path[0].removeprefix("last_") in self.from_last and path[0].startswith("last_")
+        }
+
+    def last(self, step: dict[str, Any], before: Leaves) -> Leaves:
+        """What ``last_action`` and ``last_reward`` are after a step; ``before`` is what they were."""
+        found: Leaves = {}
+        for path, like in before.items():
+            name = path[0].removeprefix("last_")
+            rows = copied(descend(step[name], path[1:]))
+            found[path] = self.leaf(path, rows.reshape(like.shape))
+        return found
+
+    # -- hidden states ------------------------------------------------------------------------------------------
+
+    def hidden(self, given: Any, before: Leaves) -> Leaves:
+        """The states after a step, as the policy returned them; they fit those ``before`` it.
+
+        Raises:
+            FieldError: a state is missing.
+            ShapeError: a state has another shape.
+        """
+        if not self.has_hidden:
+            return {}
+        if given is None:
+            raise FieldError(
+                "the schema has 'hidden', but the policy's answer does not: return the state after the step"
+            )
+        leaves: Leaves = {}
+        for path in before:
+            try:  # copied, since many policies write their next state where this one lies
+                leaves[path] = swap_layers(descend(given, path[1:])).clone()
+            except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+                raise FieldError(
+                    f"field '{dotted(path)}': missing from the hidden state the policy returned"
+                ) from error
+        for path, state in leaves.items():
+            if state.shape != before[path].shape:
+                expected = tuple(swap_layers(before[path]).shape)
+                raise ShapeError(
+                    f"field '{dotted(path)}': expected {expected}, as it was given to the policy, "
+                    f"got {tuple(swap_layers(state).shape)}"
+                )
+        return leaves
+
+    def initial_states(self) -> Leaves:
+        """What episodes start in, ``[...]`` of each leaf.
+
+        Raises:
+            FieldError: ``initial_hidden`` lacks a leaf.
+            ShapeError: one has another shape.
+        """
+        tree: Any = self.initial_hidden
+        if callable(tree):
+            tree = tree()
+        states: Leaves = {}
+        for path, leaf in self.leaves.items():
+            if path[0] != "hidden":
+                continue
+            state = torch.zeros(leaf.shape) if tree is None else self._initial_leaf(tree, path)
+            if state.shape != leaf.shape:
+                raise ShapeError(
+                    f"initial_hidden: expected {leaf.shape} for '{dotted(path)}', without the axis of envs, "
+                    f"got {tuple(state.shape)}"
+                )
+            states[path] = state.to(self.device, leaf.dtype)
+        return states
+
+    def _initial_leaf(self, tree: Any, path: Path) -> Tensor:
+        try:
+            return torch.as_tensor(descend(tree, path[1:])).detach().clone()
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+            raise FieldError(
+                f"initial_hidden: '{dotted(path)}' is missing; nest it as the schema does: {self.schema['hidden']!r}"
+            ) from error
+
+    # -- the policy's answer ------------------------------------------------------------------------------------
+
+    def require_fields(self, fields: dict[str, Any]) -> None:
+        """Refuse a policy's answer before the envs see it."""
+        if "action" not in fields:
+            raise FieldError(f"the policy's answer has no 'action'; it has {', '.join(map(repr, fields))}")
+        if "hidden" in fields and not self.has_hidden:
+            raise FieldError(
+                "the policy returns 'hidden', and the schema has no such field, so the state would be lost; add it, as "
+                "in Schema.from_env(envs, hidden=(layers, size)), or leave it out of the answer"
+            )
+        try:
+            self._check_action({"action": self.to_device(fields["action"])})
+        except SchemaError as error:
+            raise type(error)(
+                f"the policy's answer does not fit: {error}. It returns the actions [N, ...], or a mapping of 'action' "
+                "and the other fields that it decides"
+            ) from error
+
+    def env_action(self, action: Any, tensors: bool) -> Any:
+        """Checked actions as the envs take them, ``tensors`` or arrays. Those of a single env may lack its axis."""
+
+        def convert(path: Path) -> Any:
+            given = descend(action, path[1:])
+            rows: Any = torch.as_tensor(given) if tensors else as_host(given)
+            shape = self.num_envs, *self.leaves[path].shape
+            return rows if rows.shape == shape else rows.reshape(shape)
+
+        return self.schema.rebuild("action", convert)
+
+
+def shaped_as(rows: Tensor, like: Tensor) -> Tensor:
+    """A flag per env, shaped to choose between rows of ``like``."""
+    return rows.view(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,60 @@
+"""Asking a policy or a value function, and reading its answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import FieldError
+
+__all__ = ["Policy", "ask", "fields_of", "value_of"]
+
+
+Policy = Callable[..., Any]
+
+
+def ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
+    """What a policy or a value function returns. If it takes other arguments, the error lists those it is given."""
+    try:
+        return policy(obs, **inputs)
+    except TypeError as error:
+        reason = _misfit(policy, inputs)
+        if reason is None:
+            raise
+        call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
+        raise FieldError(
+            f"the policy (or value_fn) is called as policy({call}), and it cannot be: {reason}. 'hidden', 'is_start', "
+            "'last_action', 'last_reward' and the fields of from_info are passed where the schema has a field of that "
+            "name; add it to the schema, or to what the policy takes"
+        ) from error
+
+
+def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
+    """Why a function cannot be called so, if its signature shows it."""
+    try:
+        signature = inspect.signature(getattr(policy, "forward", policy))  # a torch.nn.Module takes anything itself
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(None, **inputs)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def fields_of(answer: Any) -> dict[str, Any]:
+    """The fields of a policy's answer, which is a mapping or the bare actions."""
+    return dict(answer.items()) if hasattr(answer, "items") else {"action": answer}
+
+
+def value_of(policy: Policy) -> Policy:
+    """A value function that asks ``policy`` and keeps the value alone."""
+
+    def value(obs: Any, **inputs: Any) -> Any:
+        fields = fields_of(ask(policy, obs, inputs))
+        if "value" not in fields:
+            raise FieldError("the schema has 'value', but the policy's answer does not; return it, or pass value_fn=")
+        return fields["value"]
+
+    return value

@@ -1,0 +1,138 @@
+"""RingState: a ring's memory, and what can be read off it: which rows are live, and where they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import kernels
+from ..errors import SchemaError
+from ..kernels.ring_state import (
+    COLUMNS,
+    COMPLETED,
+    COUNTERS,
+    DRAWABLE,
+    EPISODES,
+    HEAD,
+    NEXT,
+    NOT_FINITE,
+    TAIL,
+)
+from ..memory.store import Store
+
+__all__ = ["Ints", "RingState"]
+
+
+Ints = NDArray[np.int64]
+
+
+class RingState:
+    """The cursors, the counters and what is noted of each row. :class:`relive.ring.Ring` changes them.
+
+    Args:
+        num_envs: N.
+        rows: rows per env, at least 2.
+        store: where the rows lie.
+        ordered: as :class:`relive.ring.Ring` takes it.
+    """
+
+    def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool) -> None:
+        if num_envs < 1 or rows < 2:
+            raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
+        self.num_envs, self.rows, self.store = num_envs, rows, store
+        self.state: Ints = np.zeros((num_envs, COLUMNS), np.int64)
+        self.counters: Ints = np.zeros(COUNTERS, np.int64)
+        self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
+        self.alone = any(path[0] == "next_obs" for path in store.leaves)
+        """Whether each row is complete with a next observation of its own."""
+        self.linked = self.alone and ordered
+        """Whether such rows go on from one another."""
+        self.noted_ends: tuple[Any, Ints] | None = None
+        """What :meth:`ends` gives; None until something asks for it."""
+
+    @property
+    def drawable(self) -> int:
+        """How many anchors there are: rows that can be drawn."""
+        return int(self.counters[DRAWABLE])
+
+    @property
+    def completed(self) -> int:
+        """How many transitions were ever completed."""
+        return int(self.counters[COMPLETED])
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes have ended."""
+        return int(self.counters[EPISODES])
+
+    @property
+    def not_finite(self) -> int:
+        """How many rewards were NaN or infinite, among all that were ever added."""
+        return int(self.counters[NOT_FINITE])
+
+    @not_finite.setter
+    def not_finite(self, count: int) -> None:
+        self.counters[NOT_FINITE] = count
+
+    @property
+    def oldest(self) -> Ints:
+        """The number of the oldest live row of each env, ``[N]``."""
+        return np.maximum(self.state[:, TAIL], self.state[:, HEAD] - self.rows)
+
+    @property
+    def heads(self) -> Ints:
+        """The number that each env's next row will have, ``[N]``."""
+        return self.state[:, HEAD]
+
+    @property
+    def under_way(self) -> Any:
+        """Whether the newest row of each env is in an episode that goes on with the next, bool ``[N]``."""
+        return self.state[:, NEXT] > 0
+
+    @property
+    def rows_live(self) -> int:
+        """How many rows are live, in all envs."""
+        return int((self.heads - self.oldest).sum())
+
+    def live(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
+        """The envs and numbers of live rows, env by env in the order of time: all, or from ``low`` up to ``high``."""
+        until = np.cumsum(self.heads - self.oldest)
+        row = np.arange(low, int(until[-1]) if high is None else min(high, int(until[-1])))
+        env = np.searchsorted(until, row, side="right")
+        return env, row + (self.heads - until)[env]
+
+    def places(self, low: int = 0, high: int | None = None) -> Ints:
+        """Where the same rows lie."""
+        high = self.rows_live if high is None else min(high, self.rows_live)
+        until = np.cumsum(self.heads - self.oldest)
+        env = int(np.searchsorted(until, low, side="right"))
+        if low < high <= until[env]:  # all in one env, as most often: one run of places, or two
+            begin = int(low + (self.heads - until)[env]) % self.rows
+            run = np.arange(begin, begin + high - low)
+            return env * self.rows + (run if run[-1] < self.rows else run % self.rows)
+        envs, numbers = self.live(low, high)
+        return envs * self.rows + numbers % self.rows
+
+    def live_places(self, env: int) -> Ints:
+        """The places of an env's live rows, in the order of time."""
+        numbers = np.arange(int(self.oldest[env]), int(self.heads[env]), dtype=np.int64)
+        return env * self.rows + numbers % self.rows
+
+    def anchors(self) -> Ints:
+        """The places of all rows that can be drawn, env by env in the order of time."""
+        out = np.empty(int((self.heads - self.oldest).sum()), np.int64)
+        found = kernels.fast().anchors(self.rows, self.state, self.counters, self.step, self.stamp, out)
+        return out[:found]
+
+    def ends(self) -> tuple[Any, Ints]:
+        """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.choose_goals`.
+
+        The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
+        of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel
+        notes what has come since. A ring that is never asked for its ends keeps neither.
+        """
+        if self.noted_ends is None:
+            self.noted_ends = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
+        return self.noted_ends
