@@ -465,7 +465,7 @@ def seen(rollout: RolloutBuffer) -> dict[Any, np.ndarray]:
     columns = rollout._columns
     found: dict[Any, Any] = {path: columns.ordered(path).numpy().copy() for path in columns.live}
     if rollout.steps:
-        found["starts"] = rollout._flags().starts
+        found["starts"] = rollout._episodes.flags().starts
         found["final_value",][~found["truncated",]] = 0
     return found
 
@@ -491,8 +491,8 @@ class Whole(NamedTuple):
 
 def whole(rollout: RolloutBuffer) -> Whole:
     """Look at a rollout, and use it up."""
-    found, last = seen(rollout), rollout.last["value"].tolist() if rollout._has_last else None
-    ended, room = rollout._ended_by_now().tolist(), rollout.wrap or not rollout.is_full
+    found, last = seen(rollout), rollout.last["value"].tolist() if rollout._writer.has_last else None
+    ended, room = rollout._episodes.ended_by_now().tolist(), rollout.wrap or not rollout.is_full
     if room:
         added(20)(rollout)
     return Whole(found, last, ended, seen(rollout) if room else None)

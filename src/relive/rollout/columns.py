@@ -134,7 +134,7 @@ class Columns:
         Raises:
             FullError: there is no room and the columns do not wrap.
         """
-        if self.is_full and not self.wrap:
+        if self.count == self.num_steps and not self.wrap:
             raise FullError(
                 f"the rollout already has its {self.num_steps} steps; call finish() and clear(), or create the "
                 "buffer with wrap=True to keep the newest"
@@ -189,6 +189,10 @@ class Columns:
     def live(self) -> list[Path]:
         """The columns that belong to the steps of the moment."""
         return [path for path in self._memory if path in self.own or path in self._attached]
+
+    def __contains__(self, path: Path) -> bool:
+        """Whether there is a leaf of this path that belongs to the steps of the moment."""
+        return path in self.own or path in self._attached
 
     def below(self, path: Path) -> list[Path]:
         """The live leaves at or below a path."""

@@ -1,17 +1,139 @@
-"""How many items, or steps, each minibatch of an epoch takes."""
+"""Minibatches: the transitions of a rollout in random order, and how many of them each batch takes."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ..errors import ShapeError
-from ..parameters import is_count
+from .. import kernels
+from ..errors import FieldError, ShapeError
+from ..memory.blocks import Recycled
+from ..parameters import is_count, seed_or_drawn
+from ..returns.functions import normalize
+from ..steps.trees import Path
+from .named import ADVANTAGE, NamedColumns
+from .packed import PackedRows
 
-__all__ = ["parts", "parts_by_steps", "require_epochs"]
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+__all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage", "require_epochs"]
+
+
+class Permutations:
+    """Random orders: permutation number k is a function of (seed, k) alone.
+
+    Args:
+        seed: None draws one from torch's default generator.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.restart(seed)
+
+    def restart(self, seed: int | None) -> None:
+        """The next permutation is number 0 of this seed."""
+        self.seed, self.draws = seed_or_drawn(seed), 0
+
+    def next(self, count: int) -> Tensor:
+        """The next permutation of ``count`` items, on the CPU."""
+        order = kernels.permutation(count, self.seed, self.draws)
+        self.draws += 1
+        return order
+
+
+class Minibatches:
+    """Reads the real transitions of a rollout, one by one, as batches ``[B]``.
+
+    Args:
+        columns: of the rollout.
+        device: where they lie.
+        permutations: the orders in which transitions are drawn.
+        memory: what batches are made of, on the CPU.
+    """
+
+    def __init__(
+        self, columns: NamedColumns, device: torch.device, permutations: Permutations, memory: Recycled
+    ) -> None:
+        self._columns, self._device, self._permutations, self._memory = columns, device, permutations, memory
+
+    def flat(self, fields: tuple[str, ...] | None) -> TensorDict:
+        """All of them, time first (row ``t * N + n``), copied."""
+        self._columns.require_steps()
+        rows = self._columns.real_rows()
+        columns = self._flat_columns(fields)
+        batch = {path: x.clone() if rows is None else x.index_select(0, rows) for path, x in columns.items()}
+        return self._columns.batch(batch, (self._columns.count(rows),))
+
+    def sample(self, batch_size: int, fields: tuple[str, ...] | None) -> TensorDict:
+        """A random batch, drawn without replacement."""
+        self._columns.require_steps()
+        rows = self._columns.real_rows()
+        total = self._columns.count(rows)
+        if not (is_count(batch_size, 1) and batch_size <= total):
+            raise ShapeError(f"sample({batch_size!r}): the rollout holds {total} transitions; ask for 1 to {total}")
+        order = self._permutation(rows)[:batch_size]
+        batch = {path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()}
+        return self._columns.batch(batch, (batch_size,))
+
+    def minibatches(
+        self,
+        batch_size: int | None,
+        num_batches: int | None,
+        epochs: int,
+        drop_last: bool,
+        reshuffle: bool,
+        fields: tuple[str, ...] | None,
+        normalize_advantage: bool,
+    ) -> Iterator[TensorDict]:
+        """Epoch after epoch, all of them in random order; sizes and columns are checked at once."""
+        self._columns.require_steps()
+        require_epochs(epochs)
+        rows = self._columns.real_rows()
+        bounds = parts(self._columns.count(rows), batch_size, num_batches, drop_last)
+        wanted = self._columns.wanted(fields)
+        require_advantage(normalize_advantage, wanted)
+        orders = self._orders(rows, epochs, reshuffle)
+        return self._batches(wanted, bounds, orders, epochs > 1, normalize_advantage)
+
+    def _batches(
+        self,
+        wanted: list[Path],
+        bounds: list[tuple[int, int]],
+        orders: Iterator[Tensor],
+        pack: bool,
+        normalize_advantage: bool,
+    ) -> Iterator[TensorDict]:
+        # Packing costs as much as one pass that gathers each field by itself.
+        rows = PackedRows(self._columns.ordered(wanted), pack, self._memory)
+        for order in orders:
+            for low, high in bounds:
+                batch = rows.gather(order[low:high])
+                if normalize_advantage:
+                    batch[ADVANTAGE] = normalize(batch[ADVANTAGE])
+                yield self._columns.batch(batch, (high - low,))
+
+    def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
+        wanted = self._columns.ordered(self._columns.wanted(fields))
+        return {path: column.flatten(0, 1) for path, column in wanted.items()}
+
+    def _permutation(self, rows: Tensor | None) -> Tensor:
+        """The next permutation of the flat rows that are real."""
+        order = self._permutations.next(self._columns.count(rows)).to(self._device)
+        return order if rows is None else rows[order]
+
+    def _orders(self, rows: Tensor | None, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
+        """The order of each epoch."""
+        order = None
+        for _ in range(epochs):
+            order = self._permutation(rows) if order is None or reshuffle else order
+            yield order
 
 
 def parts(
@@ -57,10 +179,20 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
 
 
 def require_epochs(epochs: int) -> None:
-    """Refuse what is no number of passes.
+    """Require a positive number of passes.
 
     Raises:
-        ShapeError: likewise.
+        ShapeError: it is not.
     """
     if not is_count(epochs, 1):
         raise ShapeError(f"epochs={epochs!r}: ask for at least 1 pass over the rollout")
+
+
+def require_advantage(normalize_advantage: bool, wanted: list[Path]) -> None:
+    """Refuse to normalise an advantage that is not among the columns.
+
+    Raises:
+        FieldError: it is not.
+    """
+    if normalize_advantage and ADVANTAGE not in wanted:
+        raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")

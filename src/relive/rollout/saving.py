@@ -1,41 +1,128 @@
-"""The columns of a rollout to a save and back."""
+"""A rollout to a save and back."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from .. import files as persist
 from ..errors import FileFormatError
 from ..files.entries import entry, fitting, whole
+from ..memory.estimate import free_memory
 from ..parameters import is_names
+from ..steps.schema import Field, Schema
 from ..steps.trees import Path, dotted
 from .columns import Columns
+from .episodes import Episodes
+from .fields import Fields
+from .minibatches import Permutations
+from .states import KeptStates
+from .writer import Writer
 
-__all__ = ["restore_columns", "save_columns"]
+__all__ = ["arguments", "read", "restore", "save"]
 
 
-def save_columns(
-    path: str | os.PathLike[str], columns: Columns, facts: Mapping[str, Any], apart: Mapping[str, Tensor]
+KIND = "relive.RolloutBuffer"
+
+
+def save(
+    path: str | os.PathLike[str],
+    fields: Fields,
+    columns: Columns,
+    episodes: Episodes,
+    states: KeptStates,
+    writer: Writer,
+    permutations: Permutations,
 ) -> None:
-    """Write the rows of a rollout in the order of time, each column with its bootstrap row, to a directory.
+    """Write a rollout to a directory: its rows in the order of time, each column with its bootstrap row."""
+    facts = {
+        "kind": KIND,
+        "schema": json.loads(fields.schema.to_json()),
+        "num_steps": columns.num_steps,
+        "num_envs": columns.num_envs,
+        "wrap": columns.wrap,
+        "debug": writer.debug,
+        "seed": permutations.seed,
+        "draws": permutations.draws,
+        "has_last": writer.has_last,
+        "hidden_every": fields.every,
+        "columns": json.loads(Schema(fields.further_by_name).to_json()) if fields.further else None,
+        "interrupted": episodes.interrupted,
+        "steps": columns.count,
+        "attached": [list(name) for name in columns.live if name not in columns.own],
+    }
+    tensors = {dotted(name): columns.with_last(name) for name in columns.live}
+    tensors[".ended"] = torch.from_numpy(episodes.ended)
+    persist.write(path, tensors | states.tensors(), facts)
 
-    ``apart`` are further tensors, by names that no column has.
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the facts of a rollout's save.
+
+    Raises:
+        FileFormatError: there is no save, or it is damaged, or of something else.
     """
-    tensors = {dotted(name): columns.with_last(name) for name in columns.live} | dict(apart)
-    attached = [list(name) for name in columns.live if name not in columns.own]
-    persist.write(path, tensors, {**facts, "steps": columns.count, "attached": attached})
+    tensors, content = persist.read(path, most=free_memory())
+    if content.get("kind") != KIND:
+        raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
+    return tensors, content
 
 
-def restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-    """Put what :func:`save_columns` wrote into new columns of the same size.
+def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> dict[str, Any]:
+    """What to create the buffer of a save with.
+
+    Raises:
+        FileFormatError, ValueError, KeyError: the save contradicts itself.
+    """
+    num_envs = whole(content, "num_envs")
+    fitting(tensors, ".ended", (num_envs,), torch.bool)  # before memory is taken for as many
+    return {
+        "schema": Schema.from_json(json.dumps(content.get("schema"))),
+        "num_steps": whole(content, "num_steps"),
+        "num_envs": num_envs,
+        "wrap": entry(content, "wrap", bool),
+        "debug": entry(content, "debug", bool),
+        "hidden_every": whole(content, "hidden_every"),
+        "columns": _further(content),
+        "seed": entry(content, "seed", int),
+    }
+
+
+def _further(content: Mapping[str, Any]) -> dict[str, Field] | None:
+    """The further columns of a save; those of older ones have none."""
+    saved = content.get("columns")
+    if saved is None:
+        return None
+    return {name: field for (name,), field in Schema.from_json(json.dumps(saved)).leaves.items()}
+
+
+def restore(
+    tensors: Mapping[str, Tensor],
+    content: Mapping[str, Any],
+    columns: Columns,
+    episodes: Episodes,
+    states: KeptStates,
+    writer: Writer,
+    permutations: Permutations,
+) -> None:
+    """Put what :func:`save` wrote into a new rollout of the same size.
 
     Raises:
         FileFormatError, ValueError, KeyError, RuntimeError: it does not fit.
     """
+    _restore_columns(columns, tensors, content)
+    episodes.ended[:] = fitting(tensors, ".ended", episodes.ended.shape, torch.bool).numpy()
+    episodes.interrupted = entry(content, "interrupted", bool)
+    states.restore(tensors)
+    permutations.draws, writer.has_last = whole(content, "draws"), entry(content, "has_last", bool)
+
+
+def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
     steps = whole(content, "steps")
     if steps > columns.num_steps:
         raise FileFormatError(f"{steps} steps are saved of a rollout of {columns.num_steps}")

@@ -1,8 +1,9 @@
-"""States: the recurrent states of a rollout, of every step or of every k-th."""
+"""The recurrent states of a rollout, of every step or of every k-th: how they are kept, and how they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,15 @@ from torch import Tensor
 
 from .. import kernels
 from ..batches.states import swap_layers
-from ..steps.trees import Path
+from ..errors import SchemaError
+from ..files.entries import fitting
+from ..parameters import is_count
+from ..steps.schema import Schema
+from ..steps.trees import Path, descend, dotted
+from .columns import Columns
+from .fields import Fields
 
-__all__ = ["BEGINS", "ENV", "LENGTH", "ORIGIN", "START", "Empty", "Ints", "States"]
+__all__ = ["BEGINS", "ENV", "LENGTH", "ORIGIN", "START", "Empty", "Ints", "KeptStates", "States", "kept_every"]
 
 Ints = NDArray[np.int64]
 ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
@@ -60,3 +67,81 @@ class States:
                 swapped = empty(tuple(swapped.shape), column.dtype).copy_(swapped)
             found[path] = swapped
         return found
+
+
+def kept_every(every: int, schema: Schema, wrap: bool) -> int:
+    """How many steps lie between two recurrent states that are kept.
+
+    Raises:
+        SchemaError: not a positive number, or above 1 where there are no states, or where the rollout wraps.
+    """
+    if not is_count(every, 1) or (every > 1 and (wrap or "hidden" not in schema)):
+        raise SchemaError(
+            f"hidden_every={every!r}: expected at least 1; more than that needs a field 'hidden', and no wrap"
+        )
+    return int(every)
+
+
+class KeptStates:
+    """Where the recurrent states of a rollout are kept: in columns like all others, or in ``rows`` of their own.
+
+    Args:
+        fields: of the rollout; where ``fields.every`` is k > 1, only the states of steps 0, k, 2k, ... are kept.
+        columns: of the rollout.
+    """
+
+    def __init__(self, fields: Fields, columns: Columns) -> None:
+        self._fields, self._columns = fields, columns
+        self.initial: Any = None
+        """What episodes start in, nested as ``hidden`` without the env axis; None is zeros."""
+        self.rows: Columns | None = None
+        """One row for every k steps, if k is above 1."""
+        if fields.every > 1:
+            hidden = {path: field for path, field in fields.schema.leaves.items() if path[0] == "hidden"}
+            self.rows = Columns(hidden, -(-fields.num_steps // fields.every), fields.num_envs, fields.device, False)
+
+    def write(self, rows: Columns, row: int, checked: list[Any]) -> list[Any]:
+        """Keep the states of a step if it is their turn; what is left to store elsewhere."""
+        sparse = [path[0] == "hidden" for path in self._fields.schema.leaves]
+        if row % self._fields.every == 0:
+            states = [value for value, apart in zip(checked, sparse, strict=True) if apart]
+            rows.write(row // self._fields.every, states)
+        return [value for value, apart in zip(checked, sparse, strict=True) if not apart]
+
+    def reader(self) -> States | None:
+        """The states as they are read, if there are any."""
+        hidden = [path for path in self._fields.schema.leaves if path[0] == "hidden"]
+        if not hidden:
+            return None
+        if self.rows is None:
+            return States({path: self._columns.ordered(path) for path in hidden}, 1, {})
+        initial = {path: self._initial_of(path) for path in hidden}
+        return States({path: self.rows.view(path) for path in hidden}, self._fields.every, initial)
+
+    def _initial_of(self, path: Path) -> Tensor:
+        leaf, device = self._fields.schema.leaves[path], self._fields.device
+        if self.initial is None:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        return torch.as_tensor(descend(self.initial, path[1:])).detach().to(device, leaf.dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a save holds of them beside the columns, by name."""
+        if self.rows is None:
+            return {}
+        states = {f".states.{dotted(path)}": self.rows.view(path) for path in self.rows.own}
+        return states | {f".initial.{dotted(path)}": self._initial_of(path) for path in self.rows.own}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put what :meth:`tensors` gave back.
+
+        Raises:
+            FileFormatError, ValueError, KeyError, RuntimeError: it does not fit.
+        """
+        if self.rows is None:
+            return
+        initial: dict[Path, Tensor] = {}
+        for path in self.rows.own:
+            state, leaf = self.rows.view(path), self._fields.schema.leaves[path]
+            state.copy_(fitting(tensors, f".states.{dotted(path)}", tuple(state.shape), state.dtype))
+            initial[path] = fitting(tensors, f".initial.{dotted(path)}", leaf.shape, leaf.dtype)
+        self.initial = self._fields.schema.rebuild("hidden", initial.__getitem__)

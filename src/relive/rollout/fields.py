@@ -1,0 +1,122 @@
+"""Fields: which columns a rollout has from the start, what fits each, and how much memory they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ..errors import FieldError, SchemaError
+from ..memory.estimate import readable, require_free
+from ..steps.checker import StepChecker, refuse_sparse
+from ..steps.schema import Field, Schema, unknown_field
+from ..steps.trees import Path, dotted
+
+__all__ = ["KEPT_APART", "Fields"]
+
+
+KEPT_APART = ("mask", "final_value")
+"""Bookkeeping columns that every buffer may have and that no batch carries unless asked to."""
+
+
+class Fields:
+    """The columns that a rollout has from the start, and what fits each.
+
+    There are three kinds: the fields of a step, which the schema names; the bookkeeping that the buffer adds to each
+    step (``apart``); and ``further`` columns, which no step brings.
+
+    Args:
+        schema: the fields of a step.
+        further: name -> field of the further columns.
+        size: (T, N).
+        device: where the columns live.
+        every: k; the recurrent states of ``hidden`` are kept for every k-th step alone.
+
+    Raises:
+        SchemaError: the schema has a name that the buffer adds, or the columns need more than the free memory.
+    """
+
+    def __init__(
+        self, schema: Schema, further: Mapping[str, Field], size: tuple[int, int], device: torch.device, every: int
+    ) -> None:
+        for name in (*KEPT_APART, *further):
+            if name in schema:
+                raise SchemaError(f"field '{name}': the buffer adds it by itself; leave it out of the schema")
+        (self.num_steps, self.num_envs), self.device, self.every = size, device, every
+        self.sparse = frozenset({"hidden"} if every > 1 else ())
+        """The fields that are kept every few steps, and so have no column ``[T + 1, N, ...]``."""
+        self.further: dict[Path, Field] = {(name,): field for name, field in further.items()}
+        self.apart: dict[Path, Field] = {("mask",): Field((), torch.bool)}
+        value = schema.leaves.get(("value",))
+        if value is not None:
+            precise = value.dtype if value.dtype is torch.float64 else torch.float32
+            self.apart["final_value",] = Field(value.shape, precise)
+        self.require_memory(schema.leaves | self.apart | self.further)
+        self.follow(schema)
+
+    def follow(self, schema: Schema) -> None:
+        """From now on a step has the fields of this schema."""
+        self.schema = schema
+        self.check = StepChecker(schema, self.num_envs, self.device)
+        """Checks a whole step."""
+        self.paths = tuple(path for path in schema.leaves if path[0] not in self.sparse)
+        """The leaves of a step that have a column."""
+        self.__dict__.pop("_checkers", None)
+
+    @property
+    def all(self) -> dict[Path, Field]:
+        """The fields of every kind, with those that are kept every few steps."""
+        return self.schema.leaves | self.apart | self.further
+
+    @property
+    def own(self) -> dict[Path, Field]:
+        """The fields of every kind that have a column, in the order of their columns."""
+        return {path: self.schema.leaves[path] for path in self.paths} | self.apart | self.further
+
+    @property
+    def further_by_name(self) -> dict[str, Field]:
+        """The further columns as the buffer was given them."""
+        return {name: field for (name,), field in self.further.items()}
+
+    def sizes(self, leaves: Mapping[Path, Field]) -> dict[str, int]:
+        """Bytes of each column."""
+        rows, kept = self.num_steps + 1, -(-self.num_steps // self.every) + 1
+        return {
+            dotted(path): (kept if path[0] in self.sparse else rows) * self.num_envs * field.nbytes
+            for path, field in leaves.items()
+        }
+
+    def require_memory(self, leaves: Mapping[Path, Field]) -> None:
+        """Ask for the memory of columns before it is taken.
+
+        Raises:
+            SchemaError: there is less.
+        """
+        taken = self.sizes(leaves)
+        fields = "".join(f"\n  {name}  {readable(size)}" for name, size in taken.items())
+        require_free(sum(taken.values()), self.device, "the rollout", f"lower num_steps or num_envs:{fields}")
+
+    def checked(self, name: str, value: Any) -> dict[Path, Any]:
+        """The leaves ``[N, ...]`` of one field that is written on its own.
+
+        Raises:
+            FieldError, ShapeError, DTypeError, DeviceError: the value does not fit.
+        """
+        checker = self._checkers.get(name)
+        if checker is None:
+            raise FieldError(unknown_field(name, tuple(self._checkers), "this buffer"))
+        leaves = [path for path in (*self.paths, *self.apart) if path[0] == name]
+        try:
+            return dict(zip(leaves, checker({name: value}), strict=True))
+        except (RuntimeError, TypeError):
+            refuse_sparse({name: value})
+            raise
+
+    @cached_property
+    def _checkers(self) -> dict[str, StepChecker]:
+        """A checker for each field that may be written on its own."""
+        specs: dict[str, Any] = {name: self.schema[name] for name in self.schema.names if name not in self.sparse}
+        specs |= {name: field for (name,), field in self.apart.items()}
+        return {name: StepChecker(Schema({name: spec}), self.num_envs, self.device) for name, spec in specs.items()}

@@ -1,0 +1,133 @@
+"""Sequences: the windows, chunks and whole envs of a rollout, as batches of consecutive steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ..batches.sequences import WHOLE, EnvBatch, Overlap, SequenceBatch, stride_of
+from ..errors import ShapeError
+from ..memory.blocks import Recycled
+from ..memory.layout import LARGE_FIELD
+from ..steps.trees import Path
+from .columns import unfinished
+from .episodes import Episodes
+from .fields import Fields
+from .minibatches import Permutations, parts, require_advantage, require_epochs
+from .named import NamedColumns
+from .states import Ints, KeptStates
+from .windows import WindowReader, cut, env_batches
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Sequences"]
+
+Split = Callable[[Ints], list[tuple[int, int]]]
+"""How an epoch's windows, in their order, are split into batches: (begin, end) of each."""
+
+
+class Sequences:
+    """Reads the consecutive steps of a rollout, as batches with their recurrent states.
+
+    Args:
+        fields: of the rollout.
+        columns: of the rollout.
+        episodes: of the rollout.
+        states: of the rollout.
+        permutations: the orders in which sequences come.
+        memory: what batches are made of, on the CPU.
+    """
+
+    def __init__(
+        self,
+        fields: Fields,
+        columns: NamedColumns,
+        episodes: Episodes,
+        states: KeptStates,
+        permutations: Permutations,
+        memory: Recycled,
+    ) -> None:
+        self._fields, self._columns, self._episodes, self._states = fields, columns, episodes, states
+        self._permutations, self._memory = permutations, memory
+
+    def cut(self, length: int | None, overlap: Overlap, complete: bool, drop_tail: bool, epochs: int) -> Ints:
+        """The windows of a rollout that is not empty."""
+        self._columns.require_steps()
+        require_epochs(epochs)
+        return cut(self._episodes.flags(), length, stride_of(length, overlap), drop_tail, complete)
+
+    def read(
+        self,
+        windows: Ints,
+        split: Split,
+        length: int | None,
+        epochs: int,
+        shuffle: bool,
+        fields: tuple[str, ...] | None,
+        time_first: bool,
+        normalize_advantage: bool,
+    ) -> Iterator[SequenceBatch]:
+        """Epoch after epoch, all windows; columns are checked at once."""
+        wanted = self._columns.wanted_of_steps(fields)
+        require_advantage(normalize_advantage, wanted)
+        reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)
+        rows = None if length is None else reader.most_rows(windows, min(length, reader.num_steps))
+        epoch = partial(reader.batches, rows=rows, time_first=time_first, normalize_advantage=normalize_advantage)
+        orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
+        return (batch for order in orders for batch in epoch(order, split(order)))
+
+    def env_batches(
+        self,
+        batch_size: int | None,
+        num_batches: int | None,
+        epochs: int,
+        shuffle: bool,
+        sequences: tuple[str, ...],
+        fields: tuple[str, ...] | None,
+    ) -> Iterator[EnvBatch]:
+        """Batches of whole envs, with some columns cut into trajectories as well."""
+        self._columns.require_steps()
+        require_epochs(epochs)
+        bounds = parts(self._fields.num_envs, batch_size, num_batches, items="envs")
+        windows = cut(self._episodes.flags(), None, WHOLE, drop_tail=False, complete=False)
+        padded = self._columns.wanted_of_steps(sequences)
+        own = self._columns.wanted_of_steps(fields)
+        if fields is None:
+            own = [path for path in own if path not in padded]
+        readers = self._reader(padded, 0), self._reader(own, 0, with_states=False)
+        order = self._order(self._fields.num_envs, shuffle) if shuffle else None
+        batches = env_batches(*readers, windows, order, bounds, epochs)
+        return batches if self._columns.is_finished else _without_advantage(batches)
+
+    def chunks(self, length: int | None, fields: tuple[str, ...] | None) -> Iterator[SequenceBatch]:
+        """All envs in the order of time, ``length`` steps at a time."""
+        self._columns.require_steps()
+        stride_of(length, "none")
+        steps, every = self._columns.steps, self._fields.every
+        size = steps if length is None else length
+        if size % every and size < steps:
+            raise ShapeError(f"chunks({size}): states are kept every {every} steps; ask for a multiple of them")
+        wanted = self._columns.wanted_of_steps(fields)
+        reader = self._reader(wanted, 0)
+        flags = self._episodes.flags()
+        return (reader.chunk(flags, low, min(low + size, steps)) for low in range(0, steps, size))
+
+    def _reader(self, wanted: list[Path], pack: int, with_states: bool = True) -> WindowReader:
+        columns = self._columns.ordered(wanted)
+        states = self._states.reader() if with_states else None
+        size = self._columns.steps, self._fields.num_envs
+        return WindowReader(columns, states, self._fields.schema, size, self._fields.device, pack, self._memory)
+
+    def _order(self, count: int, shuffle: bool) -> Ints:
+        """The next permutation of ``count`` items, or their own order."""
+        return self._permutations.next(count).numpy() if shuffle else np.arange(count)
+
+
+def _without_advantage(batches: Iterator[EnvBatch]) -> Iterator[EnvBatch]:
+    for batch in batches:
+        unfinished(cast("TensorDict", batch.steps))
+        yield batch

@@ -1,0 +1,27 @@
+"""What is printed of a rollout."""
+
+from __future__ import annotations
+
+from ..memory.estimate import readable
+from ..steps.summary import Summary, described
+from .columns import Columns
+from .fields import KEPT_APART, Fields
+from .minibatches import Permutations
+from .named import NamedColumns
+
+__all__ = ["summary"]
+
+
+def summary(fields: Fields, columns: Columns, named: NamedColumns, permutations: Permutations) -> Summary:
+    """How full a rollout is, what it holds, and how much memory that takes."""
+    further = [name for name in named.keys() if name not in fields.schema and name not in KEPT_APART]
+    size = readable(sum(fields.sizes(fields.all).values()))
+    facts = {
+        "fields": described(fields.schema.leaves),
+        "attached": ", ".join(further) or "nothing; finish(...) attaches advantages",
+        "memory": f"{size} {'in RAM' if columns.device.type == 'cpu' else f'on {columns.device}'}",
+        "seed": f"{permutations.seed}, {permutations.draws:,} permutations drawn",
+    }
+    full = ", full" if columns.is_full else ""
+    title = f"RolloutBuffer: {columns.count:,} of {columns.num_steps:,} steps, {columns.num_envs:,} envs{full}"
+    return title, facts
