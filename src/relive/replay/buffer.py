@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -15,7 +14,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -25,7 +23,6 @@ from ..batches.sequences import SequenceBatch
 from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import (
-    DTypeError,
     FieldError,
     FileFormatError,
     LifecycleError,
@@ -44,25 +41,26 @@ from ..memory.layout import typed
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
-from ..ring.ring import Change, Ints, Ring, missing_final
+from ..ring.ring import Change, Ints, Ring
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import LARGEST_ERROR, Prioritized
 from ..samplers.recent import Recent
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
 from ..steps.arrays import as_host, numpy_view
-from ..steps.checker import StepChecker, refuse_sparse
-from ..steps.schema import Field, Schema, not_named
+from ..steps.schema import Schema, not_named
 from ..steps.summary import Summary, described, html, text
-from ..steps.trees import dotted
 from ..views.contract import SequenceReader, View, rule_of, time_first_of
 from ..views.frames import FrameStack
 from ..views.sequences import FACTS
 from ..views.transitions import NStep, Transition
+from .arguments import require_rows, whole_numbers
 from .ends import EndCheck
+from .fields import stored_fields
 from .parts import describe, rebuild
 from .saving import restore_ring, ring_state
 from .validate import require_reach
+from .writer import Writer
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -81,31 +79,6 @@ else:
 
 
 KIND = "relive.ReplayBuffer"
-
-
-PIECE = 4096
-"""Rows stored at once, of many; the memory they are packed in is kept."""
-
-
-MOST = 2**31 - 1
-"""Rows of a batch."""
-
-
-CHECKERS = 64
-"""Numbers of rows for which the check of a step is kept."""
-
-
-RESERVED = frozenset(
-    ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
-)
-"""What a step is added with, and what batches hold, besides the fields of the schema."""
-
-
-FINITE = frozenset(("reward", "action", "obs", "next_obs"))
-"""What is looked at in debug mode; in other fields infinities may be meant."""
-
-
-NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
 
 
 RATING = Change()
@@ -133,7 +106,7 @@ def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callabl
         mine: Any = self
         with mine.lock:
             if mine._ring.pending is not None:
-                mine._mend()
+                mine._writer.mend()
             return method(self, *args, **kwargs)
 
     return alone
@@ -191,25 +164,21 @@ class ReplayBuffer(Generic[S_co, V_co]):
         debug: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.schema, self.ordered, self.debug = schema, ordered, debug
+        self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
         self._seed, self._first = seed_or_drawn(seed), 0
-        self._stored = _stored(schema, self.own_next_obs)
+        stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
         self._own_sampler = is_own(self._sampler)
-        plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
+        plan = storage_plan(stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
-        on_host = self.device.type == "cpu"
-        leaves = self._stored.leaves
-        self._flags_at = [list(leaves).index((name,)) for name in ("terminated", "truncated")]
-        store: Store = ReplayRows(leaves, plan.rows) if on_host else DeviceRows(leaves, plan.rows, self.device)
-        self._ring = Ring(self.num_envs, plan.rows // self.num_envs, store, ordered)
-        self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
-        self._all = np.arange(self.num_envs, dtype=np.int64)
-        self._rounds_of: dict[int, Ints] = {}
+        rows, on_host = plan.rows, self.device.type == "cpu"
+        store: Store = ReplayRows(stored.leaves, rows) if on_host else DeviceRows(stored.leaves, rows, self.device)
+        self._ring = Ring(self.num_envs, rows // self.num_envs, store, ordered)
+        self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
         self._draws = self._sampled = self._late = 0
         self.lock = shared_lock()
         self.check_ends = check_ends
@@ -235,7 +204,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             SchemaError: as the constructor's.
         """
-        leaves, kept = _stored(schema, own_next_obs or not ordered).leaves, (sampler or Uniform()).nbytes
+        leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, (sampler or Uniform()).nbytes
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -258,11 +227,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
-        values, chosen = fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs)
+        writer, values = self._writer, fields if step is None else {**step, **fields}
+        chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as _one_at_a_time, which takes longer
             if self._ring.pending is not None:
-                self._mend()
-            self._add(values, chosen)
+                writer.mend()
+            writer.add(values, chosen)
 
     @_one_at_a_time
     def extend(self, steps: Mapping[str, Any], *, envs: Any = None) -> None:
@@ -272,34 +242,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             ShapeError: the fields do not have one number of steps.
             FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError: as :meth:`add`. Nothing is written.
         """
-        chosen = self._all if envs is None else self._envs(envs)
-        fronts: set[tuple[int, ...]] = set()
-        if not hasattr(steps, "items"):
-            raise FieldError(
-                f"extend: expected a mapping of fields, got {type(steps).__name__}; pass {{'obs': ..., ...}}"
-            )
-        try:
-            values = {name: _flattened(value, fronts) for name, value in steps.items()}
-        except ValueError as error:
-            raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
-        except RuntimeError:
-            refuse_sparse(steps)
-            raise
-        if len(fronts) != 1 or any(front[1:] != chosen.shape for front in fronts):
-            raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(fronts)}")
-        ((count, _),) = fronts
-        if count:
-            rounds = self._rounds(count) if envs is None else np.tile(chosen, count)
-            self._add(values, rounds, successive=count > 1)
-
-    def _rounds(self, count: int) -> Ints:
-        """All envs, ``count`` times over: whoever adds several steps most often adds as many each time."""
-        known = self._rounds_of.get(count)
-        if known is None:
-            if len(self._rounds_of) >= CHECKERS:
-                self._rounds_of.clear()
-            known = self._rounds_of[count] = np.tile(self._all, count)
-        return known
+        self._writer.extend(steps, envs)
 
     @_one_at_a_time
     def interrupt(self, envs: Any = None) -> None:
@@ -307,8 +250,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Their newest steps, whose next observation never became known, are never drawn.
         """
-        self._interrupt(self._all if envs is None else self._envs(envs))
-        self._ring.pending = None
+        self._writer.interrupt(envs)
 
     @_one_at_a_time
     def clear(self, *, rewind: bool = False) -> None:
@@ -321,11 +263,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             LifecycleError: ``rewind`` where steps share observations.
         """
-        places = self._ring.anchors() if self._sampler.watches else None
-        self._ring.clear(rewind)
-        if places is not None:
-            self._sampler.changed(places, np.zeros(len(places), np.uint8))
-        self._ring.pending = None
+        self._writer.clear(rewind)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -390,7 +328,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @check_ends.setter
     def check_ends(self, check: bool) -> None:
         self._check_ends = bool(check)
-        self._ends = EndCheck(self._stored.leaves) if check and self.ordered else None
+        self._writer.ends = EndCheck(self._ring.store.leaves) if check and self.ordered else None
+
+    @property
+    def debug(self) -> bool:
+        """Whether steps with a NaN or an infinity are refused; may be set at any time."""
+        return self._writer.debug
+
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        self._writer.debug = debug
 
     @property
     def nbytes(self) -> int:
@@ -450,7 +397,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         if not is_count(count, 1):
             raise ShapeError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
-        _require_rows(batch_size)
+        require_rows(batch_size)
         if not len(self):
             raise nothing_to_draw(self._ring)
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
@@ -476,7 +423,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         sampler = self._priorities
         if sampler is None:
             raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
-        where = _integers(index, "index")
+        where = whole_numbers(index, "index")
         errors, real = self._by_item(where, _doubles(td_error), None if mask is None else as_host(mask))
         sizes = np.empty(errors.size, np.float32)
         bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
@@ -578,7 +525,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             ShapeError: a row out of range, or one that cannot be drawn.
         """
         self._keep_rule(self._view)
-        places = _integers(rows, "rows")
+        places = whole_numbers(rows, "rows")
         good = (places >= 0) & (places < self._plan.rows)
         if good.all():
             good = self._ring.find(self._ring.index_of(places))[0] == places
@@ -610,45 +557,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
                     f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
                 )
         with other.lock:
-            other._mend()
-            completed = self._ring.completed
-            for env in range(other.num_envs):
-                self._append_env(other._ring, env)
-                self._ring.pending = None
-            self._ring.order_as(other._ring, completed)
-
-    def _append_env(self, ring: Ring, env: int) -> None:
-        """Add all transitions of one env of another ring."""
-        self._interrupt(np.array([env]))
-        store, places = ring.store, ring.live_places(env)
-        complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
-        # a row without a known successor still is the next observation of the one before
-        wanted = complete.copy()
-        cuts = np.flatnonzero(~complete) + 1
-        if self.own_next_obs:
-            cuts = np.flatnonzero(ring.step[places] == 0) if ring.linked else cuts
-        else:
-            wanted[1:] |= complete[:-1] & (done[:-1] == 0)
-        for rows in np.split(np.arange(len(places)), cuts):
-            chosen = rows[wanted[rows]]
-            if len(chosen):
-                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                self._interrupt(np.array([env]))
-
-    def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
-        """Add rows of another store as successive steps of one env; the last of them need not be complete."""
-        piece = self._piece
-        for low in range(0, len(places), piece):
-            part = places[low : low + piece]
-            fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
-            final = None
-            if not self.own_next_obs:
-                obs = [path for path in store.leaves if path[0] == "obs"]
-                after = store.read(following[low : low + piece], obs)
-                final = [after[path].to(self.device) for path in obs]
-                for name in ("terminated", "truncated"):
-                    fields[name,] = (store.meta(name)[part] != 0) & (store.meta("_stamp")[part] >= 0)
-            self._store(np.full(len(part), env, np.int64), [fields[path] for path in store.leaves], final)
+            other._writer.mend()
+            self._writer.append(other._ring)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that is stored, and how far the draws have come, to the directory ``path``.
@@ -795,7 +705,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         rows = int((ring.heads - ring.oldest).sum())
         memory = f"{readable(self.nbytes - plan.device_bytes)} in RAM"
         facts = {
-            "fields": described(self._stored.leaves),
+            "fields": described(self._ring.store.leaves),
             "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
             "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {self.device}",
             "sampler": repr(self._sampler),
@@ -806,146 +716,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
-        """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
-        count, final, mask = len(envs), None, values.pop("mask", None)
-        check = self._checkers.get(count) or self._new_checkers(count)
-        given: dict[str, Any] = {}
-        if not self.own_next_obs and "next_obs" in values:
-            given["next_obs"] = values.pop("next_obs")
-        try:
-            leaves = check[0](values)
-            if given:
-                final = check[1](given)
-        except (RuntimeError, TypeError):
-            refuse_sparse(values | given)
-            raise
-        kept = None if mask is None else self._mask(mask, count)
-        if self.debug:
-            self._refuse_not_finite(leaves, final, envs, np.ones(count, np.bool_) if kept is None else kept)
-        if kept is None and not (successive and count > self._piece):
-            if count:
-                self._store(envs, leaves, final)
-        else:
-            kept = np.ones(count, np.bool_) if kept is None else kept
-            leaves, stored = self._with_last(envs, leaves, kept)
-            if successive:
-                self._add_many(envs, leaves, final, kept, stored)
-            else:
-                self._add_some(envs, leaves, final, stored)
-                self._interrupt(envs[~kept])  # what comes next there does not follow what came before
-        self._ring.pending = None
-        if self._ends is not None:
-            seen = self._ends
-            if not seen.go_on(self._ring.episodes, envs, leaves, final, kept):
-                self._ends = None
-                seen.warn()
-
-    def _add_some(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, stored: Any) -> None:
-        """Store the rows that are to be, of one vector step."""
-        if np.count_nonzero(stored):
-            rows = [_kept(value, stored) for value in leaves]
-            ends = None if final is None else [_kept(value, stored) for value in final]
-            self._store(envs[stored], rows, ends, envs)
-
-    def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
-        """Which rows to store, where some are left out, and the leaves to store of them.
-
-        A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,
-        but the one before it ends there. So the row is stored, as a step that goes on, and is then interrupted.
-        """
-        terminal_at, truncated_at = self._flags_at
-        truncated = as_host(leaves[truncated_at])
-        cut = truncated > kept
-        if self.own_next_obs or not np.count_nonzero(cut):  # quicker than any()
-            return leaves, kept
-        terminal = as_host(leaves[terminal_at])
-        again = np.flatnonzero(envs[1:] == envs[0])
-        width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
-        goes_on = kept & ~(terminal | truncated)
-        follows = np.concatenate([self._ring.under_way[envs[:width]], goes_on[:-width]])
-        leaves = list(leaves)
-        leaves[terminal_at], leaves[truncated_at] = terminal & kept, truncated & kept
-        return leaves, kept | (cut & follows)
-
-    @property
-    def _piece(self) -> int:
-        """Steps stored at once: no more than what cannot come round and meet itself, each taking up to two rows."""
-        return max(min(self._ring.rows // 2, PIECE), 1)
-
-    def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
-        """Store several steps, piece by piece; a row left out comes between those before and those after it."""
-        if final is None and not self.own_next_obs:
-            self._require_final(leaves, envs, kept)
-        piece, low = self._piece, 0
-        for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
-            until = end + 1 if end < len(envs) and stored[end] else end
-            for start in range(low, until, piece):
-                part = slice(start, min(start + piece, until))
-                ends = None if final is None else [x[part] for x in final]
-                self._store(envs[part], [x[part] for x in leaves], ends, envs)
-            self._interrupt(envs[end : end + 1])
-            low = end + 1
-
-    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
-        """Store checked steps. Until whoever calls says that all is done (``pending``), the next call would mend it."""
-        watches = self._sampler.watches
-        where, opens = self._ring.add(envs, leaves, final, watches, cut)
-        if watches and len(where):
-            self._sampler.changed(where, opens)
-
-    def _interrupt(self, envs: Ints) -> None:
-        where, opens = self._ring.interrupt(envs)
-        if self._sampler.watches and len(where):
-            self._sampler.changed(where, opens)
-
-    def _mend(self) -> None:
-        """Bring rows, counters and sampler together again after a call that an exception broke off."""
-        if self._ring.pending is not None:
-            self._ring.mend()
-            self._sampler.attach(self._ring)
-            self._ring.pending = None
-
-    def _refuse_not_finite(
-        self, leaves: Sequence[Any], final: Sequence[Any] | None, envs: Ints, kept: NDArray[np.bool_]
-    ) -> None:
-        """Look at rewards, actions and observations, of which final ones are read where an episode ended."""
-        by_path = dict(zip(self._stored.leaves, leaves, strict=True))
-        done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
-        looked = [(path, value, kept) for path, value in by_path.items() if path[0] in FINITE]
-        if final is not None:
-            obs = [path for path in by_path if path[0] == "obs"]
-            looked += [(("next_obs", *path[1:]), x, kept & done) for path, x in zip(obs, final, strict=True)]
-        for path, value, rows in looked:
-            dtype = self._stored.leaves[("obs", *path[1:]) if path[0] == "next_obs" else path].dtype
-            bad = np.flatnonzero(rows & ~_finite_rows(value, dtype))
-            if len(bad):
-                raise NotFiniteError(
-                    f"field '{dotted(path)}': row {bad[0]}, of env {envs[bad[0]]}, is {value[bad[0]]}, not finite as "
-                    f"{dtype}; mend the env, or the policy, before it spreads"
-                )
-
-    def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
-        """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
-        by_path = dict(zip(self._stored.leaves, leaves, strict=True))
-        done = (as_host(by_path["terminated",]) | as_host(by_path["truncated",])) & kept
-        if done.any():
-            raise missing_final(int(envs[np.argmax(done)]))
-
-    def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
-        final = Schema({"next_obs": self.schema["obs"]})
-        step = StepChecker(self._stored, count, self.device, upload=False)
-        pair = step, StepChecker(final, count, self.device, upload=False)
-        if len(self._checkers) >= CHECKERS:
-            self._checkers.clear()
-        self._checkers[count] = pair
-        return pair
-
     def _batch(self, batch_size: int, update: int, of: int) -> Any:
-        _require_rows(batch_size)
+        require_rows(batch_size)
         with self.lock:
             if self._ring.pending is not None:
-                self._mend()
+                self._writer.mend()
             self._keep_rule(self._view)
             key = stream(_stream_of(self._seed), self._draws - self._first)
             drawn = self._sampler.draw(batch_size, key, update, of)
@@ -1028,22 +803,6 @@ class ReplayBuffer(Generic[S_co, V_co]):
         errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN
         return (errors.T, mask.T) if time_first else (errors, mask)
 
-    def _envs(self, envs: Any) -> Ints:
-        chosen = _integers(envs, "envs").copy()  # which a call that is broken off leaves behind
-        if chosen.ndim != 1 or len(set(chosen.tolist())) != len(chosen):
-            raise ShapeError(f"envs: expected a vector of different envs, got {chosen.tolist()}")
-        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.num_envs):
-            raise ShapeError(f"envs: expected numbers from 0 to {self.num_envs - 1}, got {chosen.tolist()}")
-        return chosen
-
-    def _mask(self, mask: Any, count: int) -> Any:
-        kept = as_host(mask)
-        if count == 1 and not kept.ndim:  # as any field of one env
-            kept = kept.reshape(1)
-        if kept.shape != (count,) or kept.dtype != np.bool_:
-            raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
-        return kept
-
 
 _READERS: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
 """Which buffer reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
@@ -1052,37 +811,6 @@ _READERS: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
 def _parts(view: View) -> list[Any]:
     """A view, and the one that it reads through."""
     return [view, view.window] if isinstance(view, FrameStack) else [view]
-
-
-def _stored(schema: Schema, own_next_obs: bool) -> Schema:
-    """The fields that are stored, once it is clear that they make a replay."""
-    for name, dtype in NEEDED.items():
-        if schema.leaves.get((name,)) != Field((), dtype):
-            raise SchemaError(f"a replay's schema needs '{name}' as Field((), {dtype}), got {schema!r}")
-    if "obs" not in schema:
-        raise SchemaError(f"a replay's schema needs 'obs', got {schema!r}")
-    for name in schema.names:
-        if name in RESERVED or name.startswith("_"):
-            raise SchemaError(
-                f"field {name!r}: a replay's schema has no name that starts with '_', and none of what the buffer adds "
-                f"by itself ({', '.join(sorted(RESERVED))}); give it another name"
-            )
-    return schema.extend(next_obs=schema["obs"]) if own_next_obs else schema
-
-
-def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
-    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
-    # the most common first, since to tell whether something is a tensor, or a mapping, takes long
-    if type(tree) is not np.ndarray and not isinstance(tree, np.ndarray | Tensor):
-        if isinstance(tree, Mapping) or hasattr(tree, "items"):
-            return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
-        if isinstance(tree, tuple):
-            return tuple(_flattened(member, fronts) for member in cast("tuple[Any, ...]", tree))
-        tree = np.asarray(tree)
-    shape: tuple[int, ...] = cast("Any", tree).shape
-    front = tuple(shape[:2])
-    fronts.add(front)
-    return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
 
 
 def _stream_of(seed: int) -> int:
@@ -1100,32 +828,6 @@ def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
             "Errors of two axes belong to a view that reads sequences, such as Sequence"
         )
     return message
-
-
-def _require_rows(batch_size: int) -> None:
-    if not is_count(batch_size, 1) or batch_size > MOST:
-        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}")
-
-
-def _kept(value: Any, kept: Any) -> Any:
-    return value[torch.from_numpy(kept)] if isinstance(value, Tensor) else value[kept]
-
-
-def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
-    """Which rows of a checked leaf have nothing but finite numbers, once they are stored: bool ``[K]``."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return np.ones(len(value), np.bool_)
-    given = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-    stored = given.to(dtype) if given.is_floating_point() or given.is_complex() else given.view(dtype)  # its bits
-    return as_host(stored.isfinite().reshape(len(given), -1).all(1))
-
-
-def _integers(values: Any, name: str) -> Ints:
-    """A vector of whole numbers; bools and floats are mistakes."""
-    given = as_host(values)
-    if given.size and given.dtype.kind not in "iu":
-        raise DTypeError(f"{name}: expected integers, got {given.dtype}")
-    return np.ascontiguousarray(given, np.int64)
 
 
 def _doubles(values: Any) -> Any:
