@@ -10,7 +10,6 @@ from copy import copy, deepcopy
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -18,16 +17,11 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from .. import files as persist
-from .. import kernels
 from ..batches.sequences import SequenceBatch
-from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import (
     FieldError,
     FileFormatError,
-    LifecycleError,
-    NotFiniteError,
-    ReliveError,
     SchemaError,
     ShapeError,
 )
@@ -41,23 +35,22 @@ from ..memory.layout import typed
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
-from ..ring.ring import Change, Ints, Ring
+from ..ring.ring import Ring
 from ..samplers.contract import Sampler
-from ..samplers.prioritized import LARGEST_ERROR, Prioritized
-from ..samplers.recent import Recent
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
-from ..steps.arrays import as_host, numpy_view
+from ..steps.arrays import numpy_view
 from ..steps.schema import Schema, not_named
 from ..steps.summary import Summary, described, html, text
-from ..views.contract import SequenceReader, View, rule_of, time_first_of
-from ..views.frames import FrameStack
-from ..views.sequences import FACTS
+from ..views.contract import SequenceReader, View
 from ..views.transitions import NStep, Transition
 from .arguments import require_rows, whole_numbers
 from .ends import EndCheck
 from .fields import stored_fields
 from .parts import describe, rebuild
+from .progress import Progress
+from .ratings import Ratings
+from .reader import Reader, readable_draw
 from .saving import restore_ring, ring_state
 from .validate import require_reach
 from .writer import Writer
@@ -79,10 +72,6 @@ else:
 
 
 KIND = "relive.ReplayBuffer"
-
-
-RATING = Change()
-"""Neither rows nor what can be drawn changes: only the sampler may have to begin again."""
 
 
 P = ParamSpec("P")
@@ -167,7 +156,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
-        self._seed, self._first = seed_or_drawn(seed), 0
+        self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
@@ -179,11 +168,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
         store: Store = ReplayRows(stored.leaves, rows) if on_host else DeviceRows(stored.leaves, rows, self.device)
         self._ring = Ring(self.num_envs, rows // self.num_envs, store, ordered)
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
-        self._draws = self._sampled = self._late = 0
+        self._ratings = Ratings(self._ring, self._sampler, self._progress)
         self.lock = shared_lock()
         self.check_ends = check_ends
         self._sampler.attach(self._ring)
-        self.view = view or Transition()
+        self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
 
     @staticmethod
     def plan(
@@ -277,31 +266,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
             SchemaError: what is set is no view, or one that cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
-        return cast("V_co", self._view)
+        return cast("V_co", self._reader.view)
 
     @view.setter
     @_one_at_a_time
     def view(self, view: View) -> None:
-        refuse_class("view", view)
-        if not hasattr(view, "read"):
-            raise SchemaError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
-        for part in _parts(view):
-            reader = _READERS.get(id(part))
-            if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
-                raise LifecycleError(
-                    f"{part!r} is the view of another buffer, and a change of it would change what both read; "
-                    "make each buffer a view of its own"
-                )
-        require = getattr(view, "require", None)
-        if require is not None:
-            require(self._ring)
-        before, self._view = getattr(self, "_view", view), view
-        try:
-            self._keep_rule(view)
-        except ReliveError:
-            self._view = before
-            raise
-        _READERS.update(dict.fromkeys(map(id, _parts(view)), self))
+        self._reader.read_through(view)
 
     @property
     def sampler(self) -> S_co:
@@ -314,11 +284,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         It may be set at any time, None draws one; the next batch is number 0 then.
         """
-        return self._seed
+        return self._progress.seed
 
     @seed.setter
     def seed(self, seed: int | None) -> None:
-        self._seed, self._first = seed_or_drawn(seed), self._draws
+        self._progress.seed, self._progress.first = seed_or_drawn(seed), self._progress.draws
 
     @property
     def check_ends(self) -> bool:
@@ -347,25 +317,20 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @property
     def has_priorities(self) -> bool:
         """Whether :meth:`update_priorities` can be called."""
-        return self._priorities is not None
-
-    @property
-    def _priorities(self) -> Prioritized | None:
-        sampler = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
-        return sampler if isinstance(sampler, Prioritized) else None
+        return self._ratings.prioritized is not None
 
     @_one_at_a_time
     def __len__(self) -> int:
         """The number of transitions that can be drawn; of sequences, through a view that reads such."""
-        self._keep_rule(self._view)
+        self._reader.keep_rule()
         return self._ring.drawable
 
     @property
     @_one_at_a_time
     def batch_fields(self) -> tuple[str, ...]:
         """The names of the fields of a batch, as view and sampler are now; nothing has to be stored."""
-        self._keep_rule(self._view)
-        return (*self._read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
+        self._reader.keep_rule()
+        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
 
     @overload
     def sample(self: ReplayBuffer[Any, NStep], batch_size: int) -> TensorDict: ...
@@ -419,37 +384,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             ShapeError: the shapes differ, or are not of the batch's layout, or an index was never issued.
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in either case.
         """
-        self._keep_rule(self._view)
-        sampler = self._priorities
-        if sampler is None:
-            raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
-        where = whole_numbers(index, "index")
-        errors, real = self._by_item(where, _doubles(td_error), None if mask is None else as_host(mask))
-        sizes = np.empty(errors.size, np.float32)
-        bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
-        if bad >= 0:
-            entry = bad // errors[0].size
-            raise NotFiniteError(
-                f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
-            )
-        places, unknown = self._ring.find(where)
-        if unknown >= 0:
-            raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
-        if errors.ndim == 2:
-            sizes = sampler.reduced(errors, real).astype(np.float32)
-        alive = places >= 0
-        late = len(places) - int(np.count_nonzero(alive))
-        if late:
-            places, sizes = places[alive], sizes[alive]
-        self._ring.pending = RATING
-        try:
-            sampler.update(places, sizes)
-        except NotFiniteError:  # before anything was changed
-            self._ring.pending = None
-            raise
-        self._late += late
-        self._ring.pending = None
-        return late
+        self._reader.keep_rule()
+        return self._ratings.update(self._reader.view, index, td_error, mask)
 
     @_one_at_a_time
     def stats(self) -> dict[str, float]:
@@ -470,14 +406,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
             "episodes": float(ring.episodes),
             "age_mean": float(ages.mean()) if len(ages) else 0.0,
             "age_max": float(ages.max(initial=0)),
-            "batches": float(self._draws),
-            "sampled": float(self._sampled),
-            "replay_ratio": self._sampled / max(ring.completed, 1),
-            "late_updates": float(self._late),
+            "batches": float(self._progress.draws),
+            "sampled": float(self._progress.sampled),
+            "replay_ratio": self._progress.sampled / max(ring.completed, 1),
+            "late_updates": float(self._progress.late),
             "not_finite_rewards": float(ring.not_finite),
         }
-        if self._priorities is not None and len(places):
-            p = self._priorities.priorities()
+        if self._ratings.prioritized is not None and len(places):
+            p = self._ratings.prioritized.priorities()
             figures |= {
                 "priority_min": float(p.min()),
                 "priority_mean": float(p.mean()),
@@ -495,9 +431,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @_one_at_a_time
     def data(self) -> Any:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
-        self._keep_rule(self._view)
+        self._reader.keep_rule()
         places = self._ring.anchors()
-        return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
+        return self._reader.read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
 
     @_one_at_a_time
     def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
@@ -524,14 +460,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             ShapeError: a row out of range, or one that cannot be drawn.
         """
-        self._keep_rule(self._view)
+        self._reader.keep_rule()
         places = whole_numbers(rows, "rows")
         good = (places >= 0) & (places < self._plan.rows)
         if good.all():
             good = self._ring.find(self._ring.index_of(places))[0] == places
         if not good.all():
             raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
-        return self._read(places, {}, None)
+        return self._reader.read(places, {}, None)
 
     @property
     def block(self) -> TensorDict:
@@ -588,11 +524,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
             "own_next_obs": self.own_next_obs,
             "check_ends": self.check_ends,
             "seed": self.seed,
-            "counts": [self._draws, self._sampled, self._late],
-            "first": self._first,
+            "counts": [self._progress.draws, self._progress.sampled, self._progress.late],
+            "first": self._progress.first,
             "not_finite_rewards": self._ring.not_finite,
             "debug": self.debug,
-            "view": describe(self._view),
+            "view": describe(self._reader.view),
         }
         return ring_state(self._ring, self._sampler, facts)
 
@@ -600,7 +536,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
         state, content = self._state()
         sampler = self._sampler if content["sampler"] is None else None
-        view = copy(self._view) if content["view"] is None else None  # copy.copy would have both read through one
+        view = (
+            copy(self._reader.view) if content["view"] is None else None
+        )  # copy.copy would have both read through one
         # arrays, and no tensors, which multiprocessing would send as open files
         tensors = {name: torch.as_tensor(value) for name, value in state.items()}
         arrays = {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
@@ -669,8 +607,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
             debug=entry({"debug": False, **content}, "debug", bool),
             seed=entry(content, "seed", int),
         )
-        buffer._draws, buffer._sampled, buffer._late = integers(content, "counts", 3).tolist()
-        buffer._first = whole({"first": 0, **content}, "first")
+        come = buffer._progress
+        come.draws, come.sampled, come.late = integers(content, "counts", 3).tolist()
+        come.first = whole({"first": 0, **content}, "first")
         restore_ring(buffer._ring, buffer._sampler, tensors, content)
         buffer._ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
         return buffer
@@ -690,7 +629,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def __repr__(self) -> str:
         return (
             f"ReplayBuffer({self.schema!r}, capacity={self._plan.rows}, num_envs={self.num_envs}, "
-            f"sampler={self._sampler!r}, view={self._view!r}, ordered={self.ordered}, "
+            f"sampler={self._sampler!r}, view={self._reader.view!r}, ordered={self.ordered}, "
             f"own_next_obs={self.own_next_obs}, device='{self.device}', seed={self.seed})"
         )
 
@@ -709,8 +648,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
             "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {self.device}",
             "sampler": repr(self._sampler),
-            "view": repr(self._view),
-            "seed": f"{self.seed}, {self._draws:,} batches drawn",
+            "view": repr(self._reader.view),
+            "seed": f"{self.seed}, {self._progress.draws:,} batches drawn",
         }
         return f"ReplayBuffer: {rows:,} of {plan.rows:,} rows, {self.num_envs:,} envs", facts
 
@@ -721,115 +660,19 @@ class ReplayBuffer(Generic[S_co, V_co]):
         with self.lock:
             if self._ring.pending is not None:
                 self._writer.mend()
-            self._keep_rule(self._view)
-            key = stream(_stream_of(self._seed), self._draws - self._first)
+            self._reader.keep_rule()
+            come = self._progress
+            key = stream(_stream_of(come.seed), come.draws - come.first)
             drawn = self._sampler.draw(batch_size, key, update, of)
-            places, extras = drawn if self._own_sampler else self._looked_at(drawn, batch_size)
-            self._draws += 1
-            self._sampled += batch_size
-            return self._read(places, extras, key)
-
-    def _looked_at(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
-        """What a user's sampler drew, once it is clear that it can be read."""
-        who = f"{self._sampler!r}.draw({count})"
-        given: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []
-        if len(given) != 2 or not isinstance(given[1], Mapping):
-            raise ShapeError(f"{who}: expected a tuple of places [{count}] and a dict of further fields, got {drawn!r}")
-        chosen, further = given
-        try:
-            places = self._ring.require_anchors(chosen)
-        except SchemaError as error:
-            raise type(error)(f"{who}: {error}") from error
-        extras = {name: as_host(value) for name, value in cast("Mapping[str, Any]", further).items()}
-        for name, array in {"places": places, **extras}.items():
-            if array.shape[:1] != (count,) or array.dtype.kind not in "biufc":
-                raise ShapeError(f"{who}: expected {count} {name}, got {array.dtype} {array.shape}")
-        return places, extras
-
-    def _read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
-        try:
-            batch = self._view.read(self._ring, places, key)
-        except SchemaError as error:
-            if is_own(self._view):
-                raise
-            raise type(error)(f"{self._view!r}: {error}") from error
-        if extras:
-            tensors = self._ring.store.tensors(*extras.values())
-            batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
-        time_first = time_first_of(self._view)
-        if time_first is None:
-            return as_tensordict(batch, (len(places),))
-        facts = {name: batch.pop((name,)) for name in (*FACTS, *extras)}
-        states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
-        hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
-        return SequenceBatch(batch, facts, hidden, time_first=time_first)
-
-    def _keep_rule(self, view: View) -> None:
-        """Another view, or other parameters of it, may change what can be drawn."""
-        rule, before = rule_of(view), self._ring.rule
-        if rule == before:
-            return
-        self._ring.pending = Change(rule=before)
-        try:
-            self._ring.rule = rule
-            self._sampler.attach(self._ring)
-        except ReliveError:
-            self._ring.rule = before
-            self._ring.pending = None
-            raise
-        self._ring.pending = None
-
-    def _by_item(self, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
-        """Errors ``[B]``, or those of sequences and their mask, item by item: ``[B, T]``, 0 where they do not count."""
-        time_first, count = time_first_of(self._view), index.size
-        if errors.ndim != 2 or time_first is None:
-            if index.ndim != 1 or errors.shape != index.shape:
-                raise ShapeError(_not_by_item(index.shape, errors.shape))
-            if mask is not None:
-                raise ShapeError(
-                    f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out what is not meant"
-                )
-            return errors, None
-        axes = "[T, B]" if time_first else "[B, T]"
-        if index.ndim != 1 or errors.shape[1 if time_first else 0] != count:
-            raise ShapeError(
-                f"td_error: expected {axes} of {count} sequences, as the view has time "
-                f"{'first' if time_first else 'second'}, got {errors.shape}"
-            )
-        if mask is None:
-            raise ShapeError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
-        if mask.shape != errors.shape or mask.dtype != np.bool_:
-            raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
-        errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN
-        return (errors.T, mask.T) if time_first else (errors, mask)
-
-
-_READERS: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
-"""Which buffer reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
-
-
-def _parts(view: View) -> list[Any]:
-    """A view, and the one that it reads through."""
-    return [view, view.window] if isinstance(view, FrameStack) else [view]
+            if not self._own_sampler:
+                drawn = readable_draw(self._ring, self._sampler, drawn, batch_size)
+            places, extras = drawn
+            come.draws += 1
+            come.sampled += batch_size
+            return self._reader.read(places, extras, key)
 
 
 def _stream_of(seed: int) -> int:
     """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
     worker = get_worker_info()
     return seed if worker is None else stream(seed, worker.seed)
-
-
-def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
-    """What is wrong with errors that are not one for each index."""
-    message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
-    if len(index) == 1 and len(errors) == 2:
-        message += (
-            "; a target [B] minus a value [B, 1] is [B, B]: take value.squeeze(-1). "
-            "Errors of two axes belong to a view that reads sequences, such as Sequence"
-        )
-    return message
-
-
-def _doubles(values: Any) -> Any:
-    """Numbers of any dtype, on any device, as float64; NumPy does not know all of torch's."""
-    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
