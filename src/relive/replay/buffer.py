@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -21,17 +20,15 @@ from ..batches.sequences import SequenceBatch
 from ..batches.tensordicts import as_tensordict
 from ..errors import (
     FieldError,
-    FileFormatError,
     SchemaError,
     ShapeError,
 )
-from ..files.entries import contradictions, entry, integers, whole
+from ..files.entries import contradictions
 from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
-from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
+from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
-from ..memory.layout import typed
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
@@ -39,20 +36,26 @@ from ..ring.ring import Ring
 from ..samplers.contract import Sampler
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
-from ..steps.arrays import numpy_view
 from ..steps.schema import Schema, not_named
-from ..steps.summary import Summary, described, html, text
+from ..steps.summary import Summary, html, text
 from ..views.contract import SequenceReader, View
 from ..views.transitions import NStep, Transition
 from .arguments import require_rows, whole_numbers
 from .ends import EndCheck
 from .fields import stored_fields
-from .parts import describe, rebuild
+from .figures import figures, summary
 from .progress import Progress
 from .ratings import Ratings
 from .reader import Reader, readable_draw
-from .saving import restore_ring, ring_state
-from .validate import require_reach
+from .saving import (
+    bare_arrays,
+    constructor_arguments,
+    read_save,
+    replay_state,
+    restore_replay,
+    typed_tensors,
+    whole_arrays,
+)
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -69,9 +72,6 @@ if TYPE_CHECKING:
     GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
 else:
     S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
-
-
-KIND = "relive.ReplayBuffer"
 
 
 P = ParamSpec("P")
@@ -399,28 +399,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         worth.
         """
         ring, places = self._ring, self._ring.anchors()
-        ages = ring.completed - 1 - ring.stamp[places]
-        figures = {
-            "size": float(len(self)),
-            "completed": float(ring.completed),
-            "episodes": float(ring.episodes),
-            "age_mean": float(ages.mean()) if len(ages) else 0.0,
-            "age_max": float(ages.max(initial=0)),
-            "batches": float(self._progress.draws),
-            "sampled": float(self._progress.sampled),
-            "replay_ratio": self._progress.sampled / max(ring.completed, 1),
-            "late_updates": float(self._progress.late),
-            "not_finite_rewards": float(ring.not_finite),
-        }
-        if self._ratings.prioritized is not None and len(places):
-            p = self._ratings.prioritized.priorities()
-            figures |= {
-                "priority_min": float(p.min()),
-                "priority_mean": float(p.mean()),
-                "priority_max": float(p.max()),
-            }
-            figures["effective_size"] = float(p.sum() ** 2 / (p**2).sum())
-        return figures
+        return figures(ring, places, len(self), self._progress, self._ratings.prioritized)
 
     @overload
     def data(self: ReplayBuffer[Any, NStep]) -> TensorDict: ...
@@ -513,40 +492,30 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything stored: arrays by name, and what is JSON."""
         tensors, content = self._saved()
-        return {name: x.whole() if isinstance(x, persist.Streamed) else x for name, x in tensors.items()}, content
+        return whole_arrays(tensors), content
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The same, with rows that are read when they are written."""
-        facts = {
-            "kind": KIND,
-            "schema": json.loads(self.schema.to_json()),
+        settings = {
             "ordered": self.ordered,
             "own_next_obs": self.own_next_obs,
             "check_ends": self.check_ends,
-            "seed": self.seed,
-            "counts": [self._progress.draws, self._progress.sampled, self._progress.late],
-            "first": self._progress.first,
-            "not_finite_rewards": self._ring.not_finite,
             "debug": self.debug,
-            "view": describe(self._reader.view),
         }
-        return ring_state(self._ring, self._sampler, facts)
+        return replay_state(self._ring, self._sampler, self.schema, self._reader.view, self._progress, settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
         state, content = self._state()
         sampler = self._sampler if content["sampler"] is None else None
-        view = (
-            copy(self._reader.view) if content["view"] is None else None
-        )  # copy.copy would have both read through one
-        # arrays, and no tensors, which multiprocessing would send as open files
-        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-        arrays = {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
+        # a copy, since copy.copy would have both buffers read through one view
+        view = copy(self._reader.view) if content["view"] is None else None
+        arrays = bare_arrays(state)
         return type(self)._unpickled, (arrays, content, str(self.device), sampler, view)
 
     @classmethod
     def _unpickled(cls, arrays: Mapping[str, tuple[Any, torch.dtype]], *rest: Any) -> ReplayBuffer:
-        return cls._restored({name: typed(array, dtype) for name, (array, dtype) in arrays.items()}, *rest)
+        return cls._restored(typed_tensors(arrays), *rest)
 
     def __copy__(self) -> ReplayBuffer:
         """As ``copy.deepcopy``: neither memory nor parts can belong to two buffers."""
@@ -573,9 +542,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
         """
-        tensors, content = persist.read(path, most=free_memory())
-        if content.get("kind") != KIND:
-            raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
+        tensors, content = read_save(path)
         with contradictions(path), small_pages():
             return cls._restored(tensors, content, device, sampler, view)
 
@@ -589,29 +556,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         view: Any,
     ) -> ReplayBuffer:
         """The buffer whose state this is."""
-        rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-        integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
-        if view is None:
-            view = rebuild(content.get("view"), "view")
-            require_reach(view, len(tensors["rows"]))
-        buffer = cls(
-            Schema.from_json(json.dumps(content.get("schema"))),
-            rows * num_envs,
-            num_envs,
-            sampler=sampler or rebuild(content.get("sampler"), "sampler"),
-            view=view,
-            ordered=entry(content, "ordered", bool),
-            own_next_obs=entry({"own_next_obs": False, **content}, "own_next_obs", bool),
-            check_ends=entry({"check_ends": True, **content}, "check_ends", bool),
-            device=device,
-            debug=entry({"debug": False, **content}, "debug", bool),
-            seed=entry(content, "seed", int),
-        )
-        come = buffer._progress
-        come.draws, come.sampled, come.late = integers(content, "counts", 3).tolist()
-        come.first = whole({"first": 0, **content}, "first")
-        restore_ring(buffer._ring, buffer._sampler, tensors, content)
-        buffer._ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
+        buffer = cls(**constructor_arguments(tensors, content, sampler, view), device=device)
+        restore_replay(buffer._ring, buffer._sampler, buffer._progress, tensors, content)
         return buffer
 
     @_one_at_a_time
@@ -640,18 +586,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return html(self._summary())
 
     def _summary(self) -> Summary:
-        ring, plan = self._ring, self._plan
-        rows = int((ring.heads - ring.oldest).sum())
-        memory = f"{readable(self.nbytes - plan.device_bytes)} in RAM"
-        facts = {
-            "fields": described(self._ring.store.leaves),
-            "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
-            "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {self.device}",
-            "sampler": repr(self._sampler),
-            "view": repr(self._reader.view),
-            "seed": f"{self.seed}, {self._progress.draws:,} batches drawn",
-        }
-        return f"ReplayBuffer: {rows:,} of {plan.rows:,} rows, {self.num_envs:,} envs", facts
+        ring, view, progress = self._ring, self._reader.view, self._progress
+        return summary(ring, self._sampler, view, progress, self._plan, self.nbytes, str(self.device))
 
     # -- inside -------------------------------------------------------------------------------------------------
 
