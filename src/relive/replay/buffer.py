@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, T
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from .. import files as persist
 from ..batches.sequences import SequenceBatch
@@ -40,11 +39,11 @@ from ..steps.schema import Schema, not_named
 from ..steps.summary import Summary, html, text
 from ..views.contract import SequenceReader, View
 from ..views.transitions import NStep, Transition
-from .arguments import require_rows, whole_numbers
+from .arguments import require_rows
 from .ends import EndCheck
 from .fields import stored_fields
 from .figures import figures, summary
-from .progress import Progress
+from .progress import Progress, stream_of
 from .ratings import Ratings
 from .reader import Reader, readable_draw
 from .saving import (
@@ -117,7 +116,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         schema: the fields of a step, ``obs``, ``reward``, ``terminated`` and ``truncated`` among them.
         capacity: rows over all envs; an episode of k transitions takes k + 1.
         num_envs: N.
-        capacity_bytes: instead of ``capacity``, the memory of ``device`` to use; :meth:`plan` tells what comes of it.
+        capacity_bytes: instead of ``capacity``, the memory of ``device`` to use; :meth:`plan` shows what that gives.
         sampler: default :class:`relive.Uniform`.
         view: default :func:`relive.Transition`.
         ordered: False stores transitions that come in no order, each with a ``next_obs`` of its own.
@@ -358,7 +357,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             EmptyError: there is no complete transition; from this call, not from the first batch.
-            ShapeError: ``count`` or ``batch_size`` is not positive; likewise.
+            ShapeError: ``count`` or ``batch_size`` is not positive; also from this call.
         """
         if not is_count(count, 1):
             raise ShapeError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
@@ -410,9 +409,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @_one_at_a_time
     def data(self) -> Any:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
-        self._reader.keep_rule()
-        places = self._ring.anchors()
-        return self._reader.read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
+        return self._reader.data()
 
     @_one_at_a_time
     def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
@@ -424,13 +421,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             ShapeError: there is no such env.
         """
-        if not (is_count(env) and env < self.num_envs):
-            raise ShapeError(f"slice: env is a whole number from 0 up to, not including, {self.num_envs}, got {env}")
-        places = self._ring.live_places(env)[slice(start, stop)]
-        fields = self._ring.store.read(places)
-        facts = self._ring.store.tensors(self._ring.stamp[places] >= 0, self._ring.index_of(places))
-        fields["complete",], fields["index",] = facts
-        return as_tensordict(fields, (len(places),))
+        return self._reader.slice(env, start, stop)
 
     @_one_at_a_time
     def at(self, rows: Any) -> TensorDict:
@@ -439,14 +430,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             ShapeError: a row out of range, or one that cannot be drawn.
         """
-        self._reader.keep_rule()
-        places = whole_numbers(rows, "rows")
-        good = (places >= 0) & (places < self._plan.rows)
-        if good.all():
-            good = self._ring.find(self._ring.index_of(places))[0] == places
-        if not good.all():
-            raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
-        return self._reader.read(places, {}, None)
+        return self._reader.at(rows)
 
     @property
     def block(self) -> TensorDict:
@@ -535,9 +519,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Args:
             path: the directory.
             device: where its rows are to live, wherever the saved ones did.
-            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew,
+            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts empty,
                 and so does another inner sampler of :class:`relive.Recent`.
-            view: needed likewise.
+            view: needed in the same case.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
@@ -598,7 +582,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 self._writer.mend()
             self._reader.keep_rule()
             come = self._progress
-            key = stream(_stream_of(come.seed), come.draws - come.first)
+            key = stream(stream_of(come.seed), come.draws - come.first)
             drawn = self._sampler.draw(batch_size, key, update, of)
             if not self._own_sampler:
                 drawn = readable_draw(self._ring, self._sampler, drawn, batch_size)
@@ -606,9 +590,3 @@ class ReplayBuffer(Generic[S_co, V_co]):
             come.draws += 1
             come.sampled += batch_size
             return self._reader.read(places, extras, key)
-
-
-def _stream_of(seed: int) -> int:
-    """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
-    worker = get_worker_info()
-    return seed if worker is None else stream(seed, worker.seed)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Progress"]
+from torch.utils.data import get_worker_info
+
+from ..kernels.reference.random import key as stream
+
+__all__ = ["Progress", "stream_of"]
 
 
 @dataclass(slots=True)
@@ -21,3 +25,9 @@ class Progress:
     """Rows drawn."""
     late: int = 0
     """Priorities that came after their transition was overwritten."""
+
+
+def stream_of(seed: int) -> int:
+    """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
+    worker = get_worker_info()
+    return seed if worker is None else stream(seed, worker.seed)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from ..batches.sequences import SequenceBatch
 from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import LifecycleError, ReliveError, SchemaError, ShapeError
-from ..parameters import is_own, refuse_class
+from ..parameters import is_count, is_own, refuse_class
 from ..ring.ring import Change, Ints, Ring
 from ..samplers.contract import Sampler
 from ..steps.arrays import as_host
@@ -18,6 +20,10 @@ from ..steps.schema import Schema
 from ..views.contract import View, rule_of, time_first_of
 from ..views.frames import FrameStack
 from ..views.sequences import FACTS
+from .arguments import whole_numbers
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 __all__ = ["Reader", "readable_draw"]
 
@@ -98,6 +104,42 @@ class Reader:
         states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
         return SequenceBatch(batch, facts, hidden, time_first=time_first)
+
+    def data(self) -> Any:
+        """Every transition that can be drawn, in the order of completion."""
+        self.keep_rule()
+        places = self.ring.anchors()
+        return self.read(places[np.argsort(self.ring.stamp[places], kind="stable")], {}, None)
+
+    def at(self, rows: Any) -> Any:
+        """The transitions at ``rows`` of the ring's memory, int64 ``[B]``.
+
+        Raises:
+            ShapeError: a row out of range, or one that cannot be drawn.
+        """
+        self.keep_rule()
+        places = whole_numbers(rows, "rows")
+        good = (places >= 0) & (places < self.ring.store.num_rows)
+        if good.all():
+            good = self.ring.find(self.ring.index_of(places))[0] == places
+        if not good.all():
+            raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
+        return self.read(places, {}, None)
+
+    def slice(self, env: int, start: int, stop: int | None) -> TensorDict:
+        """Rows of one env as they are stored, through no view: from ``start`` up to ``stop``, 0 is the oldest.
+
+        Raises:
+            ShapeError: there is no such env.
+        """
+        ring = self.ring
+        if not (is_count(env) and env < ring.num_envs):
+            raise ShapeError(f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}")
+        places = ring.live_places(env)[slice(start, stop)]
+        fields = ring.store.read(places)
+        facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
+        fields["complete",], fields["index",] = facts
+        return as_tensordict(fields, (len(places),))
 
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
