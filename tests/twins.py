@@ -441,11 +441,11 @@ def same_batches(a: Any, b: Any) -> bool:
 
 def contents(buffer: ReplayBuffer) -> tuple[bytes, ...]:
     """Every byte a replay keeps: rows, blocks, cursors, counters, and what its sampler knows."""
-    ring = buffer._ring
+    ring, come = buffer._ring, buffer._progress
     parts = [ring.store.target, ring.state, ring.counters]
     parts += ring.store.blocks.values()
     parts += [np.asarray(value) for value in buffer.sampler.state_dict().values()]
-    own = np.array([buffer._draws, buffer._sampled, buffer._late, *ring.rule[:4]])
+    own = np.array([come.draws, come.sampled, come.late, *ring.rule[:4]])
     return tuple(np.ascontiguousarray(part).tobytes() for part in [*parts, own])
 
 

@@ -114,7 +114,7 @@ class Broken(Twin):
 
     @property
     def prioritized(self) -> Any:
-        return self.buffer._priorities
+        return self.buffer._ratings.prioritized
 
     def see(self) -> None:
         """Priorities follow what can be drawn."""

@@ -263,7 +263,7 @@ def test_clearing_tells_the_watcher_that_nothing_can_be_drawn() -> None:
         def changed(self, places: Any, opens: Any) -> None:
             told.extend(zip(places.tolist(), opens.tolist(), strict=True))
 
-    twin.buffer._sampler = Watcher()
+    twin.buffer._writer.sampler = Watcher()
     twin.buffer.clear()
     assert told == [(0, 0), (1, 0), (2, 0)]
 

@@ -1032,7 +1032,7 @@ def test_a_loaded_state_goes_on_exactly_like_the_saved_sampler(name: str) -> Non
             one.buffer.update_priorities(batch["index"], rng.exponential(size=7))  # not numbers of float32
     for twin in (one, other):
         twin.add("...")
-    other.buffer._draws = one.buffer._draws
+    other.buffer._progress.draws = one.buffer._progress.draws
     state = one.buffer.sampler.state_dict()
     other.buffer.sampler.load_state_dict(state)
     for value in state.values():  # the state is a copy: what is done to it touches neither
@@ -1195,7 +1195,7 @@ def test_check_finds_priorities_that_are_not_those_of_what_can_be_drawn(where: s
     twin = Twin(2, 6, sampler=make()).play("..", ".T", "..", "U.", "..")
     twin.buffer.sample(3)
     twin.buffer.check()
-    sampler, ring = twin.buffer._priorities, twin.buffer._ring
+    sampler, ring = twin.buffer._ratings.prioritized, twin.buffer._ring
     places = ring.anchors()
     if where == "a weight":
         sampler._tree.set(places[:1], 0.0)

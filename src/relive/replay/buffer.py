@@ -2,67 +2,60 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from .. import files as persist
-from .. import kernels
 from ..batches.sequences import SequenceBatch
-from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import (
-    DTypeError,
     FieldError,
-    FileFormatError,
-    LifecycleError,
-    NotFiniteError,
-    ReliveError,
     SchemaError,
     ShapeError,
 )
-from ..files.entries import contradictions, entry, integers, whole
+from ..files.entries import contradictions
 from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
-from ..memory.estimate import StoragePlan, free_memory, readable, storage_plan
+from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
-from ..memory.layout import typed
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
-from ..ring.ring import Change, Ints, Ring, missing_final
+from ..ring.ring import Ring
 from ..samplers.contract import Sampler
-from ..samplers.prioritized import LARGEST_ERROR, Prioritized
-from ..samplers.recent import Recent
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
-from ..steps.arrays import as_host, numpy_view
-from ..steps.checker import StepChecker, refuse_sparse
-from ..steps.schema import Field, Schema, not_named
-from ..steps.summary import Summary, described, html, text
-from ..steps.trees import dotted
-from ..views.contract import SequenceReader, View, rule_of, time_first_of
-from ..views.frames import FrameStack
-from ..views.sequences import FACTS
+from ..steps.schema import Schema, not_named
+from ..steps.summary import Summary, html, text
+from ..views.contract import SequenceReader, View
 from ..views.transitions import NStep, Transition
+from .arguments import require_rows
 from .ends import EndCheck
-from .parts import describe, rebuild
-from .saving import restore_ring, ring_state
-from .validate import require_reach
+from .fields import stored_fields
+from .figures import figures, summary
+from .progress import Progress, stream_of
+from .ratings import Ratings
+from .reader import Reader, readable_draw
+from .saving import (
+    bare_arrays,
+    constructor_arguments,
+    read_save,
+    replay_state,
+    restore_replay,
+    typed_tensors,
+    whole_arrays,
+)
+from .writer import Writer
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -78,38 +71,6 @@ if TYPE_CHECKING:
     GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
 else:
     S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
-
-
-KIND = "relive.ReplayBuffer"
-
-
-PIECE = 4096
-"""Rows stored at once, of many; the memory they are packed in is kept."""
-
-
-MOST = 2**31 - 1
-"""Rows of a batch."""
-
-
-CHECKERS = 64
-"""Numbers of rows for which the check of a step is kept."""
-
-
-RESERVED = frozenset(
-    ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
-)
-"""What a step is added with, and what batches hold, besides the fields of the schema."""
-
-
-FINITE = frozenset(("reward", "action", "obs", "next_obs"))
-"""What is looked at in debug mode; in other fields infinities may be meant."""
-
-
-NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
-
-
-RATING = Change()
-"""Neither rows nor what can be drawn changes: only the sampler may have to begin again."""
 
 
 P = ParamSpec("P")
@@ -133,7 +94,7 @@ def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callabl
         mine: Any = self
         with mine.lock:
             if mine._ring.pending is not None:
-                mine._mend()
+                mine._writer.mend()
             return method(self, *args, **kwargs)
 
     return alone
@@ -155,7 +116,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         schema: the fields of a step, ``obs``, ``reward``, ``terminated`` and ``truncated`` among them.
         capacity: rows over all envs; an episode of k transitions takes k + 1.
         num_envs: N.
-        capacity_bytes: instead of ``capacity``, the memory of ``device`` to use; :meth:`plan` tells what comes of it.
+        capacity_bytes: instead of ``capacity``, the memory of ``device`` to use; :meth:`plan` shows what that gives.
         sampler: default :class:`relive.Uniform`.
         view: default :func:`relive.Transition`.
         ordered: False stores transitions that come in no order, each with a ``next_obs`` of its own.
@@ -191,30 +152,26 @@ class ReplayBuffer(Generic[S_co, V_co]):
         debug: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.schema, self.ordered, self.debug = schema, ordered, debug
+        self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
         self.device = torch.empty(0, device=device).device
-        self._seed, self._first = seed_or_drawn(seed), 0
-        self._stored = _stored(schema, self.own_next_obs)
+        self._progress = Progress(seed_or_drawn(seed))
+        stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._sampler: Sampler = sampler or Uniform()
         self._own_sampler = is_own(self._sampler)
-        plan = storage_plan(self._stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
+        plan = storage_plan(stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
-        on_host = self.device.type == "cpu"
-        leaves = self._stored.leaves
-        self._flags_at = [list(leaves).index((name,)) for name in ("terminated", "truncated")]
-        store: Store = ReplayRows(leaves, plan.rows) if on_host else DeviceRows(leaves, plan.rows, self.device)
-        self._ring = Ring(self.num_envs, plan.rows // self.num_envs, store, ordered)
-        self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
-        self._all = np.arange(self.num_envs, dtype=np.int64)
-        self._rounds_of: dict[int, Ints] = {}
-        self._draws = self._sampled = self._late = 0
+        rows, on_host = plan.rows, self.device.type == "cpu"
+        store: Store = ReplayRows(stored.leaves, rows) if on_host else DeviceRows(stored.leaves, rows, self.device)
+        self._ring = Ring(self.num_envs, rows // self.num_envs, store, ordered)
+        self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
+        self._ratings = Ratings(self._ring, self._sampler, self._progress)
         self.lock = shared_lock()
         self.check_ends = check_ends
         self._sampler.attach(self._ring)
-        self.view = view or Transition()
+        self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
 
     @staticmethod
     def plan(
@@ -235,7 +192,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             SchemaError: as the constructor's.
         """
-        leaves, kept = _stored(schema, own_next_obs or not ordered).leaves, (sampler or Uniform()).nbytes
+        leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, (sampler or Uniform()).nbytes
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -258,11 +215,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
-        values, chosen = fields if step is None else {**step, **fields}, self._all if envs is None else self._envs(envs)
+        writer, values = self._writer, fields if step is None else {**step, **fields}
+        chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as _one_at_a_time, which takes longer
             if self._ring.pending is not None:
-                self._mend()
-            self._add(values, chosen)
+                writer.mend()
+            writer.add(values, chosen)
 
     @_one_at_a_time
     def extend(self, steps: Mapping[str, Any], *, envs: Any = None) -> None:
@@ -272,34 +230,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             ShapeError: the fields do not have one number of steps.
             FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError: as :meth:`add`. Nothing is written.
         """
-        chosen = self._all if envs is None else self._envs(envs)
-        fronts: set[tuple[int, ...]] = set()
-        if not hasattr(steps, "items"):
-            raise FieldError(
-                f"extend: expected a mapping of fields, got {type(steps).__name__}; pass {{'obs': ..., ...}}"
-            )
-        try:
-            values = {name: _flattened(value, fronts) for name, value in steps.items()}
-        except ValueError as error:
-            raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
-        except RuntimeError:
-            refuse_sparse(steps)
-            raise
-        if len(fronts) != 1 or any(front[1:] != chosen.shape for front in fronts):
-            raise ShapeError(f"extend: expected (steps, {len(chosen)}) in front of every field, got {sorted(fronts)}")
-        ((count, _),) = fronts
-        if count:
-            rounds = self._rounds(count) if envs is None else np.tile(chosen, count)
-            self._add(values, rounds, successive=count > 1)
-
-    def _rounds(self, count: int) -> Ints:
-        """All envs, ``count`` times over: whoever adds several steps most often adds as many each time."""
-        known = self._rounds_of.get(count)
-        if known is None:
-            if len(self._rounds_of) >= CHECKERS:
-                self._rounds_of.clear()
-            known = self._rounds_of[count] = np.tile(self._all, count)
-        return known
+        self._writer.extend(steps, envs)
 
     @_one_at_a_time
     def interrupt(self, envs: Any = None) -> None:
@@ -307,8 +238,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Their newest steps, whose next observation never became known, are never drawn.
         """
-        self._interrupt(self._all if envs is None else self._envs(envs))
-        self._ring.pending = None
+        self._writer.interrupt(envs)
 
     @_one_at_a_time
     def clear(self, *, rewind: bool = False) -> None:
@@ -321,11 +251,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             LifecycleError: ``rewind`` where steps share observations.
         """
-        places = self._ring.anchors() if self._sampler.watches else None
-        self._ring.clear(rewind)
-        if places is not None:
-            self._sampler.changed(places, np.zeros(len(places), np.uint8))
-        self._ring.pending = None
+        self._writer.clear(rewind)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -339,31 +265,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
             SchemaError: what is set is no view, or one that cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
-        return cast("V_co", self._view)
+        return cast("V_co", self._reader.view)
 
     @view.setter
     @_one_at_a_time
     def view(self, view: View) -> None:
-        refuse_class("view", view)
-        if not hasattr(view, "read"):
-            raise SchemaError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
-        for part in _parts(view):
-            reader = _READERS.get(id(part))
-            if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
-                raise LifecycleError(
-                    f"{part!r} is the view of another buffer, and a change of it would change what both read; "
-                    "make each buffer a view of its own"
-                )
-        require = getattr(view, "require", None)
-        if require is not None:
-            require(self._ring)
-        before, self._view = getattr(self, "_view", view), view
-        try:
-            self._keep_rule(view)
-        except ReliveError:
-            self._view = before
-            raise
-        _READERS.update(dict.fromkeys(map(id, _parts(view)), self))
+        self._reader.read_through(view)
 
     @property
     def sampler(self) -> S_co:
@@ -376,11 +283,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         It may be set at any time, None draws one; the next batch is number 0 then.
         """
-        return self._seed
+        return self._progress.seed
 
     @seed.setter
     def seed(self, seed: int | None) -> None:
-        self._seed, self._first = seed_or_drawn(seed), self._draws
+        self._progress.seed, self._progress.first = seed_or_drawn(seed), self._progress.draws
 
     @property
     def check_ends(self) -> bool:
@@ -390,7 +297,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @check_ends.setter
     def check_ends(self, check: bool) -> None:
         self._check_ends = bool(check)
-        self._ends = EndCheck(self._stored.leaves) if check and self.ordered else None
+        self._writer.ends = EndCheck(self._ring.store.leaves) if check and self.ordered else None
+
+    @property
+    def debug(self) -> bool:
+        """Whether steps with a NaN or an infinity are refused; may be set at any time."""
+        return self._writer.debug
+
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        self._writer.debug = debug
 
     @property
     def nbytes(self) -> int:
@@ -400,25 +316,20 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @property
     def has_priorities(self) -> bool:
         """Whether :meth:`update_priorities` can be called."""
-        return self._priorities is not None
-
-    @property
-    def _priorities(self) -> Prioritized | None:
-        sampler = self._sampler.inner if isinstance(self._sampler, Recent) else self._sampler
-        return sampler if isinstance(sampler, Prioritized) else None
+        return self._ratings.prioritized is not None
 
     @_one_at_a_time
     def __len__(self) -> int:
         """The number of transitions that can be drawn; of sequences, through a view that reads such."""
-        self._keep_rule(self._view)
+        self._reader.keep_rule()
         return self._ring.drawable
 
     @property
     @_one_at_a_time
     def batch_fields(self) -> tuple[str, ...]:
         """The names of the fields of a batch, as view and sampler are now; nothing has to be stored."""
-        self._keep_rule(self._view)
-        return (*self._read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
+        self._reader.keep_rule()
+        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
 
     @overload
     def sample(self: ReplayBuffer[Any, NStep], batch_size: int) -> TensorDict: ...
@@ -446,11 +357,11 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             EmptyError: there is no complete transition; from this call, not from the first batch.
-            ShapeError: ``count`` or ``batch_size`` is not positive; likewise.
+            ShapeError: ``count`` or ``batch_size`` is not positive; also from this call.
         """
         if not is_count(count, 1):
             raise ShapeError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
-        _require_rows(batch_size)
+        require_rows(batch_size)
         if not len(self):
             raise nothing_to_draw(self._ring)
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
@@ -472,37 +383,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             ShapeError: the shapes differ, or are not of the batch's layout, or an index was never issued.
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in either case.
         """
-        self._keep_rule(self._view)
-        sampler = self._priorities
-        if sampler is None:
-            raise LifecycleError(f"{self._sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
-        where = _integers(index, "index")
-        errors, real = self._by_item(where, _doubles(td_error), None if mask is None else as_host(mask))
-        sizes = np.empty(errors.size, np.float32)
-        bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
-        if bad >= 0:
-            entry = bad // errors[0].size
-            raise NotFiniteError(
-                f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
-            )
-        places, unknown = self._ring.find(where)
-        if unknown >= 0:
-            raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
-        if errors.ndim == 2:
-            sizes = sampler.reduced(errors, real).astype(np.float32)
-        alive = places >= 0
-        late = len(places) - int(np.count_nonzero(alive))
-        if late:
-            places, sizes = places[alive], sizes[alive]
-        self._ring.pending = RATING
-        try:
-            sampler.update(places, sizes)
-        except NotFiniteError:  # before anything was changed
-            self._ring.pending = None
-            raise
-        self._late += late
-        self._ring.pending = None
-        return late
+        self._reader.keep_rule()
+        return self._ratings.update(self._reader.view, index, td_error, mask)
 
     @_one_at_a_time
     def stats(self) -> dict[str, float]:
@@ -516,28 +398,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         worth.
         """
         ring, places = self._ring, self._ring.anchors()
-        ages = ring.completed - 1 - ring.stamp[places]
-        figures = {
-            "size": float(len(self)),
-            "completed": float(ring.completed),
-            "episodes": float(ring.episodes),
-            "age_mean": float(ages.mean()) if len(ages) else 0.0,
-            "age_max": float(ages.max(initial=0)),
-            "batches": float(self._draws),
-            "sampled": float(self._sampled),
-            "replay_ratio": self._sampled / max(ring.completed, 1),
-            "late_updates": float(self._late),
-            "not_finite_rewards": float(ring.not_finite),
-        }
-        if self._priorities is not None and len(places):
-            p = self._priorities.priorities()
-            figures |= {
-                "priority_min": float(p.min()),
-                "priority_mean": float(p.mean()),
-                "priority_max": float(p.max()),
-            }
-            figures["effective_size"] = float(p.sum() ** 2 / (p**2).sum())
-        return figures
+        return figures(ring, places, len(self), self._progress, self._ratings.prioritized)
 
     @overload
     def data(self: ReplayBuffer[Any, NStep]) -> TensorDict: ...
@@ -548,9 +409,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @_one_at_a_time
     def data(self) -> Any:
         """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
-        self._keep_rule(self._view)
-        places = self._ring.anchors()
-        return self._read(places[np.argsort(self._ring.stamp[places], kind="stable")], {}, None)
+        return self._reader.data()
 
     @_one_at_a_time
     def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
@@ -562,13 +421,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             ShapeError: there is no such env.
         """
-        if not (is_count(env) and env < self.num_envs):
-            raise ShapeError(f"slice: env is a whole number from 0 up to, not including, {self.num_envs}, got {env}")
-        places = self._ring.live_places(env)[slice(start, stop)]
-        fields = self._ring.store.read(places)
-        facts = self._ring.store.tensors(self._ring.stamp[places] >= 0, self._ring.index_of(places))
-        fields["complete",], fields["index",] = facts
-        return as_tensordict(fields, (len(places),))
+        return self._reader.slice(env, start, stop)
 
     @_one_at_a_time
     def at(self, rows: Any) -> TensorDict:
@@ -577,14 +430,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             ShapeError: a row out of range, or one that cannot be drawn.
         """
-        self._keep_rule(self._view)
-        places = _integers(rows, "rows")
-        good = (places >= 0) & (places < self._plan.rows)
-        if good.all():
-            good = self._ring.find(self._ring.index_of(places))[0] == places
-        if not good.all():
-            raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
-        return self._read(places, {}, None)
+        return self._reader.at(rows)
 
     @property
     def block(self) -> TensorDict:
@@ -610,45 +456,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
                     f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
                 )
         with other.lock:
-            other._mend()
-            completed = self._ring.completed
-            for env in range(other.num_envs):
-                self._append_env(other._ring, env)
-                self._ring.pending = None
-            self._ring.order_as(other._ring, completed)
-
-    def _append_env(self, ring: Ring, env: int) -> None:
-        """Add all transitions of one env of another ring."""
-        self._interrupt(np.array([env]))
-        store, places = ring.store, ring.live_places(env)
-        complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
-        # a row without a known successor still is the next observation of the one before
-        wanted = complete.copy()
-        cuts = np.flatnonzero(~complete) + 1
-        if self.own_next_obs:
-            cuts = np.flatnonzero(ring.step[places] == 0) if ring.linked else cuts
-        else:
-            wanted[1:] |= complete[:-1] & (done[:-1] == 0)
-        for rows in np.split(np.arange(len(places)), cuts):
-            chosen = rows[wanted[rows]]
-            if len(chosen):
-                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                self._interrupt(np.array([env]))
-
-    def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
-        """Add rows of another store as successive steps of one env; the last of them need not be complete."""
-        piece = self._piece
-        for low in range(0, len(places), piece):
-            part = places[low : low + piece]
-            fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
-            final = None
-            if not self.own_next_obs:
-                obs = [path for path in store.leaves if path[0] == "obs"]
-                after = store.read(following[low : low + piece], obs)
-                final = [after[path].to(self.device) for path in obs]
-                for name in ("terminated", "truncated"):
-                    fields[name,] = (store.meta(name)[part] != 0) & (store.meta("_stamp")[part] >= 0)
-            self._store(np.full(len(part), env, np.int64), [fields[path] for path in store.leaves], final)
+            other._writer.mend()
+            self._writer.append(other._ring)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that is stored, and how far the draws have come, to the directory ``path``.
@@ -667,38 +476,30 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything stored: arrays by name, and what is JSON."""
         tensors, content = self._saved()
-        return {name: x.whole() if isinstance(x, persist.Streamed) else x for name, x in tensors.items()}, content
+        return whole_arrays(tensors), content
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The same, with rows that are read when they are written."""
-        facts = {
-            "kind": KIND,
-            "schema": json.loads(self.schema.to_json()),
+        settings = {
             "ordered": self.ordered,
             "own_next_obs": self.own_next_obs,
             "check_ends": self.check_ends,
-            "seed": self.seed,
-            "counts": [self._draws, self._sampled, self._late],
-            "first": self._first,
-            "not_finite_rewards": self._ring.not_finite,
             "debug": self.debug,
-            "view": describe(self._view),
         }
-        return ring_state(self._ring, self._sampler, facts)
+        return replay_state(self._ring, self._sampler, self.schema, self._reader.view, self._progress, settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
         state, content = self._state()
         sampler = self._sampler if content["sampler"] is None else None
-        view = copy(self._view) if content["view"] is None else None  # copy.copy would have both read through one
-        # arrays, and no tensors, which multiprocessing would send as open files
-        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-        arrays = {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
+        # a copy, since copy.copy would have both buffers read through one view
+        view = copy(self._reader.view) if content["view"] is None else None
+        arrays = bare_arrays(state)
         return type(self)._unpickled, (arrays, content, str(self.device), sampler, view)
 
     @classmethod
     def _unpickled(cls, arrays: Mapping[str, tuple[Any, torch.dtype]], *rest: Any) -> ReplayBuffer:
-        return cls._restored({name: typed(array, dtype) for name, (array, dtype) in arrays.items()}, *rest)
+        return cls._restored(typed_tensors(arrays), *rest)
 
     def __copy__(self) -> ReplayBuffer:
         """As ``copy.deepcopy``: neither memory nor parts can belong to two buffers."""
@@ -718,16 +519,14 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Args:
             path: the directory.
             device: where its rows are to live, wherever the saved ones did.
-            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts anew,
+            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts empty,
                 and so does another inner sampler of :class:`relive.Recent`.
-            view: needed likewise.
+            view: needed in the same case.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
         """
-        tensors, content = persist.read(path, most=free_memory())
-        if content.get("kind") != KIND:
-            raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
+        tensors, content = read_save(path)
         with contradictions(path), small_pages():
             return cls._restored(tensors, content, device, sampler, view)
 
@@ -741,28 +540,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         view: Any,
     ) -> ReplayBuffer:
         """The buffer whose state this is."""
-        rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-        integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
-        if view is None:
-            view = rebuild(content.get("view"), "view")
-            require_reach(view, len(tensors["rows"]))
-        buffer = cls(
-            Schema.from_json(json.dumps(content.get("schema"))),
-            rows * num_envs,
-            num_envs,
-            sampler=sampler or rebuild(content.get("sampler"), "sampler"),
-            view=view,
-            ordered=entry(content, "ordered", bool),
-            own_next_obs=entry({"own_next_obs": False, **content}, "own_next_obs", bool),
-            check_ends=entry({"check_ends": True, **content}, "check_ends", bool),
-            device=device,
-            debug=entry({"debug": False, **content}, "debug", bool),
-            seed=entry(content, "seed", int),
-        )
-        buffer._draws, buffer._sampled, buffer._late = integers(content, "counts", 3).tolist()
-        buffer._first = whole({"first": 0, **content}, "first")
-        restore_ring(buffer._ring, buffer._sampler, tensors, content)
-        buffer._ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
+        buffer = cls(**constructor_arguments(tensors, content, sampler, view), device=device)
+        restore_replay(buffer._ring, buffer._sampler, buffer._progress, tensors, content)
         return buffer
 
     @_one_at_a_time
@@ -780,7 +559,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def __repr__(self) -> str:
         return (
             f"ReplayBuffer({self.schema!r}, capacity={self._plan.rows}, num_envs={self.num_envs}, "
-            f"sampler={self._sampler!r}, view={self._view!r}, ordered={self.ordered}, "
+            f"sampler={self._sampler!r}, view={self._reader.view!r}, ordered={self.ordered}, "
             f"own_next_obs={self.own_next_obs}, device='{self.device}', seed={self.seed})"
         )
 
@@ -791,343 +570,23 @@ class ReplayBuffer(Generic[S_co, V_co]):
         return html(self._summary())
 
     def _summary(self) -> Summary:
-        ring, plan = self._ring, self._plan
-        rows = int((ring.heads - ring.oldest).sum())
-        memory = f"{readable(self.nbytes - plan.device_bytes)} in RAM"
-        facts = {
-            "fields": described(self._stored.leaves),
-            "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
-            "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {self.device}",
-            "sampler": repr(self._sampler),
-            "view": repr(self._view),
-            "seed": f"{self.seed}, {self._draws:,} batches drawn",
-        }
-        return f"ReplayBuffer: {rows:,} of {plan.rows:,} rows, {self.num_envs:,} envs", facts
+        ring, view, progress = self._ring, self._reader.view, self._progress
+        return summary(ring, self._sampler, view, progress, self._plan, self.nbytes, str(self.device))
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
-        """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
-        count, final, mask = len(envs), None, values.pop("mask", None)
-        check = self._checkers.get(count) or self._new_checkers(count)
-        given: dict[str, Any] = {}
-        if not self.own_next_obs and "next_obs" in values:
-            given["next_obs"] = values.pop("next_obs")
-        try:
-            leaves = check[0](values)
-            if given:
-                final = check[1](given)
-        except (RuntimeError, TypeError):
-            refuse_sparse(values | given)
-            raise
-        kept = None if mask is None else self._mask(mask, count)
-        if self.debug:
-            self._refuse_not_finite(leaves, final, envs, np.ones(count, np.bool_) if kept is None else kept)
-        if kept is None and not (successive and count > self._piece):
-            if count:
-                self._store(envs, leaves, final)
-        else:
-            kept = np.ones(count, np.bool_) if kept is None else kept
-            leaves, stored = self._with_last(envs, leaves, kept)
-            if successive:
-                self._add_many(envs, leaves, final, kept, stored)
-            else:
-                self._add_some(envs, leaves, final, stored)
-                self._interrupt(envs[~kept])  # what comes next there does not follow what came before
-        self._ring.pending = None
-        if self._ends is not None:
-            seen = self._ends
-            if not seen.go_on(self._ring.episodes, envs, leaves, final, kept):
-                self._ends = None
-                seen.warn()
-
-    def _add_some(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, stored: Any) -> None:
-        """Store the rows that are to be, of one vector step."""
-        if np.count_nonzero(stored):
-            rows = [_kept(value, stored) for value in leaves]
-            ends = None if final is None else [_kept(value, stored) for value in final]
-            self._store(envs[stored], rows, ends, envs)
-
-    def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
-        """Which rows to store, where some are left out, and the leaves to store of them.
-
-        A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,
-        but the one before it ends there. So the row is stored, as a step that goes on, and is then interrupted.
-        """
-        terminal_at, truncated_at = self._flags_at
-        truncated = as_host(leaves[truncated_at])
-        cut = truncated > kept
-        if self.own_next_obs or not np.count_nonzero(cut):  # quicker than any()
-            return leaves, kept
-        terminal = as_host(leaves[terminal_at])
-        again = np.flatnonzero(envs[1:] == envs[0])
-        width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
-        goes_on = kept & ~(terminal | truncated)
-        follows = np.concatenate([self._ring.under_way[envs[:width]], goes_on[:-width]])
-        leaves = list(leaves)
-        leaves[terminal_at], leaves[truncated_at] = terminal & kept, truncated & kept
-        return leaves, kept | (cut & follows)
-
-    @property
-    def _piece(self) -> int:
-        """Steps stored at once: no more than what cannot come round and meet itself, each taking up to two rows."""
-        return max(min(self._ring.rows // 2, PIECE), 1)
-
-    def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
-        """Store several steps, piece by piece; a row left out comes between those before and those after it."""
-        if final is None and not self.own_next_obs:
-            self._require_final(leaves, envs, kept)
-        piece, low = self._piece, 0
-        for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
-            until = end + 1 if end < len(envs) and stored[end] else end
-            for start in range(low, until, piece):
-                part = slice(start, min(start + piece, until))
-                ends = None if final is None else [x[part] for x in final]
-                self._store(envs[part], [x[part] for x in leaves], ends, envs)
-            self._interrupt(envs[end : end + 1])
-            low = end + 1
-
-    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
-        """Store checked steps. Until whoever calls says that all is done (``pending``), the next call would mend it."""
-        watches = self._sampler.watches
-        where, opens = self._ring.add(envs, leaves, final, watches, cut)
-        if watches and len(where):
-            self._sampler.changed(where, opens)
-
-    def _interrupt(self, envs: Ints) -> None:
-        where, opens = self._ring.interrupt(envs)
-        if self._sampler.watches and len(where):
-            self._sampler.changed(where, opens)
-
-    def _mend(self) -> None:
-        """Bring rows, counters and sampler together again after a call that an exception broke off."""
-        if self._ring.pending is not None:
-            self._ring.mend()
-            self._sampler.attach(self._ring)
-            self._ring.pending = None
-
-    def _refuse_not_finite(
-        self, leaves: Sequence[Any], final: Sequence[Any] | None, envs: Ints, kept: NDArray[np.bool_]
-    ) -> None:
-        """Look at rewards, actions and observations, of which final ones are read where an episode ended."""
-        by_path = dict(zip(self._stored.leaves, leaves, strict=True))
-        done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
-        looked = [(path, value, kept) for path, value in by_path.items() if path[0] in FINITE]
-        if final is not None:
-            obs = [path for path in by_path if path[0] == "obs"]
-            looked += [(("next_obs", *path[1:]), x, kept & done) for path, x in zip(obs, final, strict=True)]
-        for path, value, rows in looked:
-            dtype = self._stored.leaves[("obs", *path[1:]) if path[0] == "next_obs" else path].dtype
-            bad = np.flatnonzero(rows & ~_finite_rows(value, dtype))
-            if len(bad):
-                raise NotFiniteError(
-                    f"field '{dotted(path)}': row {bad[0]}, of env {envs[bad[0]]}, is {value[bad[0]]}, not finite as "
-                    f"{dtype}; mend the env, or the policy, before it spreads"
-                )
-
-    def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
-        """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
-        by_path = dict(zip(self._stored.leaves, leaves, strict=True))
-        done = (as_host(by_path["terminated",]) | as_host(by_path["truncated",])) & kept
-        if done.any():
-            raise missing_final(int(envs[np.argmax(done)]))
-
-    def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
-        final = Schema({"next_obs": self.schema["obs"]})
-        step = StepChecker(self._stored, count, self.device, upload=False)
-        pair = step, StepChecker(final, count, self.device, upload=False)
-        if len(self._checkers) >= CHECKERS:
-            self._checkers.clear()
-        self._checkers[count] = pair
-        return pair
-
     def _batch(self, batch_size: int, update: int, of: int) -> Any:
-        _require_rows(batch_size)
+        require_rows(batch_size)
         with self.lock:
             if self._ring.pending is not None:
-                self._mend()
-            self._keep_rule(self._view)
-            key = stream(_stream_of(self._seed), self._draws - self._first)
+                self._writer.mend()
+            self._reader.keep_rule()
+            come = self._progress
+            key = stream(stream_of(come.seed), come.draws - come.first)
             drawn = self._sampler.draw(batch_size, key, update, of)
-            places, extras = drawn if self._own_sampler else self._looked_at(drawn, batch_size)
-            self._draws += 1
-            self._sampled += batch_size
-            return self._read(places, extras, key)
-
-    def _looked_at(self, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
-        """What a user's sampler drew, once it is clear that it can be read."""
-        who = f"{self._sampler!r}.draw({count})"
-        given: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []
-        if len(given) != 2 or not isinstance(given[1], Mapping):
-            raise ShapeError(f"{who}: expected a tuple of places [{count}] and a dict of further fields, got {drawn!r}")
-        chosen, further = given
-        try:
-            places = self._ring.require_anchors(chosen)
-        except SchemaError as error:
-            raise type(error)(f"{who}: {error}") from error
-        extras = {name: as_host(value) for name, value in cast("Mapping[str, Any]", further).items()}
-        for name, array in {"places": places, **extras}.items():
-            if array.shape[:1] != (count,) or array.dtype.kind not in "biufc":
-                raise ShapeError(f"{who}: expected {count} {name}, got {array.dtype} {array.shape}")
-        return places, extras
-
-    def _read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
-        try:
-            batch = self._view.read(self._ring, places, key)
-        except SchemaError as error:
-            if is_own(self._view):
-                raise
-            raise type(error)(f"{self._view!r}: {error}") from error
-        if extras:
-            tensors = self._ring.store.tensors(*extras.values())
-            batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
-        time_first = time_first_of(self._view)
-        if time_first is None:
-            return as_tensordict(batch, (len(places),))
-        facts = {name: batch.pop((name,)) for name in (*FACTS, *extras)}
-        states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
-        hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
-        return SequenceBatch(batch, facts, hidden, time_first=time_first)
-
-    def _keep_rule(self, view: View) -> None:
-        """Another view, or other parameters of it, may change what can be drawn."""
-        rule, before = rule_of(view), self._ring.rule
-        if rule == before:
-            return
-        self._ring.pending = Change(rule=before)
-        try:
-            self._ring.rule = rule
-            self._sampler.attach(self._ring)
-        except ReliveError:
-            self._ring.rule = before
-            self._ring.pending = None
-            raise
-        self._ring.pending = None
-
-    def _by_item(self, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
-        """Errors ``[B]``, or those of sequences and their mask, item by item: ``[B, T]``, 0 where they do not count."""
-        time_first, count = time_first_of(self._view), index.size
-        if errors.ndim != 2 or time_first is None:
-            if index.ndim != 1 or errors.shape != index.shape:
-                raise ShapeError(_not_by_item(index.shape, errors.shape))
-            if mask is not None:
-                raise ShapeError(
-                    f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out what is not meant"
-                )
-            return errors, None
-        axes = "[T, B]" if time_first else "[B, T]"
-        if index.ndim != 1 or errors.shape[1 if time_first else 0] != count:
-            raise ShapeError(
-                f"td_error: expected {axes} of {count} sequences, as the view has time "
-                f"{'first' if time_first else 'second'}, got {errors.shape}"
-            )
-        if mask is None:
-            raise ShapeError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
-        if mask.shape != errors.shape or mask.dtype != np.bool_:
-            raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
-        errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN
-        return (errors.T, mask.T) if time_first else (errors, mask)
-
-    def _envs(self, envs: Any) -> Ints:
-        chosen = _integers(envs, "envs").copy()  # which a call that is broken off leaves behind
-        if chosen.ndim != 1 or len(set(chosen.tolist())) != len(chosen):
-            raise ShapeError(f"envs: expected a vector of different envs, got {chosen.tolist()}")
-        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.num_envs):
-            raise ShapeError(f"envs: expected numbers from 0 to {self.num_envs - 1}, got {chosen.tolist()}")
-        return chosen
-
-    def _mask(self, mask: Any, count: int) -> Any:
-        kept = as_host(mask)
-        if count == 1 and not kept.ndim:  # as any field of one env
-            kept = kept.reshape(1)
-        if kept.shape != (count,) or kept.dtype != np.bool_:
-            raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
-        return kept
-
-
-_READERS: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
-"""Which buffer reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
-
-
-def _parts(view: View) -> list[Any]:
-    """A view, and the one that it reads through."""
-    return [view, view.window] if isinstance(view, FrameStack) else [view]
-
-
-def _stored(schema: Schema, own_next_obs: bool) -> Schema:
-    """The fields that are stored, once it is clear that they make a replay."""
-    for name, dtype in NEEDED.items():
-        if schema.leaves.get((name,)) != Field((), dtype):
-            raise SchemaError(f"a replay's schema needs '{name}' as Field((), {dtype}), got {schema!r}")
-    if "obs" not in schema:
-        raise SchemaError(f"a replay's schema needs 'obs', got {schema!r}")
-    for name in schema.names:
-        if name in RESERVED or name.startswith("_"):
-            raise SchemaError(
-                f"field {name!r}: a replay's schema has no name that starts with '_', and none of what the buffer adds "
-                f"by itself ({', '.join(sorted(RESERVED))}); give it another name"
-            )
-    return schema.extend(next_obs=schema["obs"]) if own_next_obs else schema
-
-
-def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
-    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
-    # the most common first, since to tell whether something is a tensor, or a mapping, takes long
-    if type(tree) is not np.ndarray and not isinstance(tree, np.ndarray | Tensor):
-        if isinstance(tree, Mapping) or hasattr(tree, "items"):
-            return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
-        if isinstance(tree, tuple):
-            return tuple(_flattened(member, fronts) for member in cast("tuple[Any, ...]", tree))
-        tree = np.asarray(tree)
-    shape: tuple[int, ...] = cast("Any", tree).shape
-    front = tuple(shape[:2])
-    fronts.add(front)
-    return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
-
-
-def _stream_of(seed: int) -> int:
-    """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
-    worker = get_worker_info()
-    return seed if worker is None else stream(seed, worker.seed)
-
-
-def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
-    """What is wrong with errors that are not one for each index."""
-    message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
-    if len(index) == 1 and len(errors) == 2:
-        message += (
-            "; a target [B] minus a value [B, 1] is [B, B]: take value.squeeze(-1). "
-            "Errors of two axes belong to a view that reads sequences, such as Sequence"
-        )
-    return message
-
-
-def _require_rows(batch_size: int) -> None:
-    if not is_count(batch_size, 1) or batch_size > MOST:
-        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}")
-
-
-def _kept(value: Any, kept: Any) -> Any:
-    return value[torch.from_numpy(kept)] if isinstance(value, Tensor) else value[kept]
-
-
-def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
-    """Which rows of a checked leaf have nothing but finite numbers, once they are stored: bool ``[K]``."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return np.ones(len(value), np.bool_)
-    given = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-    stored = given.to(dtype) if given.is_floating_point() or given.is_complex() else given.view(dtype)  # its bits
-    return as_host(stored.isfinite().reshape(len(given), -1).all(1))
-
-
-def _integers(values: Any, name: str) -> Ints:
-    """A vector of whole numbers; bools and floats are mistakes."""
-    given = as_host(values)
-    if given.size and given.dtype.kind not in "iu":
-        raise DTypeError(f"{name}: expected integers, got {given.dtype}")
-    return np.ascontiguousarray(given, np.int64)
-
-
-def _doubles(values: Any) -> Any:
-    """Numbers of any dtype, on any device, as float64; NumPy does not know all of torch's."""
-    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
+            if not self._own_sampler:
+                drawn = readable_draw(self._ring, self._sampler, drawn, batch_size)
+            places, extras = drawn
+            come.draws += 1
+            come.sampled += batch_size
+            return self._reader.read(places, extras, key)

@@ -1,121 +1,128 @@
-"""The ring of a replay to a save and back: the live rows, the cursors and the sampler's state."""
+"""A replay as arrays and JSON, for saves and for pickle, and a new one with that state."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, get_args
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from .. import files as persist
 from ..errors import FileFormatError
-from ..files.entries import entry, integers, require_tensors
-from ..memory.blocks import zeroed
-from ..memory.layout import row_layout
-from ..ring.ring import LARGEST, RULE, Ring
-from ..ring.rule import Rule, Weigh
+from ..files.entries import entry, integers, whole
+from ..memory.estimate import free_memory
+from ..memory.layout import typed
+from ..ring.ring import Ring
 from ..samplers.contract import Sampler
-from ..steps.trees import dotted
-from .parts import PARAMETERS, describe, kinds, plain
-from .validate import STEPS, require_bools, require_sampler_state
+from ..steps.arrays import numpy_view
+from ..steps.schema import Schema
+from ..views.contract import View
+from .parts import describe, rebuild
+from .progress import Progress
+from .saved_ring import restore_ring, ring_state
+from .validate import require_reach
 
-__all__ = ["restore_ring", "ring_state"]
+__all__ = [
+    "bare_arrays",
+    "constructor_arguments",
+    "read_save",
+    "replay_state",
+    "restore_replay",
+    "typed_tensors",
+    "whole_arrays",
+]
 
 
-PIECE = 1 << 22
-"""Bytes of rows that are copied at a time on their way to a file."""
+KIND = "relive.ReplayBuffer"
 
 
-def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The live rows, the cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
+def replay_state(
+    ring: Ring, sampler: Sampler, schema: Schema, view: View, progress: Progress, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Everything that a replay is, with rows that are read when they are written: arrays by name, and what is JSON.
 
-    Rows are copied, if at all, piece by piece while they are written, and have to stay as they are so long. Arrays of
-    the sampler with an entry for each row are saved for the live rows alone.
+    ``settings`` are the arguments of its constructor that are JSON as they are.
     """
-    store, state = ring.store, sampler.state_dict()
-    arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    by_row = list(sampler.per_row)
-    layout, _ = row_layout(store.leaves)
-    tensors: dict[str, Any] = {"rows": _streamed(ring, (layout.nbytes,), np.dtype(np.uint8), store.dump)}
-    for name in store.large:
-        field = store.leaves[name]
-        tensors[f"block.{dotted(name)}"] = _streamed(ring, field.shape, field.dtype, partial(store.dump_large, name))
-    for name, value in arrays.items():
-        by_place = _streamed(ring, value.shape[1:], value.dtype, value.__getitem__) if name in by_row else None
-        tensors[f"sampler.{name}"] = value if by_place is None else by_place.whole()
-    content = {
-        **facts,
-        "rows_per_env": ring.rows,
-        "num_envs": ring.num_envs,
-        "state": ring.state.tolist(),
-        "counters": ring.counters[:RULE].tolist(),
-        "rule": list(ring.rule),
-        "sampler": describe(sampler),
-        "sampler_state": {name: plain(value) for name, value in state.items() if name not in arrays},
-        "sampler_rows": by_row,
+    facts = {
+        "kind": KIND,
+        "schema": json.loads(schema.to_json()),
+        **settings,
+        "seed": progress.seed,
+        "counts": [progress.draws, progress.sampled, progress.late],
+        "first": progress.first,
+        "not_finite_rewards": ring.not_finite,
+        "view": describe(view),
     }
+    return ring_state(ring, sampler, facts)
+
+
+def constructor_arguments(
+    tensors: Mapping[str, Tensor], content: Mapping[str, Any], sampler: Any, view: Any
+) -> dict[str, Any]:
+    """The constructor's arguments for a replay with this state; ``sampler`` and ``view`` where they are not None.
+
+    Raises:
+        FileFormatError, SchemaError, KeyError: the state makes no sense.
+    """
+    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
+    integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
+    if view is None:
+        view = rebuild(content.get("view"), "view")
+        require_reach(view, len(tensors["rows"]))
+    return {
+        "schema": Schema.from_json(json.dumps(content.get("schema"))),
+        "capacity": rows * num_envs,
+        "num_envs": num_envs,
+        "sampler": sampler or rebuild(content.get("sampler"), "sampler"),
+        "view": view,
+        "ordered": entry(content, "ordered", bool),
+        "own_next_obs": entry({"own_next_obs": False, **content}, "own_next_obs", bool),
+        "check_ends": entry({"check_ends": True, **content}, "check_ends", bool),
+        "debug": entry({"debug": False, **content}, "debug", bool),
+        "seed": entry(content, "seed", int),
+    }
+
+
+def restore_replay(
+    ring: Ring, sampler: Sampler, progress: Progress, tensors: Mapping[str, Tensor], content: Mapping[str, Any]
+) -> None:
+    """Put a state into a new replay that :func:`constructor_arguments` made.
+
+    Raises:
+        FileFormatError, InvariantError, ValueError, KeyError: it makes no sense.
+    """
+    progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
+    progress.first = whole({"first": 0, **content}, "first")
+    restore_ring(ring, sampler, tensors, content)
+    ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
+
+
+def read_save(path: str | os.PathLike[str]) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """The state in the directory ``path``.
+
+    Raises:
+        FileFormatError: there is no save of a replay, or it is damaged.
+    """
+    tensors, content = persist.read(path, most=free_memory())
+    if content.get("kind") != KIND:
+        raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
     return tensors, content
 
 
-def _streamed(ring: Ring, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]) -> persist.Streamed:
-    """What ``dump`` gives of the places of live rows, a few MiB at a time."""
-    rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), ring.rows_live
-    starts = range(0, count, rows)
-    return persist.Streamed((count, *shape), dtype, lambda: (dump(ring.places(low, low + rows)) for low in starts))
+def whole_arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a state, with all rows read."""
+    return {name: x.whole() if isinstance(x, persist.Streamed) else x for name, x in tensors.items()}
 
 
-def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-    """Put what :func:`ring_state` gave into a new ring of the same size, and check that it makes sense.
-
-    Raises:
-        FileFormatError, InvariantError, ValueError, KeyError: it does not.
-    """
-    store, wanted = ring.store, ring.rule
-    ring.state[:] = integers(content, "state", *ring.state.shape)
-    ring.counters[:RULE] = integers(content, "counters", RULE)
-    ring.check_cursors(LARGEST // 2)  # what comes next has to fit as well
-    by_row: set[str] = set(entry(content, "sampler_rows", list))
-    blocks, live = {name: f"block.{dotted(name)}" for name in store.large}, ring.rows_live
-    arrays = {name.removeprefix("sampler."): name for name in tensors if name.startswith("sampler.")}
-    per_row = ["rows", *blocks.values(), *(f"sampler.{name}" for name in by_row)]
-    require_tensors(tensors, dict.fromkeys(arrays.values(), ()) | dict.fromkeys(per_row, (live,)))
-    rows, places = tensors["rows"].numpy(), ring.places()
-    store.restore(places, rows, {name: tensors[block] for name, block in blocks.items()})
-    require_bools(store.leaves, rows)
-    ring.rule = _rule(entry(content, "rule", list))
-    ring.check()
-    parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
-    parts |= {name: tensors[array].numpy() for name, array in arrays.items()}
-    saved, given = kinds(content.get("sampler")), kinds(describe(sampler))
-    alike = saved == given or not (saved and given)  # what a user wrote knows by itself what it can go on from
-    if alike and type(sampler) in PARAMETERS:
-        require_sampler_state(parts, by_row, ring)
-    for name in by_row:
-        full = zeroed(store.num_rows * parts[name].itemsize).view(parts[name].dtype)
-        full[places] = parts[name]
-        parts[name] = full
-    if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
-        ring.rule = wanted
-    sampler.attach(ring)
-    if alike:
-        sampler.load_state_dict(parts)
-    elif saved[0] == given[0]:  # around another inner sampler, which starts anew
-        inner = {name: value for name, value in sampler.state_dict().items() if name.startswith("inner.")}
-        sampler.load_state_dict({**parts, **inner})
+def bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:
+    """Arrays and their dtypes for pickle; no tensors, which multiprocessing would send as open files."""
+    tensors = {name: torch.as_tensor(value) for name, value in state.items()}
+    return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
 
 
-def _rule(parts: list[Any]) -> Rule:
-    """What could be drawn of a saved ring.
-
-    Raises:
-        FileFormatError: it makes no sense.
-    """
-    if list(map(type, parts)) == [int, int, int, bool, str]:
-        rule = Rule(*parts)
-        fits = STEPS >= rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length
-        if fits and rule.weigh in get_args(Weigh):
-            return rule
-    raise FileFormatError(f"the save's entry 'rule' is {parts!r}; expected {list(Rule._fields)}, as relive writes them")
+def typed_tensors(arrays: Mapping[str, tuple[Any, torch.dtype]]) -> dict[str, Tensor]:
+    """What :func:`bare_arrays` took apart."""
+    return {name: typed(array, dtype) for name, (array, dtype) in arrays.items()}

@@ -1,0 +1,138 @@
+"""What callers pass, checked before anything changes: sizes, whole numbers, steps of many rows, finite numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import DTypeError, FieldError, NotFiniteError, ShapeError
+from ..parameters import is_count
+from ..ring.ring import Ints
+from ..steps.arrays import as_host
+from ..steps.checker import refuse_sparse
+from ..steps.schema import Field
+from ..steps.trees import Path, dotted
+
+__all__ = ["flattened", "refuse_not_finite", "require_rows", "whole_numbers"]
+
+
+MOST = 2**31 - 1
+"""Rows of a batch."""
+
+
+FINITE = frozenset(("reward", "action", "obs", "next_obs"))
+"""What is looked at in debug mode; in other fields infinities may be meant."""
+
+
+def require_rows(batch_size: int) -> None:
+    """Refuse a size that no batch can have.
+
+    Raises:
+        ShapeError: it is not a whole number from 1 to ``MOST``.
+    """
+    if not is_count(batch_size, 1) or batch_size > MOST:
+        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}")
+
+
+def whole_numbers(values: Any, name: str) -> Ints:
+    """A vector of whole numbers as int64; bools and floats are mistakes.
+
+    Raises:
+        DTypeError: it holds something else.
+    """
+    given = as_host(values)
+    if given.size and given.dtype.kind not in "iu":
+        raise DTypeError(f"{name}: expected integers, got {given.dtype}")
+    return np.ascontiguousarray(given, np.int64)
+
+
+def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[str, Any], int]:
+    """Fields ``[T, N, ...]`` as ``[T * N, ...]``, and T.
+
+    Args:
+        steps: the fields.
+        width: (N,).
+
+    Raises:
+        FieldError: ``steps`` is no mapping.
+        ShapeError: the fields do not all have the same T, or do not have this N.
+    """
+    if not hasattr(steps, "items"):
+        raise FieldError(f"extend: expected a mapping of fields, got {type(steps).__name__}; pass {{'obs': ..., ...}}")
+    fronts: set[tuple[int, ...]] = set()
+    try:
+        values = {name: _flattened(value, fronts) for name, value in steps.items()}
+    except ValueError as error:
+        raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
+    except RuntimeError:
+        refuse_sparse(steps)
+        raise
+    if len(fronts) != 1 or any(front[1:] != width for front in fronts):
+        raise ShapeError(f"extend: expected (steps, {width[0]}) in front of every field, got {sorted(fronts)}")
+    ((count, _),) = fronts
+    return values, count
+
+
+def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
+    """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
+    # the most common first, since to tell whether something is a tensor, or a mapping, takes long
+    if type(tree) is not np.ndarray and not isinstance(tree, np.ndarray | Tensor):
+        if isinstance(tree, Mapping) or hasattr(tree, "items"):
+            return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
+        if isinstance(tree, tuple):
+            return tuple(_flattened(member, fronts) for member in cast("tuple[Any, ...]", tree))
+        tree = np.asarray(tree)
+    shape: tuple[int, ...] = cast("Any", tree).shape
+    front = tuple(shape[:2])
+    fronts.add(front)
+    return cast("Any", tree).reshape((math.prod(front), *shape[2:]))
+
+
+def refuse_not_finite(
+    fields: Mapping[Path, Field],
+    leaves: Sequence[Any],
+    final: Sequence[Any] | None,
+    envs: Ints,
+    kept: NDArray[np.bool_],
+) -> None:
+    """Look at rewards, actions and observations; at final observations only where an episode ended.
+
+    Args:
+        fields: what is stored, in order.
+        leaves: the checked leaves ``[K, ...]``.
+        final: those of the final observations, if they were passed apart.
+        envs: int64 ``[K]``.
+        kept: bool ``[K]``, the rows that are stored.
+
+    Raises:
+        NotFiniteError: naming the field, the row and its env.
+    """
+    by_path = dict(zip(fields, leaves, strict=True))
+    done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
+    looked = [(path, value, kept) for path, value in by_path.items() if path[0] in FINITE]
+    if final is not None:
+        obs = [path for path in by_path if path[0] == "obs"]
+        looked += [(("next_obs", *path[1:]), x, kept & done) for path, x in zip(obs, final, strict=True)]
+    for path, value, rows in looked:
+        dtype = fields[("obs", *path[1:]) if path[0] == "next_obs" else path].dtype
+        bad = np.flatnonzero(rows & ~_finite_rows(value, dtype))
+        if len(bad):
+            raise NotFiniteError(
+                f"field '{dotted(path)}': row {bad[0]}, of env {envs[bad[0]]}, is {value[bad[0]]}, not finite as "
+                f"{dtype}; mend the env, or the policy, before it spreads"
+            )
+
+
+def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
+    """Which rows of a checked leaf have nothing but finite numbers, once they are stored: bool ``[K]``."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return np.ones(len(value), np.bool_)
+    given = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    stored = given.to(dtype) if given.is_floating_point() or given.is_complex() else given.view(dtype)  # its bits
+    return as_host(stored.isfinite().reshape(len(given), -1).all(1))

@@ -1,0 +1,76 @@
+"""What a replay says of itself: figures for a log, and a summary to print."""
+
+from __future__ import annotations
+
+from ..memory.estimate import StoragePlan, readable
+from ..ring.ring import Ints, Ring
+from ..samplers.contract import Sampler
+from ..samplers.prioritized import Prioritized
+from ..steps.summary import Summary, described
+from ..views.contract import View
+from .progress import Progress
+
+__all__ = ["figures", "summary"]
+
+
+def figures(
+    ring: Ring, places: Ints, size: int, progress: Progress, prioritized: Prioritized | None
+) -> dict[str, float]:
+    """The figures that :meth:`relive.ReplayBuffer.stats` describes.
+
+    Args:
+        ring: what is stored.
+        places: of the transitions that can be drawn.
+        size: how many of them there are.
+        progress: how they are used.
+        prioritized: what has their priorities, if anything does.
+    """
+    ages = ring.completed - 1 - ring.stamp[places]
+    found = {
+        "size": float(size),
+        "completed": float(ring.completed),
+        "episodes": float(ring.episodes),
+        "age_mean": float(ages.mean()) if len(ages) else 0.0,
+        "age_max": float(ages.max(initial=0)),
+        "batches": float(progress.draws),
+        "sampled": float(progress.sampled),
+        "replay_ratio": progress.sampled / max(ring.completed, 1),
+        "late_updates": float(progress.late),
+        "not_finite_rewards": float(ring.not_finite),
+    }
+    if prioritized is not None and len(places):
+        p = prioritized.priorities()
+        found |= {
+            "priority_min": float(p.min()),
+            "priority_mean": float(p.mean()),
+            "priority_max": float(p.max()),
+            "effective_size": float(p.sum() ** 2 / (p**2).sum()),
+        }
+    return found
+
+
+def summary(
+    ring: Ring, sampler: Sampler, view: View, progress: Progress, plan: StoragePlan, nbytes: int, device: str
+) -> Summary:
+    """What printing a replay shows.
+
+    Args:
+        ring: what is stored.
+        sampler: what draws.
+        view: what reads.
+        progress: how far the draws have come.
+        plan: the memory that was planned.
+        nbytes: the memory that rows and sampler take.
+        device: where rows live.
+    """
+    rows = int((ring.heads - ring.oldest).sum())
+    memory = f"{readable(nbytes - plan.device_bytes)} in RAM"
+    facts = {
+        "fields": described(ring.store.leaves),
+        "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",
+        "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {device}",
+        "sampler": repr(sampler),
+        "view": repr(view),
+        "seed": f"{progress.seed}, {progress.draws:,} batches drawn",
+    }
+    return f"ReplayBuffer: {rows:,} of {plan.rows:,} rows, {ring.num_envs:,} envs", facts

@@ -1,0 +1,173 @@
+"""Reader: the view that one replay reads through, and the batches that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ..batches.sequences import SequenceBatch
+from ..batches.states import swap_layers
+from ..batches.tensordicts import as_tensordict
+from ..errors import LifecycleError, ReliveError, SchemaError, ShapeError
+from ..parameters import is_count, is_own, refuse_class
+from ..ring.ring import Change, Ints, Ring
+from ..samplers.contract import Sampler
+from ..steps.arrays import as_host
+from ..steps.schema import Schema
+from ..views.contract import View, rule_of, time_first_of
+from ..views.frames import FrameStack
+from ..views.sequences import FACTS
+from .arguments import whole_numbers
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["Reader", "readable_draw"]
+
+
+class Reader:
+    """The reading side of a replay. All of its methods expect that the caller holds the replay's lock.
+
+    Args:
+        ring: what is read.
+        sampler: it begins again when the view changes what can be drawn.
+        schema: the fields of a step, as the user named them.
+        view: see :meth:`read_through`.
+    """
+
+    def __init__(self, ring: Ring, sampler: Sampler, schema: Schema, view: View) -> None:
+        self.ring, self.sampler, self.schema, self.view = ring, sampler, schema, view
+        self.read_through(view)
+
+    def read_through(self, view: View) -> None:
+        """Read through this view from now on.
+
+        Raises:
+            SchemaError: it is no view, or one that cannot read what is stored.
+            LifecycleError: it is the view of another buffer.
+        """
+        refuse_class("view", view)
+        if not hasattr(view, "read"):
+            raise SchemaError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+        for part in _parts(view):
+            reader = _READERS.get(id(part))
+            if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
+                raise LifecycleError(
+                    f"{part!r} is the view of another buffer, and a change of it would change what both read; "
+                    "make each buffer a view of its own"
+                )
+        require = getattr(view, "require", None)
+        if require is not None:
+            require(self.ring)
+        before, self.view = self.view, view
+        try:
+            self.keep_rule()
+        except ReliveError:
+            self.view = before
+            raise
+        _READERS.update(dict.fromkeys(map(id, _parts(view)), self))
+
+    def keep_rule(self) -> None:
+        """Another view, or other parameters of it, may change what can be drawn."""
+        ring, rule = self.ring, rule_of(self.view)
+        before = ring.rule
+        if rule == before:
+            return
+        ring.pending = Change(rule=before)
+        try:
+            ring.rule = rule
+            self.sampler.attach(ring)
+        except ReliveError:
+            ring.rule = before
+            ring.pending = None
+            raise
+        ring.pending = None
+
+    def read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
+        """The batch of the transitions at ``places``, with the sampler's ``extras``."""
+        try:
+            batch = self.view.read(self.ring, places, key)
+        except SchemaError as error:
+            if is_own(self.view):
+                raise
+            raise type(error)(f"{self.view!r}: {error}") from error
+        if extras:
+            tensors = self.ring.store.tensors(*extras.values())
+            batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
+        time_first = time_first_of(self.view)
+        if time_first is None:
+            return as_tensordict(batch, (len(places),))
+        facts = {name: batch.pop((name,)) for name in (*FACTS, *extras)}
+        states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
+        hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
+        return SequenceBatch(batch, facts, hidden, time_first=time_first)
+
+    def data(self) -> Any:
+        """Every transition that can be drawn, in the order of completion."""
+        self.keep_rule()
+        places = self.ring.anchors()
+        return self.read(places[np.argsort(self.ring.stamp[places], kind="stable")], {}, None)
+
+    def at(self, rows: Any) -> Any:
+        """The transitions at ``rows`` of the ring's memory, int64 ``[B]``.
+
+        Raises:
+            ShapeError: a row out of range, or one that cannot be drawn.
+        """
+        self.keep_rule()
+        places = whole_numbers(rows, "rows")
+        good = (places >= 0) & (places < self.ring.store.num_rows)
+        if good.all():
+            good = self.ring.find(self.ring.index_of(places))[0] == places
+        if not good.all():
+            raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
+        return self.read(places, {}, None)
+
+    def slice(self, env: int, start: int, stop: int | None) -> TensorDict:
+        """Rows of one env as they are stored, through no view: from ``start`` up to ``stop``, 0 is the oldest.
+
+        Raises:
+            ShapeError: there is no such env.
+        """
+        ring = self.ring
+        if not (is_count(env) and env < ring.num_envs):
+            raise ShapeError(f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}")
+        places = ring.live_places(env)[slice(start, stop)]
+        fields = ring.store.read(places)
+        facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
+        fields["complete",], fields["index",] = facts
+        return as_tensordict(fields, (len(places),))
+
+
+_READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
+"""What reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
+
+
+def _parts(view: View) -> list[Any]:
+    """A view, and the one that it reads through."""
+    return [view, view.window] if isinstance(view, FrameStack) else [view]
+
+
+def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
+    """What a user's sampler drew, once it is clear that it can be read.
+
+    Raises:
+        ShapeError, SchemaError: it cannot.
+    """
+    who = f"{sampler!r}.draw({count})"
+    given: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []
+    if len(given) != 2 or not isinstance(given[1], Mapping):
+        raise ShapeError(f"{who}: expected a tuple of places [{count}] and a dict of further fields, got {drawn!r}")
+    chosen, further = given
+    try:
+        places = ring.require_anchors(chosen)
+    except SchemaError as error:
+        raise type(error)(f"{who}: {error}") from error
+    extras = {name: as_host(value) for name, value in cast("Mapping[str, Any]", further).items()}
+    for name, array in {"places": places, **extras}.items():
+        if array.shape[:1] != (count,) or array.dtype.kind not in "biufc":
+            raise ShapeError(f"{who}: expected {count} {name}, got {array.dtype} {array.shape}")
+    return places, extras

@@ -1,0 +1,289 @@
+"""Writer: checks the steps that a replay is given, stores them in its ring, and informs its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ShapeError
+from ..memory.store import Store
+from ..ring.ring import Ints, Ring, missing_final
+from ..samplers.contract import Sampler
+from ..steps.arrays import as_host
+from ..steps.checker import StepChecker, refuse_sparse
+from ..steps.schema import Schema
+from .arguments import flattened, refuse_not_finite, whole_numbers
+from .ends import EndCheck
+
+__all__ = ["Writer"]
+
+
+PIECE = 4096
+"""Rows stored at once, of many; the memory they are packed in is kept."""
+
+
+CHECKERS = 64
+"""Numbers of rows for which the check of a step is kept."""
+
+
+class Writer:
+    """The writing side of a replay. All of its methods expect that the caller holds the replay's lock.
+
+    A method that changes rows leaves the ring's ``pending`` set until all is done, so that the next call mends what an
+    exception broke off.
+
+    Args:
+        ring: what is written to.
+        sampler: what is informed of each row that can be drawn from now on, or no more.
+        schema: the fields of a step, as the user named them.
+        stored: the fields that are stored.
+        device: where rows live.
+        own_next_obs: whether a ``next_obs`` is stored with every step.
+        debug: whether to refuse numbers that are NaN or infinite.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        sampler: Sampler,
+        schema: Schema,
+        stored: Schema,
+        device: torch.device,
+        own_next_obs: bool,
+        debug: bool,
+    ) -> None:
+        self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
+        self.device, self.own_next_obs, self.debug = device, own_next_obs, debug
+        self.ends: EndCheck | None = None
+        """What looks at the first ends of episodes; None once it has seen enough."""
+        self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
+        paths = list(stored.leaves)
+        self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
+        self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
+        self._rounds_of: dict[int, Ints] = {}
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
+        """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
+        count, final, mask = len(envs), None, values.pop("mask", None)
+        check = self._checkers.get(count) or self._new_checkers(count)
+        given: dict[str, Any] = {}
+        if not self.own_next_obs and "next_obs" in values:
+            given["next_obs"] = values.pop("next_obs")
+        try:
+            leaves = check[0](values)
+            if given:
+                final = check[1](given)
+        except (RuntimeError, TypeError):
+            refuse_sparse(values | given)
+            raise
+        kept = None if mask is None else _mask(mask, count)
+        if self.debug:
+            rows = np.ones(count, np.bool_) if kept is None else kept
+            refuse_not_finite(self.stored.leaves, leaves, final, envs, rows)
+        if kept is None and not (successive and count > self._piece):
+            if count:
+                self._store(envs, leaves, final)
+        else:
+            kept = np.ones(count, np.bool_) if kept is None else kept
+            leaves, stored = self._with_last(envs, leaves, kept)
+            if successive:
+                self._add_many(envs, leaves, final, kept, stored)
+            else:
+                self._add_some(envs, leaves, final, stored)
+                self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+        self.ring.pending = None
+        if self.ends is not None:
+            seen = self.ends
+            if not seen.go_on(self.ring.episodes, envs, leaves, final, kept):
+                self.ends = None
+                seen.warn()
+
+    def extend(self, steps: Mapping[str, Any], envs: Any) -> None:
+        """Check and store many steps ``[T, N, ...]``, in the order of time."""
+        chosen = self.all_envs if envs is None else self.chosen(envs)
+        values, count = flattened(steps, chosen.shape)
+        if count:
+            rounds = self._rounds(count) if envs is None else np.tile(chosen, count)
+            self.add(values, rounds, successive=count > 1)
+
+    def chosen(self, envs: Any) -> Ints:
+        """The envs that a caller names, int64 ``[K]``.
+
+        Raises:
+            DTypeError, ShapeError: they are not different numbers of envs.
+        """
+        chosen = whole_numbers(envs, "envs").copy()  # a call that is broken off keeps it for the next
+        if chosen.ndim != 1 or len(set(chosen.tolist())) != len(chosen):
+            raise ShapeError(f"envs: expected a vector of different envs, got {chosen.tolist()}")
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.ring.num_envs):
+            raise ShapeError(f"envs: expected numbers from 0 to {self.ring.num_envs - 1}, got {chosen.tolist()}")
+        return chosen
+
+    def interrupt(self, envs: Any) -> None:
+        """The episodes under way in ``envs``, or in all, will not go on."""
+        self._interrupt(self.all_envs if envs is None else self.chosen(envs))
+        self.ring.pending = None
+
+    def clear(self, rewind: bool) -> None:
+        """Forget everything stored."""
+        places = self.ring.anchors() if self.sampler.watches else None
+        self.ring.clear(rewind)
+        if places is not None:
+            self.sampler.changed(places, np.zeros(len(places), np.uint8))
+        self.ring.pending = None
+
+    def mend(self) -> None:
+        """Bring rows, counters and sampler together again after a call that an exception broke off."""
+        if self.ring.pending is not None:
+            self.ring.mend()
+            self.sampler.attach(self.ring)
+            self.ring.pending = None
+
+    # -- another buffer's transitions ---------------------------------------------------------------------------
+
+    def append(self, other: Ring) -> None:
+        """Add all transitions of another ring, in the order in which they were completed there."""
+        completed = self.ring.completed
+        for env in range(other.num_envs):
+            self._append_env(other, env)
+            self.ring.pending = None
+        self.ring.order_as(other, completed)
+
+    def _append_env(self, ring: Ring, env: int) -> None:
+        """Add all transitions of one env of another ring."""
+        self._interrupt(np.array([env]))
+        store, places = ring.store, ring.live_places(env)
+        complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
+        # a row without a known successor still is the next observation of the one before
+        wanted = complete.copy()
+        cuts = np.flatnonzero(~complete) + 1
+        if self.own_next_obs:
+            cuts = np.flatnonzero(ring.step[places] == 0) if ring.linked else cuts
+        else:
+            wanted[1:] |= complete[:-1] & (done[:-1] == 0)
+        for rows in np.split(np.arange(len(places)), cuts):
+            chosen = rows[wanted[rows]]
+            if len(chosen):
+                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
+                self._interrupt(np.array([env]))
+
+    def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
+        """Add rows of another store as successive steps of one env; the last of them need not be complete."""
+        piece = self._piece
+        for low in range(0, len(places), piece):
+            part = places[low : low + piece]
+            fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
+            final = None
+            if not self.own_next_obs:
+                obs = [path for path in store.leaves if path[0] == "obs"]
+                after = store.read(following[low : low + piece], obs)
+                final = [after[path].to(self.device) for path in obs]
+                for name in ("terminated", "truncated"):
+                    fields[name,] = (store.meta(name)[part] != 0) & (store.meta("_stamp")[part] >= 0)
+            self._store(np.full(len(part), env, np.int64), [fields[path] for path in store.leaves], final)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
+        """Store checked steps. Until the caller says that all is done (``pending``), the next call would mend it."""
+        watches = self.sampler.watches
+        where, opens = self.ring.add(envs, leaves, final, watches, cut)
+        if watches and len(where):
+            self.sampler.changed(where, opens)
+
+    def _interrupt(self, envs: Ints) -> None:
+        where, opens = self.ring.interrupt(envs)
+        if self.sampler.watches and len(where):
+            self.sampler.changed(where, opens)
+
+    def _add_some(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, stored: Any) -> None:
+        """Store those rows of one vector step that ``stored`` names."""
+        if np.count_nonzero(stored):
+            rows = [_kept(value, stored) for value in leaves]
+            ends = None if final is None else [_kept(value, stored) for value in final]
+            self._store(envs[stored], rows, ends, envs)
+
+    def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
+        """Which rows to store, where some are left out, and the leaves to store of them.
+
+        A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,
+        but the one before it ends there. So the row is stored, as a step that goes on, and is then interrupted.
+        """
+        terminal_at, truncated_at = self._flags_at
+        truncated = as_host(leaves[truncated_at])
+        cut = truncated > kept
+        if self.own_next_obs or not np.count_nonzero(cut):  # quicker than any()
+            return leaves, kept
+        terminal = as_host(leaves[terminal_at])
+        again = np.flatnonzero(envs[1:] == envs[0])
+        width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
+        goes_on = kept & ~(terminal | truncated)
+        follows = np.concatenate([self.ring.under_way[envs[:width]], goes_on[:-width]])
+        leaves = list(leaves)
+        leaves[terminal_at], leaves[truncated_at] = terminal & kept, truncated & kept
+        return leaves, kept | (cut & follows)
+
+    @property
+    def _piece(self) -> int:
+        """Steps stored at once: no more than what cannot come round and meet itself, each taking up to two rows."""
+        return max(min(self.ring.rows // 2, PIECE), 1)
+
+    def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
+        """Store several steps, piece by piece; a row left out comes between those before and those after it."""
+        if final is None and not self.own_next_obs:
+            self._require_final(leaves, envs, kept)
+        piece, low = self._piece, 0
+        for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
+            until = end + 1 if end < len(envs) and stored[end] else end
+            for start in range(low, until, piece):
+                part = slice(start, min(start + piece, until))
+                ends = None if final is None else [x[part] for x in final]
+                self._store(envs[part], [x[part] for x in leaves], ends, envs)
+            self._interrupt(envs[end : end + 1])
+            low = end + 1
+
+    def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
+        """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
+        terminal_at, truncated_at = self._flags_at
+        done = (as_host(leaves[terminal_at]) | as_host(leaves[truncated_at])) & kept
+        if done.any():
+            raise missing_final(int(envs[np.argmax(done)]))
+
+    def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
+        """The checks of a step of ``count`` rows, and of its final observations; kept for the next such step."""
+        final = Schema({"next_obs": self.schema["obs"]})
+        step = StepChecker(self.stored, count, self.device, upload=False)
+        pair = step, StepChecker(final, count, self.device, upload=False)
+        if len(self._checkers) >= CHECKERS:
+            self._checkers.clear()
+        self._checkers[count] = pair
+        return pair
+
+    def _rounds(self, count: int) -> Ints:
+        """All envs, ``count`` times over; kept, since the next call most often adds as many steps."""
+        known = self._rounds_of.get(count)
+        if known is None:
+            if len(self._rounds_of) >= CHECKERS:
+                self._rounds_of.clear()
+            known = self._rounds_of[count] = np.tile(self.all_envs, count)
+        return known
+
+
+def _mask(mask: Any, count: int) -> Any:
+    """The rows that are kept, bool ``[count]``."""
+    kept = as_host(mask)
+    if count == 1 and not kept.ndim:  # as any field of one env
+        kept = kept.reshape(1)
+    if kept.shape != (count,) or kept.dtype != np.bool_:
+        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
+    return kept
+
+
+def _kept(value: Any, kept: Any) -> Any:
+    return value[torch.from_numpy(kept)] if isinstance(value, Tensor) else value[kept]
