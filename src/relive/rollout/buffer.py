@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any, Never, cast
 import torch
 
 from ..batches.sequences import EnvBatch, Overlap, SequenceBatch
-from ..errors import FieldError, SchemaError
+from ..errors import FieldError
 from ..files.entries import contradictions
 from ..memory.blocks import Recycled
-from ..parameters import is_count
 from ..returns.estimators import Estimator
 from ..steps.schema import Field, Schema, Spec, not_named
 from ..steps.summary import Summary, html, text
 from . import saving
 from .columns import Columns
 from .episodes import Episodes
-from .fields import Fields
+from .fields import Fields, as_size
 from .finishing import finish
 from .minibatches import Minibatches, Permutations
 from .named import Name, NamedColumns
 from .sequences import Sequences
 from .states import KeptStates, kept_every
-from .summary import summary
+from .summary import call, summary
 from .windows import splitter
 from .writer import Writer
 
@@ -39,12 +38,12 @@ __all__ = ["RolloutBuffer"]
 class RolloutBuffer:
     """A rollout: ``num_steps`` consecutive steps of ``num_envs`` envs in columns ``[T + 1, N, ...]``.
 
-    The row after the last step is the bootstrap row: the ``obs`` and ``value`` that the rollout ended on. Views into
-    the storage are what ``r[name]``, :meth:`data`, :attr:`block`, :attr:`env_major`, :attr:`last` and :meth:`reserve`
-    return; batches (:meth:`flat`, :meth:`sample`, :meth:`minibatches`) are always copies.
+    The row after the last step is the bootstrap row: the ``obs`` and ``value`` that the rollout ended on. ``r[name]``,
+    :meth:`data`, :attr:`block`, :attr:`env_major`, :attr:`last` and :meth:`reserve` return views into the storage;
+    :meth:`flat`, :meth:`sample` and :meth:`minibatches` return copies.
 
     Args:
-        schema: the fields of a step. ``mask`` and ``final_value`` are added by the buffer.
+        schema: the fields of a step. The buffer adds ``mask`` and ``final_value``.
         num_steps: T, time steps per rollout.
         num_envs: N.
         device: where the columns live.
@@ -77,14 +76,9 @@ class RolloutBuffer:
         columns: Mapping[str, Field] | None = None,
         seed: int | None = None,
     ) -> None:
-        if not (is_count(num_steps, 1) and is_count(num_envs, 1)):
-            raise SchemaError(
-                f"num_steps and num_envs are whole numbers of at least 1, got {num_steps!r} and {num_envs!r}"
-            )
-        self.num_steps, self.num_envs = int(num_steps), int(num_envs)
+        self.num_steps, self.num_envs = size = as_size(num_steps, num_envs)
         self.device, self.wrap = torch.empty(0, device=device).device, wrap
         self.hidden_every = kept_every(hidden_every, schema, wrap)
-        size, memory = (self.num_steps, self.num_envs), Recycled()
         fields = self._fields = Fields(schema, columns or {}, size, self.device, self.hidden_every)
         self._columns = Columns(fields.own, *size, self.device, wrap)
         named = self._named = NamedColumns(fields, self._columns)
@@ -94,6 +88,7 @@ class RolloutBuffer:
         self._writer = Writer(
             fields, self._columns, named, self._episodes, self._states, debug=debug, preset=self._preset
         )
+        memory = Recycled()
         self._minibatches = Minibatches(named, self.device, self._permutations, memory)
         self._sequences = Sequences(fields, named, self._episodes, self._states, self._permutations, memory)
 
@@ -104,8 +99,9 @@ class RolloutBuffer:
 
         Args:
             step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
-            fields: likewise. ``mask`` (bool ``[N]``, default all True) marks steps that are not real, such as the
-                reset step of ``NEXT_STEP`` autoreset; ``final_value`` (``[N]``) is read where ``truncated`` is set.
+            fields: the same, as keywords. ``mask`` (bool ``[N]``, default all True) is False at steps that are not
+                real, such as the reset step of ``NEXT_STEP`` autoreset; ``final_value`` (``[N]``) is read where
+                ``truncated`` is set.
 
         Raises:
             FullError: the rollout is complete and does not wrap.
@@ -117,14 +113,14 @@ class RolloutBuffer:
         self._writer.add(fields if step is None else {**step, **fields})
 
     def add_fields(self, **fields: Spec) -> None:
-        """From now on a step has these fields as well; in the steps there are already they are zeros.
+        """Add fields to the schema; they are zeros in the steps that were written before.
 
         Args:
-            fields: as the schema has them: a :class:`relive.Field`, a bare shape for float32, or a dict or tuple. A
-                nested field that is there already may be given with further members.
+            fields: as in a schema: a :class:`relive.Field`, a bare shape for float32, or a dict or tuple. A nested
+                field of the schema may be given again with further members.
 
         Raises:
-            SchemaError: a column of that name is there already, rows of it would be lost, or memory is short.
+            SchemaError: there is a column of that name, rows of it would be lost, or memory is short.
             LifecycleError: rows are reserved, or hidden states are kept every few steps.
         """
         self._writer.add_fields(fields)
@@ -132,10 +128,10 @@ class RolloutBuffer:
     def reserve(self, steps: int | None = None) -> TensorDict:
         """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
 
-        ``mask`` and, with a value in the schema, ``final_value`` are among them, preset to True and NaN. Call
-        :meth:`commit` when the rows are written; until then they are not part of the rollout. A buffer that wraps
-        gives up as many of its oldest steps as it needs, at once. The views may be put into shared memory, for other
-        processes to write: :meth:`commit` then copies the rows from there.
+        They include ``mask``, preset to True, and with a value in the schema ``final_value``, preset to NaN. The rows
+        become part of the rollout with :meth:`commit`. A buffer that wraps gives up as many of its oldest steps as it
+        needs, at once. The views may be put into shared memory for other processes to write: :meth:`commit` then
+        copies the rows from there.
 
         Raises:
             FullError: fewer rows are left in one piece.
@@ -143,11 +139,11 @@ class RolloutBuffer:
         return self._writer.reserve(steps)
 
     def commit(self, steps: int | None = None, *, last: bool = False) -> None:
-        """The first ``steps`` reserved rows (all of them, by default) are written.
+        """Make the first reserved rows part of the rollout, once they are written.
 
         Args:
-            steps: how many of the reserved rows; the rest is given back.
-            last: the bootstrap row, the one after them, has been written as well.
+            steps: how many of the reserved rows, all by default; the rest is given back.
+            last: the bootstrap row, the one after them, is written too.
 
         Raises:
             LifecycleError: fewer rows are reserved.
@@ -164,7 +160,7 @@ class RolloutBuffer:
         self._writer.set_last(fields)
 
     def set_final_value(self, steps: Any, envs: Any, values: Any) -> None:
-        """V(true final observation) of truncated steps known only later: three vectors ``[K]``.
+        """Set V(true final observation) of truncated steps, where it is known only later: three vectors ``[K]``.
 
         Raises:
             FieldError: the schema has no ``value``.
@@ -173,18 +169,18 @@ class RolloutBuffer:
         self._writer.set_final_value(steps, envs, values)
 
     def clear(self) -> None:
-        """Forget the rollout; the memory stays. Advantages and other attached columns are gone with it.
+        """Forget the rollout and its attached columns, such as advantages; the memory stays.
 
-        What is added next goes on with the episodes under way; call :meth:`interrupt` if it does not.
+        The next step continues the episodes under way; call :meth:`interrupt` if it does not.
         """
         self._writer.clear()
 
     def interrupt(self) -> None:
-        """The episodes under way will not go on: the next step that is added starts new ones in all envs.
+        """Break off the episodes under way: the next step starts new ones in all envs.
 
-        Their newest steps become truncated, valued by the bootstrap row if that was set (:meth:`set_last`); if not,
-        give their values by :meth:`set_final_value`, or :meth:`finish` refuses them. A rollout that is full keeps them
-        as they are, since its bootstrap row values them anyway.
+        Their newest steps become truncated. The bootstrap row gives their values if it was set (:meth:`set_last`); if
+        not, give them by :meth:`set_final_value`, or :meth:`finish` refuses them. A full rollout keeps its steps as
+        they are, since the bootstrap row values them anyway.
         """
         self._writer.interrupt()
 
@@ -223,9 +219,9 @@ class RolloutBuffer:
 
     @property
     def initial_hidden(self) -> Any:
-        """What episodes start in, nested as ``hidden`` without the env axis; None is zeros. Read with ``hidden_every``.
+        """The state that episodes start in, nested as ``hidden``, without the env axis; None is zeros.
 
-        It may be set at any time.
+        It is read with ``hidden_every``, and may be set at any time.
         """
         return self._states.initial
 
@@ -235,10 +231,7 @@ class RolloutBuffer:
 
     @property
     def seed(self) -> int:
-        """What permutations are drawn with: number k is a function of (seed, k).
-
-        It may be set at any time, None draws one; the next permutation is number 0 then.
-        """
+        """The seed of the permutations. Setting it starts again at permutation number 0; None draws one."""
         return self._permutations.seed
 
     @seed.setter
@@ -256,7 +249,7 @@ class RolloutBuffer:
         return self._columns.is_full
 
     def __len__(self) -> int:
-        """The number of real transitions, which is also what an epoch of minibatches serves."""
+        """The number of real transitions, as an epoch of minibatches serves them."""
         return self._named.count(self._named.real_rows())
 
     def __contains__(self, name: Name) -> bool:
@@ -269,7 +262,7 @@ class RolloutBuffer:
     def __getitem__(self, name: Name) -> Any:
         """A column ``[T, N, ...]`` of the steps written so far, oldest first; a TensorDict if it is nested.
 
-        A view into the storage, or a copy once the buffer has wrapped round.
+        It is a view into the storage, or a copy once the buffer has wrapped round.
         """
         return self._named[name]
 
@@ -286,12 +279,12 @@ class RolloutBuffer:
 
     @property
     def block(self) -> TensorDict:
-        """All columns with their bootstrap row as views ``[T + 1, N]``, whatever was written of them."""
+        """All columns with their bootstrap row as views ``[T + 1, N]``, written or not."""
         return self._named.block()
 
     @property
     def env_major(self) -> TensorDict:
-        """:attr:`block` with the axes the other way round, ``[N, T + 1]``; still views of the same memory."""
+        """:attr:`block` as ``[N, T + 1]``; still views of the same memory."""
         return cast("TensorDict", self.block.transpose(0, 1))
 
     @property
@@ -300,7 +293,7 @@ class RolloutBuffer:
         return self._named.last()
 
     def data(self) -> TensorDict:
-        """All columns of the steps written so far, ``[T, N]``: what ``r[name]`` gives, together."""
+        """All columns of the steps written so far, ``[T, N]``, each as ``r[name]`` gives it."""
         return self._named.data()
 
     def flat(self, fields: tuple[str, ...] | None = None) -> TensorDict:
@@ -333,12 +326,12 @@ class RolloutBuffer:
     ) -> Iterator[TensorDict]:
         """All real transitions in random order, in minibatches ``[B]``; a new permutation every epoch.
 
-        Every transition comes exactly once an epoch, unless ``drop_last`` is set; what is dropped then differs
-        each time. Columns must not be changed while the minibatches are being read.
+        Every transition comes exactly once an epoch, unless ``drop_last`` is set; each epoch then drops others. Do not
+        change columns while the minibatches are being read.
 
         Args:
             batch_size: transitions of a minibatch; the last one takes what remains.
-            num_batches: instead, how many minibatches an epoch has; their sizes differ by at most one.
+            num_batches: instead, the number of minibatches in an epoch; their sizes differ by at most one.
             epochs: passes over the rollout.
             drop_last: leave out what does not fill a whole minibatch.
             reshuffle: False repeats the minibatches of the first epoch in all others.
@@ -372,27 +365,27 @@ class RolloutBuffer:
     ) -> Iterator[SequenceBatch]:
         """Windows of consecutive steps for truncated backpropagation through time, padded, with their first states.
 
-        A window never holds steps of two episodes. Those of an episode's K steps in this rollout start at its steps
-        0, s, 2s, ..., as long as each brings a step that no window before it has; only the last may be shorter than
-        ``length``. Without overlap every real step comes exactly once an epoch. Sequences are in random order, a new
-        one every epoch; columns must not be changed while they are being read.
+        A window never holds steps of two episodes. The windows of an episode start at its steps 0, s, 2s, ... in this
+        rollout, as long as each has a step that no window before it has; only the last may be shorter than ``length``.
+        Without overlap every real step comes exactly once an epoch. Sequences come in random order, a new one every
+        epoch. Do not change columns while they are being read.
 
         Args:
-            length: steps of a window; None takes each episode's steps as one (whole trajectories, cut at dones).
+            length: steps of a window; None makes one window of each episode (whole trajectories, cut at dones).
             overlap: how many steps successive windows share: "none" (s = length), "half" (s = length // 2), "max"
-                (s = 1), or their number.
-            complete: only of episodes that began and ended in this rollout.
-            drop_tail: leave out windows shorter than ``length``. With either there may be none, and then no batch.
+                (s = 1), or a number.
+            complete: only episodes that began and ended in this rollout. There may be none, and then no batch.
+            drop_tail: leave out windows shorter than ``length``; this too may leave none.
             batch_size: sequences of a batch; the last one takes what remains.
-            num_batches: instead, how many batches an epoch has; their sizes differ by at most one.
-            batch_steps: instead, how many steps a batch has at most; a longer sequence comes alone. Without any of the
-                three an epoch is one batch.
+            num_batches: instead, the number of batches in an epoch; their sizes differ by at most one.
+            batch_steps: instead, the most steps of a batch; a longer sequence comes alone. Without any of the three an
+                epoch is one batch.
             epochs: passes over the rollout.
             shuffle: False keeps the order: env by env, in time.
             fields: the columns wanted; default all but ``mask``, ``final_value`` and ``hidden``, which comes anyway.
             time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``. L is ``length``, or the rollout's steps if
-                those are fewer; without a length it is that of the batch's longest sequence. With ``hidden_every``
-                there are further rows in front, which are unrolled for the state alone.
+                those are fewer; without a length, the longest sequence of the batch sets it. ``hidden_every`` adds
+                rows in front, which are unrolled for the state alone.
             normalize_advantage: normalise ``advantage`` over each batch's steps.
 
         Raises:
@@ -414,16 +407,16 @@ class RolloutBuffer:
         sequences: tuple[str, ...] = ("obs",),
         fields: tuple[str, ...] | None = None,
     ) -> Iterator[EnvBatch]:
-        """Batches of whole envs: their steps ``[T, B, ...]``, and some columns cut into trajectories at dones as well.
+        """Batches of whole envs: their steps ``[T, B, ...]``, and some columns also as trajectories, cut at dones.
 
-        For recurrent networks that are given padded trajectories and put their outputs back into the order of time.
-        Every env comes exactly once an epoch. They are put into a new random order with each call, which each epoch
-        divides from another place on, so that its batches are others. Batches are views: of what was laid out in that
-        order once, or, without shuffling, ``steps`` are of the storage. Columns must not be changed meanwhile.
+        This is for recurrent networks that take padded trajectories and put their outputs back into the order of time.
+        Every env comes exactly once an epoch. Each call draws a new random order, and each epoch divides it from
+        another place, so that its batches differ. Batches are views: of one copy in that order, or, without shuffling,
+        ``steps`` of the storage. Do not change columns meanwhile.
 
         Args:
             batch_size: envs of a batch; the last one takes what remains.
-            num_batches: instead, how many batches an epoch has; their sizes differ by at most one.
+            num_batches: instead, the number of batches in an epoch; their sizes differ by at most one.
             epochs: passes over the rollout.
             shuffle: False keeps the order of the envs.
             sequences: the columns wanted as trajectories, with ``hidden`` where there is one; padded to all T rows.
@@ -439,17 +432,17 @@ class RolloutBuffer:
     def chunks(self, length: int | None = None, *, fields: tuple[str, ...] | None = None) -> Iterator[SequenceBatch]:
         """All envs in the order of time, ``length`` steps at a time: batches ``[L, N, ...]``, the last one shorter.
 
-        Chunks run on over the ends of episodes, as distillation wants it: ``seq["done"]`` is bool ``[L, N]``, and where
+        Chunks run on over the ends of episodes, for distillation: ``seq["done"]`` is bool ``[L, N]``, and where
         ``seq["is_start"]``, bool ``[L, N]``, is set, the state before that step is an initial one. ``seq["hidden"]`` is
         the state before the chunk's first step. The columns are views.
 
         Args:
-            length: steps of a chunk; default: one chunk of all. 1 gives step after step.
+            length: steps of a chunk; by default one chunk holds all. 1 gives step after step.
             fields: the columns wanted; default all but ``mask``, ``final_value`` and ``hidden``.
 
         Raises:
             EmptyError: no step was added.
-            ShapeError: a length below 1, or one at which no state is kept (``hidden_every``).
+            ShapeError: a length below 1, or one that is no multiple of ``hidden_every``.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         return self._sequences.chunks(length, fields)
@@ -457,9 +450,9 @@ class RolloutBuffer:
     # -- files, copies and printing -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rollout, with what is attached and how far the permutations have come, to the directory ``path``.
+        """Write the rollout, its attached columns and the number of the next permutation to the directory ``path``.
 
-        A save that is there already is replaced, whole or not at all; ``docs/files.md`` has the format.
+        An older save there is replaced as a whole or not at all; ``docs/files.md`` has the format.
 
         Raises:
             FileFormatError: ``path`` holds something else.
@@ -470,7 +463,7 @@ class RolloutBuffer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RolloutBuffer:
-        """The buffer that was saved; it goes on with the minibatches that the saved one would have given next.
+        """Read a saved buffer; it continues with the minibatches that the saved one would have given next.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
@@ -489,12 +482,7 @@ class RolloutBuffer:
         return deepcopy(self)
 
     def __repr__(self) -> str:
-        further = f"columns={self._fields.further_by_name}, " if self._fields.further else ""
-        return (
-            f"RolloutBuffer({self.schema!r}, num_steps={self.num_steps}, num_envs={self.num_envs}, "
-            f"device='{self.device}', wrap={self.wrap}, debug={self.debug}, "
-            f"hidden_every={self.hidden_every}, {further}seed={self.seed})"
-        )
+        return call(self._fields, self.wrap, self.debug, self.seed)
 
     def __str__(self) -> str:
         return text(self._summary())

@@ -26,16 +26,16 @@ __all__ = ["Columns", "unfinished"]
 
 
 def unfinished(batch: TensorDict) -> TensorDict:
-    """The batch of a rollout before ``finish``, whose error for a missing advantage says so.
+    """A batch of a rollout before ``finish``, whose error for a missing advantage says so.
 
-    TensorDict asks a method without a public name for its error. Where it does not, the error is its own.
+    TensorDict asks a private method for its error. Where it does not, the error is TensorDict's own.
     """
     cast("Any", batch)._default_get = partial(_missing, tuple(map(str, batch.keys())))
     return batch
 
 
 def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
-    """As TensorDict's own, whose default for no default is of a type by this name."""
+    """As TensorDict's own method, which marks a missing default by a type of this name."""
     if type(default).__name__ != "_NoDefault":
         return default
     raise KeyError(unknown_field(key, known, "this batch"))
@@ -44,11 +44,11 @@ def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
 class Columns:
     """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows, and after the newest the bootstrap row.
 
-    ``own`` columns are there from the start; others are attached to the steps of the moment and go with them.
-    Everything but :meth:`view`, :meth:`write` and :meth:`put` counts rows in the order of time, oldest first.
+    ``own`` columns are there from the start; others are attached to the present steps and leave with them. Everything
+    but :meth:`view`, :meth:`write` and :meth:`put` counts rows in the order of time, oldest first.
 
     On the CPU the memory is NumPy's, and every tensor that is handed out is a new one over it. ``share_memory_()`` and
-    ``torch.multiprocessing`` move what a tensor lies in: they move that tensor alone, never the columns.
+    ``torch.multiprocessing`` move the memory of a tensor: they move that tensor alone, never the columns.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Columns:
         self.include(leaves)
 
     def include(self, leaves: Mapping[Path, Field]) -> None:
-        """``leaves``, in their order, are the own columns from now on: those there are stay, others begin as zeros."""
+        """Make ``leaves``, in their order, the own columns: those that exist stay, the others begin as zeros."""
         made = {
             path: self._memory[path] if path in self.own else self._zeros(field.shape, field.dtype)
             for path, field in leaves.items()
@@ -142,13 +142,13 @@ class Columns:
         return (self.start + self.count) % self.num_steps
 
     def advance(self, rows: int) -> None:
-        """The next ``rows`` are written; what was attached to the steps before them no longer fits."""
+        """Take in the next ``rows``, which are written; attached columns no longer fit."""
         self.release(self.count + rows - self.num_steps)
         self.detach()
         self.count += rows
 
     def detach(self) -> None:
-        """What was attached is there no more."""
+        """Forget what was attached."""
         self._attached.clear()
 
     def release(self, rows: int) -> None:
@@ -187,11 +187,11 @@ class Columns:
 
     @property
     def live(self) -> list[Path]:
-        """The columns that belong to the steps of the moment."""
+        """The columns of the present steps: own and attached ones."""
         return [path for path in self._memory if path in self.own or path in self._attached]
 
     def __contains__(self, path: Path) -> bool:
-        """Whether there is a leaf of this path that belongs to the steps of the moment."""
+        """Whether the present steps have a leaf of this path."""
         return path in self.own or path in self._attached
 
     def below(self, path: Path) -> list[Path]:
@@ -217,7 +217,7 @@ class Columns:
     def attach(self, columns: Mapping[Path, Tensor]) -> None:
         """Write whole columns ``[T, N, ...]``, new ones where there is none of that shape and dtype.
 
-        What is attached is so once all are written: a call that is broken off leaves none of them half new.
+        They count as attached once all are written: a call that is broken off leaves none of them half new.
         """
         self._attached -= columns.keys()
         for path, column in columns.items():

@@ -10,15 +10,27 @@ import torch
 
 from ..errors import FieldError, SchemaError
 from ..memory.estimate import readable, require_free
+from ..parameters import is_count
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Field, Schema, unknown_field
 from ..steps.trees import Path, dotted
 
-__all__ = ["KEPT_APART", "Fields"]
+__all__ = ["KEPT_APART", "Fields", "as_size"]
 
 
 KEPT_APART = ("mask", "final_value")
 """Bookkeeping columns that every buffer may have and that no batch carries unless asked to."""
+
+
+def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
+    """(T, N) of a rollout.
+
+    Raises:
+        SchemaError: they are not positive.
+    """
+    if not (is_count(num_steps, 1) and is_count(num_envs, 1)):
+        raise SchemaError(f"num_steps and num_envs are whole numbers of at least 1, got {num_steps!r} and {num_envs!r}")
+    return int(num_steps), int(num_envs)
 
 
 class Fields:

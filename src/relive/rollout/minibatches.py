@@ -1,4 +1,4 @@
-"""Minibatches: the transitions of a rollout in random order, and how many of them each batch takes."""
+"""Minibatches: the transitions of a rollout in random order, and how they are divided into batches."""
 
 from __future__ import annotations
 

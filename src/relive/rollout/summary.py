@@ -1,4 +1,4 @@
-"""What is printed of a rollout."""
+"""How a rollout is printed: as the call that makes it, and as a summary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from .fields import KEPT_APART, Fields
 from .minibatches import Permutations
 from .named import NamedColumns
 
-__all__ = ["summary"]
+__all__ = ["call", "summary"]
+
+
+def call(fields: Fields, wrap: bool, debug: bool, seed: int) -> str:
+    """The call that makes an empty buffer like this one."""
+    further = f"columns={fields.further_by_name}, " if fields.further else ""
+    return (
+        f"RolloutBuffer({fields.schema!r}, num_steps={fields.num_steps}, num_envs={fields.num_envs}, "
+        f"device='{fields.device}', wrap={wrap}, debug={debug}, "
+        f"hidden_every={fields.every}, {further}seed={seed})"
+    )
 
 
 def summary(fields: Fields, columns: Columns, named: NamedColumns, permutations: Permutations) -> Summary:

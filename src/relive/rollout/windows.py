@@ -85,8 +85,8 @@ class WindowReader:
         schema: how they are nested.
         size: (T, N).
         device: where they lie.
-        pack: first lay the fields of up to so many bytes of a row next to each other, environment by environment: it
-            costs one pass over them, and each window is then one run of bytes.
+        pack: first copy the fields of at most so many bytes next to each other, env by env: this costs one pass over
+            them, and each window is then one run of bytes.
         memory: what batches are made of, on the CPU.
     """
 
@@ -144,7 +144,7 @@ class WindowReader:
             yield self._batch(on_device[:, low:high], most, time_first, normalize_advantage)
 
     def _table(self, windows: Ints) -> Ints:
-        """All that batches need to know of their windows, ``[9, K]``: one slice of it is quicker than nine."""
+        """What batches need to know about their windows, ``[9, K]``: one slice of it is quicker than nine."""
         env, start, length, origin, begins = windows.T
         burn = self.burn_in(windows)
         first, every = start - burn, 1 if self._states is None else self._states.every
@@ -240,15 +240,14 @@ def env_batches(
 ) -> Iterator[EnvBatch]:
     """Whole envs, (begin, end) of them a batch: views of what is laid out once, in one order, for all epochs.
 
-    The order is taken for a circle, which every epoch divides from another place on, a batch and a fraction of one
-    further round: batches are composed anew as long as they have as many envs as there are epochs, and nothing is moved
-    again for it.
+    The order is a circle. Every epoch divides it from another place, a batch and a fraction of one further round. As
+    long as batches have as many envs as there are epochs, no two epochs have the same ones, and nothing moves again.
 
     Args:
         trajectories: reads what is wanted as sequences.
         columns: reads what is wanted as it is.
         windows: whole trajectories, env by env, as :func:`cut` gives them.
-        order: a permutation of the envs; None for their own, in which all epochs are alike.
+        order: a permutation of the envs; None for their own order, which all epochs share.
         bounds: of the batches.
         epochs: passes over the rollout.
     """
