@@ -145,7 +145,7 @@ def ids_of(places: Ints, rows: int, state: Ints, index: Any) -> int:
     for i in range(places.size):
         if not 0 <= places[i] < envs * rows:
             return i
-        e, number = row_at(places[i], rows, inverse, state)
+        e, _, number = row_at(places[i], rows, inverse, state)
         index[i] = number * envs + e
     return -1
 

@@ -58,7 +58,7 @@ def _look_up(
         if uniform(key, GOALS + 2 * i) >= ratio:
             continue
         place = places[i]
-        e, number = row_at(place, rows, inverse, state)
+        e, _, number = row_at(place, rows, inverse, state)
         if number < oldest(e, rows, state):
             continue
         entry = place_of(episode_of(e, place, number, state, order), e, rows, inverse)

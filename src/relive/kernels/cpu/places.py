@@ -37,10 +37,11 @@ def place_after(place: Any, begin: Any, rows: int) -> Any:
 
 
 @jit
-def row_at(place: Any, rows: int, inverse: float, state: Ints) -> tuple[Any, Any]:
+def row_at(place: Any, rows: int, inverse: float, state: Ints) -> tuple[Any, Any, Any]:
     """See :func:`relive.kernels.reference.places.row_at`."""
     offset = remainder(place, rows, inverse)  # in [0, rows)
-    e = np.int64(np.float64(place - offset) * inverse + 0.5)  # e * rows / rows: rounding cannot be off by half
+    begin = place - offset
+    e = np.int64(np.float64(begin) * inverse + 0.5)  # e * rows / rows: rounding cannot be off by half
     newest = state[e, HEAD] - 1  # -1 in an empty env, of which the remainder is rows - 1
     back = remainder(newest, rows, inverse) - offset  # how many rows ago the row was written, in (-rows, rows)
-    return e, newest - (back if back >= 0 else back + rows)
+    return e, begin, newest - (back if back >= 0 else back + rows)

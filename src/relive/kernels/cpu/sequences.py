@@ -76,13 +76,13 @@ def _find(places: Ints, rows: int, burn_in: int, state: Ints, counters: Ints, st
     length, stride, inverse = counters[LENGTH], counters[STRIDE], 1.0 / rows
     for b in range(places.size):
         index = step[places[b]]
-        env, number = row_at(places[b], rows, inverse, state)
+        env, begin, number = row_at(places[b], rows, inverse, state)
         start = window_start(index, length, stride)
         first = max(start - burn_in, 0)
         back = index - first  # how many rows before the anchor row 0 lies, less than ``rows`` if the window is live
         per[INDEX, b], per[LENGTHS, b], per[BURN_IN, b] = number * state.shape[0] + env, back + 1, start - first
         per[ENV, b], per[START, b] = env, number - index + start
-        per[FIRST, b] = places[b] - back + (rows if places[b] - back < env * rows else 0)
+        per[FIRST, b] = places[b] - back + (rows if places[b] - back < begin else 0)
 
 
 @jit

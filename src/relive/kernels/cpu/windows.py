@@ -37,8 +37,8 @@ def windows(
     for i in range(places.size):
         place, row = places[i], i * wide
         memcpy(address_t(there + row), address_t(here + place * width), np.intp(sizes[0]))
-        env, number = row_at(place, rows, inverse, state)
-        begin, newest = env * rows, state[env, HEAD] - 1
+        env, begin, number = row_at(place, rows, inverse, state)
+        newest = state[env, HEAD] - 1
         value, discount, k, terminal, cut = 0.0, 1.0, 0, np.uint8(0), np.uint8(0)
         while True:
             base = place * width

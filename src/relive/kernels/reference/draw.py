@@ -100,7 +100,7 @@ def ids_of(places: Ints, rows: int, state: Ints, index: Ints) -> int:
     for i, place in enumerate(places.tolist()):
         if not 0 <= place < len(state) * rows:
             return i
-        e, number = row_at(place, rows, state)
+        e, _, number = row_at(place, rows, state)
         index[i] = number * len(state) + e
     return -1
 

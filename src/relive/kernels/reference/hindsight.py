@@ -48,7 +48,7 @@ def choose_goals(
 
     found = begin[0] = 0
     for i, place in enumerate(places.tolist()):
-        e, number = row_at(place, rows, state)
+        e, _, number = row_at(place, rows, state)
         least, head = oldest(e, rows, state), int(state[e, HEAD])
         if number < least:  # there is no such row any more, or not yet
             continue

@@ -50,11 +50,11 @@ def place_after(place: Any, begin: Any, rows: int) -> Any:
     return begin + (place - begin + 1) % rows
 
 
-def row_at(place: int, rows: int, state: Ints) -> tuple[int, int]:
-    """The env that owns a place, and the number of the newest row that was written there.
+def row_at(place: int, rows: int, state: Ints) -> tuple[int, int, int]:
+    """The env that owns a place, the env's first place, and the number of the newest row that was written there.
 
-    Before the env's first round through its places, it is negative where nothing was written.
+    Before the env's first round through its places, the number is negative where nothing was written.
     """
     e = place // rows
     head = int(state[e, HEAD])
-    return e, next(number for number in range(head - rows, head) if place_of(number, e, rows) == place)
+    return e, e * rows, next(number for number in range(head - rows, head) if place_of(number, e, rows) == place)

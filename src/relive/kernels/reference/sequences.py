@@ -53,7 +53,7 @@ def read_sequences(
     for b, place in enumerate(places.tolist()):
         if not 0 <= place < len(source):
             return b
-        (e, number), index = row_at(place, rows, state), int(step[place])
+        (e, _, number), index = row_at(place, rows, state), int(step[place])
         start = int(window_start(index, int(counters[LENGTH]), int(counters[STRIDE])))
         first = max(start - burn_in, 0)
         if not 0 <= index - first < min(rows, total):

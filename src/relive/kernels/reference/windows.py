@@ -42,7 +42,7 @@ def windows(
         if not 0 <= place < len(source):
             return i
         out[i, : sizes[0]] = source[place, : sizes[0]]
-        env, number = row_at(place, rows, state)
+        env, begin, number = row_at(place, rows, state)
         newest = place_of(int(state[env, HEAD]) - 1, env, rows)
         here, value, discount, k = place, 0.0, 1.0, 0
         while True:
@@ -50,13 +50,13 @@ def windows(
             value, discount = add_reward(value, discount, read(row, at[REWARD], np.float32), gamma)
             terminal, cut = row[at[TERMINATED]], row[at[TRUNCATED]]
             k += 1
-            before, here = here, place_after(here, env * rows, rows)
+            before, here = here, place_after(here, begin, rows)
             if terminal or cut or k == steps or before == newest or read(source[here], at[STAMP], np.int64) < 0:
                 break
             if own and read(source[here], at[STEP], np.int32) == 0:
                 break
         last[i] = before if own else here
-        (_, following), envs = row_at(int(last[i]), rows, state), len(state)
+        (_, _, following), envs = row_at(int(last[i]), rows, state), len(state)
         out[i, to[INDEX] : to[INDEX] + 8].view(np.int64)[0] = number * envs + env
         write_window(out[i], to, following * envs + env, k, value, discount, terminal, cut)
         if sizes[2] > 0:
