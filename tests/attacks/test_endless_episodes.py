@@ -13,8 +13,7 @@ from attacks.tally import record
 from attacks.test_interrupts import Watcher
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
-from relive.kernels.reference.ring import LONGEST
-from relive.kernels.ring_state import NEXT
+from relive.kernels.ring_state import LONGEST, NEXT
 from twins import Twin
 
 ROWS = 9

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ReliveError, SchemaError
 from relive.kernels import cpu, reference
-from relive.kernels.reference.ring import LONGEST
+from relive.kernels.ring_state import LONGEST
 from relive.memory.ram import ReplayRows
 from relive.ring import Ring, Rule
 from twins import KINDS, Twin, stacked

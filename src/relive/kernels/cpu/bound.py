@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .append import add_rows, plan_rows
 from .jit import addressed, jit
-from .ring import add_rows, plan_rows
 
 __all__ = ["add_bound", "bind_add", "plan_bound"]
 

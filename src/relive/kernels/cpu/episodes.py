@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .jit import Bytes, address_t, jit, memcpy, prefetch
+from .rule import window_start
 
 __all__ = ["episode_starts", "gather_windows", "mark_windows", "plan_windows"]
 
@@ -62,15 +63,13 @@ def _cut(
     found: int,
 ) -> int:  # fmt: skip
     """The windows of one run; how many there are by now."""
-    first = 0
-    while first == 0 or first + length - stride < run:
+    for first in range(0, window_start(run - 1, length, stride) + 1, stride):
         size = min(length, run - first)
         if size == length or tails:
             if found < len(windows):
                 windows[found, 0], windows[found, 1], windows[found, 2] = env, start + first, size
                 windows[found, 3], windows[found, 4] = origin, begins
             found += 1
-        first += stride
     return found
 
 

@@ -1,26 +1,14 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
+from .append import add_rows, append, plan_rows, scatter_rows
+from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation
 from .returns import discounted_return, gae, refuse_missing, vtrace
-from .ring import (
-    add_rows,
-    anchors,
-    append,
-    draw,
-    gather_pairs,
-    gather_rows,
-    ids_of,
-    live,
-    plan_rows,
-    scatter_rows,
-    stack_places,
-    window,
-    windows,
-)
 from .rows import copy_row
-from .sequences import ends_full, read_sequences, window_start
+from .rule import ends_full, window_start
+from .sequences import read_sequences
 from .tree import (
     heaviest,
     magnitudes,
@@ -33,6 +21,7 @@ from .tree import (
     tree_set,
     tree_shares,
 )
+from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
     "add_rows",

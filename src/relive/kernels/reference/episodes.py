@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .rule import window_start
+
 __all__ = ["episode_starts", "gather_windows", "mark_windows", "plan_windows"]
 
 Ints = NDArray[np.int64]
@@ -54,14 +56,14 @@ def plan_windows(
             while end + 1 < steps and not done[end, env] and real[end + 1, env]:
                 end += 1
             whole = starts[t, env] and done[end, env]
-            first, run = 0, end + 1 - t
-            while (first == 0 or first + length - stride < run) and (whole or not complete):
+            run = end + 1 - t
+            starting = range(0, window_start(run - 1, length, stride) + 1, stride) if whole or not complete else ()
+            for first in starting:
                 size = min(length, run - first)
                 if size == length or tails:
                     if found < len(windows):
                         windows[found] = env, t + first, size, origin, begins
                     found += 1
-                first += stride
             t = end + 1
     return found
 

@@ -1,9 +1,6 @@
-"""Windows of a ring's episodes, in plain Python: which row ends one, where it starts, and what a batch of them holds.
+"""Sequences: what a batch of windows of a ring's episodes holds, in plain Python.
 
-The windows of an episode start at its steps 0, stride, 2 stride, ...; each has ``length`` steps but the last, which has
-what is left. So a window is known by the index ``at``, within the episode, of the step it ends with. What can be drawn
-of a ring is told behind its counters: the number of rows ``history`` that must be live before a row, the ``length`` and
-``stride`` of windows, and whether (``tails``) a shorter last one counts. Every single row is a window of length 1.
+:mod:`relive.kernels.reference.rule` says where windows start and end.
 """
 
 from __future__ import annotations
@@ -11,41 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["HISTORY", "LENGTH", "STRIDE", "TAILS", "ends_full", "ends_window", "read_sequences", "window_start"]
+from ..ring_state import LENGTH, STRIDE
+from .nstep import REWARD, STAMP, TERMINATED, TRUNCATED, add_reward, bootstrap, read
+from .places import Ints, place_of, row_at
+from .rule import window_start
 
-Ints = NDArray[np.int64]
-HISTORY, LENGTH, STRIDE, TAILS = 3, 4, 5, 6
-"""Where a ring's counters tell what can be drawn."""
+__all__ = ["read_sequences"]
 
+INDEX, LENGTHS, BURN_IN, ENV, START, FIRST = range(6)
+"""What the rows of ``per`` are, an entry a window: the public index of its anchor, its number of rows, how many of them
+are burn-in, its env, the number of its first step within the env, and the place of row 0."""
 
-def window_start(at: Any, length: int, stride: int) -> Any:
-    """The index of the first step of the window whose last is step ``at`` of an episode, which ends one."""
-    beyond = at + 1 - length
-    return (beyond + stride - 1) // stride * stride * (beyond > 0)
-
-
-def ends_full(at: Any, length: int, stride: int) -> Any:
-    """Whether step ``at`` of an episode is the last of a window of the whole ``length``."""
-    return (at + 1 >= length) & ((at + 1 - length) % stride == 0)
-
-
-def ends_window(place: int, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any) -> bool:
-    """Whether a complete row is the last of a window.
-
-    It ends a full one, or, where tails count, it is the last complete row of an episode that ended or was interrupted:
-    the next row is not complete, and the one after begins another episode, or will.
-    """
-    if ends_full(int(step[place]), int(counters[LENGTH]), int(counters[STRIDE])):
-        return True
-    e = place // rows
-    head = int(state[e, 0])
-    begin, newest = e * rows, (head - 1) % rows
-    after = [begin + (place - begin + k) % rows for k in (1, 2)]
-    if not counters[TAILS] or stamp[after[0]] >= 0:
-        return False
-    return bool(state[e, 2] == 0 if after[0] == begin + newest else step[after[1]] == 0)
+SUM, TERMINAL, CUT, DISCOUNT, STEPS, NEXT_ROW, MASK = range(7)
+"""What the entries of ``to`` are the bytes of, in a row of a batch of sequences: float32, uint8, uint8, float32, int32,
+int64, uint8."""
 
 
 def read_sequences(
@@ -57,21 +34,17 @@ def read_sequences(
     A window comes after up to ``burn_in`` steps before it, as far as its episode goes, and before as many rows as its
     n-step rewards (``steps`` at most, as :func:`relive.kernels.reference.ring.windows` has them) reach beyond it.
 
-    ``at`` says at which byte of a row of ``source`` (uint8 ``[R, W]``) its reward, terminated, truncated and stamp are.
-    The first ``sizes[0]`` bytes of each row are copied; of the observation that an episode ended on ``sizes[1]``, to
-    ``blank`` (uint8), the row that stands wherever there is nothing. The bytes ``to`` get the reward, done bits,
-    discount and number of rewards of the n-step window, and the row of the batch after it, 0 and -1 behind the last
-    step; and whether the step belongs to the window. ``per`` ``[6, B]`` gets the public index of the anchor, the
-    number of rows, how many of them are burn-in, the env, the number of the window's first step, and the place of row
-    0. ``table``, if not empty, gets the place of each row; -1 where there is none, and -2 - place for an observation
-    that an episode ended on.
+    ``at`` holds the bytes at which a row of ``source`` (uint8 ``[R, W]``) has its reward, terminated, truncated and
+    stamp. The first ``sizes[0]`` bytes of each row are copied. An observation that an episode ended on is ``blank``
+    with its first ``sizes[1]`` bytes written over; ``blank`` (uint8) is the row that stands where there is nothing. The
+    bytes ``to`` get the reward, done bits, discount and number of rewards of the n-step window, and the row of the
+    batch after it, 0 and -1 behind the last step; and whether the step belongs to the window. ``per`` ``[6, B]`` gets
+    what is known of each window. ``table``, if not empty, gets the place of each row; -1 where there is none, and
+    -2 - place for an observation that an episode ended on.
 
-    Returns -1; or the first of ``places`` that is none of the rows, or whose window would not be among them or not fit.
+    Returns -1; or the first of ``places`` that is not a row's, or whose window would not be among the rows or not fit.
     """
     count, total = len(places), len(out) // max(len(places), 1)
-
-    def read(place: int, field: int, dtype: Any) -> Any:
-        return source[place, at[field] : at[field] + np.dtype(dtype).itemsize].view(dtype)[0]
 
     def write(row: int, values: list[tuple[Any, Any]]) -> None:
         for field, (value, dtype) in enumerate(values):
@@ -80,21 +53,16 @@ def read_sequences(
     for b, place in enumerate(places.tolist()):
         if not 0 <= place < len(source):
             return b
-        e, index = place // rows, int(step[place])
-        begin, head = e * rows, int(state[e, 0])
-        number = next(n for n in range(head - rows, head) if n % rows == place - begin)
+        (e, _, number), index = row_at(place, rows, state), int(step[place])
         start = int(window_start(index, int(counters[LENGTH]), int(counters[STRIDE])))
         first = max(start - burn_in, 0)
         if not 0 <= index - first < min(rows, total):
             return b
-        episode = [begin + (place - begin - index + k) % rows for k in range(index + steps + 1)]
+        episode = [place_of(number - index + k, e, rows) for k in range(index + steps + 1)]
         known = index + 1  # steps of the episode whose rewards are read
-        while known < index + steps and read(episode[known], 3, np.int64) >= 0:
+        while known < index + steps and read(source[episode[known]], at[STAMP], np.int64) >= 0:
             known += 1
-        terminal, cut = (read(episode[known - 1], field, np.uint8) for field in (1, 2))
-        powers = [1.0]
-        for _ in range(steps):
-            powers.append(powers[-1] * gamma)
+        terminal, cut = (source[episode[known - 1], at[field]] for field in (TERMINATED, TRUNCATED))
         for t in range(total):
             row, i = (t * count + b if time_first else b * total + t), first + t
             bounds = i == known and bool(terminal or cut)
@@ -106,11 +74,11 @@ def read_sequences(
             if table.size:
                 table[row] = -1 if i > known else -2 - episode[i] if bounds else episode[i]
             k = min(steps, known - i) if i <= index else 0
-            value = 0.0
+            value, discount = 0.0, 1.0
             for j in range(k):
-                value += powers[j] * float(read(episode[i + j], 0, np.float32))
+                reward = read(source[episode[i + j]], at[REWARD], np.float32)
+                value, discount = add_reward(value, discount, reward, gamma)
             last = k > 0 and i + k == known
-            discount = 0.0 if k == 0 or (last and terminal) else powers[k]
             if i <= known:
                 write(
                     row,
@@ -118,7 +86,7 @@ def read_sequences(
                         (value, np.float32),
                         (terminal if last else 0, np.uint8),
                         (cut if last else 0, np.uint8),
-                        (discount, np.float32),
+                        (bootstrap(discount, k == 0 or (last and terminal)), np.float32),
                         (k, np.int32),
                         (t + k if k else -1, np.int64),
                         (start <= i <= index, np.uint8),

@@ -1,0 +1,195 @@
+"""Adding rows to rings: reference/append.py's names and results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ring_state import (
+    ALONE,
+    COMPLETED,
+    COUNT,
+    DRAWABLE,
+    ENDED,
+    EPISODES,
+    FINALS,
+    HEAD,
+    HISTORY,
+    LAST,
+    LENGTH,
+    LINKED,
+    LONGEST,
+    NEXT,
+    NO_FINALS,
+    NOT_FINITE,
+    STRIDE,
+    TAIL,
+    TAILS,
+)
+from .jit import address_t, fetch, jit, memcpy
+from .places import Ints, place_after, place_of
+from .rule import ends_full, ends_window
+
+__all__ = ["add_rows", "append", "plan_rows", "scatter_rows"]
+
+Bools = NDArray[np.uint8]
+
+
+@jit
+def append(
+    envs: Ints, ended: Bools, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any,
+    order: Any, places: Ints, finals: Ints, event_places: Ints, event_opens: Bools,
+) -> int:  # fmt: skip
+    """See :func:`relive.kernels.reference.append.append`.
+
+    What is counted stays in variables: reading it back at once would wait for the rows written before, one by one.
+    """
+    events, inverse, listed = 0, 1.0 / rows, event_places.size > 0
+    completed, drawable, episodes = counters[COMPLETED], counters[DRAWABLE], counters[EPISODES]
+    history, length, stride, tails = counters[HISTORY], counters[LENGTH], counters[STRIDE], counters[TAILS] > 0
+    for i in range(envs.size):
+        e = envs[i]
+        number, tail, index, count, begin = state[e, HEAD], state[e, TAIL], state[e, NEXT], state[e, COUNT], e * rows
+        index = index if index < LONGEST else 0  # so index + 1 still fits the int32 of ``step``
+        place, cut = place_of(number, e, rows, inverse), index + 1 >= LONGEST and ended[i] == 0
+        # ``old`` is the number of the row that lies at the place, negative in the first round; ``oldest`` that of the
+        # oldest row which is live once ``number`` is written
+        old, oldest = number - rows, max(tail, number + 1 - rows)
+        if old >= tail:
+            closed = _close(
+                place, old, number, begin, index, counters, step, stamp, event_places, event_opens, events
+            )  # fmt: skip
+            drawable, events = drawable - closed, events + (closed if listed else 0)
+        step[place], stamp[place] = index, -1 - completed
+        if index > 0 and ended[i] < ALONE:  # the row before is of the same episode, and is complete now
+            before = (place if place > begin else begin + rows) - 1
+            stamp[before], order[before] = completed, count
+            completed, count = completed + 1, count + 1
+            opens = number - 1 - min(index - 1, history) >= oldest
+            opens = opens and ((cut and tails) or ends_full(index - 1, length, stride))
+            opened = _open(before, opens, event_places, event_opens, events)
+            drawable, events = drawable + opened, events + (opened if listed else 0)
+        order[place] = count  # the lower 32 bits
+        number, index, finals[i] = number + 1, 0 if cut else index + 1, -1
+        if ended[i] == ENDED:
+            final = place_after(place, begin, rows)
+            old, oldest = number - rows, max(tail, number + 1 - rows)
+            if old >= tail:
+                closed = _close(
+                    final, old, number, begin, index, counters, step, stamp, event_places, event_opens, events
+                )  # fmt: skip
+                drawable, events = drawable - closed, events + (closed if listed else 0)
+            # the transition at ``place`` counts as complete before it: one more than ``completed`` and ``count``
+            step[final], stamp[final], order[final] = index, -2 - completed, count + 1
+            number, finals[i] = number + 1, final
+            episodes += 1
+        if ended[i]:
+            stamp[place] = completed
+            completed, count = completed + 1, count + 1
+            own = number - 1 - int(finals[i] >= 0)  # the number of the row at ``place``, whose index is index - 1
+            opens = own - min(index - 1, history) >= oldest and (tails or ends_full(index - 1, length, stride))
+            opened = _open(place, opens, event_places, event_opens, events)
+            drawable, events = drawable + opened, events + (opened if listed else 0)
+            index = index if ended[i] == LINKED and index < LONGEST else 0
+            episodes += int(ended[i] == LAST)
+        places[i] = place
+        state[e, HEAD], state[e, NEXT], state[e, COUNT] = number, index, count
+    counters[COMPLETED], counters[DRAWABLE], counters[EPISODES] = completed, drawable, episodes
+    return events
+
+
+@jit
+def _close(
+    place: int, old: int, number: int, begin: int, following: int, counters: Ints, step: Any, stamp: Any,
+    event_places: Ints, event_opens: Bools, events: int,
+) -> int:  # fmt: skip
+    """Row ``old`` makes way for ``number``: how many rows can no longer be drawn, itself and those it was history of.
+
+    Those are the row ``history`` after it; or, if it is the first of its episode, all of its episode up to that one.
+    ``following`` is the index of row ``number`` in its episode. They are listed from entry ``events`` on, at most
+    ``history`` + 1 of them, for which the ring has made room.
+    """
+    rows, closed, history = number - old, 0, counters[HISTORY]
+    other = old if step[place] == 0 else old + history
+    while other <= min(old + history, number - 1):
+        at = place + (other - old)  # other - old < rows, so one turn brings it back
+        at = at if at < begin + rows else at - rows
+        if other - min(step[at], history) != old:
+            break
+        if stamp[at] >= 0 and ends_window(at, other, begin, rows, number, following, counters, step, stamp):
+            if event_places.size:
+                event_places[events + closed], event_opens[events + closed] = at, 0
+            closed += 1
+        other += 1
+    return closed
+
+
+@jit
+def _open(place: int, opens: bool, event_places: Ints, event_opens: Bools, events: int) -> int:
+    """A transition is complete: 1 if it can be drawn now."""
+    if opens and event_places.size:
+        event_places[events], event_opens[events] = place, 1
+    return int(opens)
+
+
+@jit
+def plan_rows(
+    envs: Ints, mode: int, staged: Any, flags: Ints, rows: int, state: Ints, places: Ints, finals: Ints, tails: Ints
+) -> int:
+    """See :func:`relive.kernels.reference.append.plan_rows`."""
+    heads, inverse = state[:, HEAD].copy(), 1.0 / rows
+    for i in range(envs.size):
+        e, ended = envs[i], staged[i, flags[0]] | staged[i, flags[1]]
+        if ended and mode == NO_FINALS:
+            return -1 - i
+        places[i], finals[i] = place_of(heads[e], e, rows, inverse), -1
+        heads[e] += 1
+        if ended and mode == FINALS:
+            finals[i] = place_of(heads[e], e, rows, inverse)
+            heads[e] += 1
+    for i in range(envs.size):
+        tails[i] = heads[envs[i]] - rows
+    return 0
+
+
+@jit
+def add_rows(
+    envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, state: Ints,
+    counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
+    finals: Ints, event_places: Ints, event_opens: Any,
+) -> int:  # fmt: skip
+    """See :func:`relive.kernels.reference.append.add_rows`."""
+    ended = np.full(envs.size, mode, np.uint8)
+    if mode != ALONE:
+        for i in range(envs.size):
+            ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
+            if ended[i] and mode == NO_FINALS:
+                return -1 - i
+            if mode == LINKED:
+                ended[i] += LINKED  # a done makes it LAST
+    if envs.size > 1:  # so that those rows come while the first are written; of all envs in turn, most often
+        inverse = 1.0 / rows
+        for i in range(envs.size):
+            place = place_of(state[envs[i], HEAD] + i // state.shape[0], envs[i], rows, inverse)
+            fetch(target, place * target.shape[1], target.shape[1])
+    events = append(envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens)
+    scatter_rows(staged, places, target, sizes[0])
+    if mode == FINALS:
+        scatter_rows(final, finals, target, sizes[1])
+    floats, wide = staged.reshape(-1).view(np.float32), staged.shape[1]
+    for i in range(envs.size):
+        if not np.isfinite(floats[(i * wide + flags[2]) // 4]):  # a reward starts at a multiple of 4 bytes
+            counters[NOT_FINITE] += 1
+    return events
+
+
+@jit
+def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
+    """See :func:`relive.kernels.reference.append.scatter_rows`."""
+    here, there = source.ctypes.data, target.ctypes.data  # addresses; to them, bytes are added
+    for i in range(places.size):
+        if places[i] >= 0:
+            row = address_t(there + places[i] * target.shape[1])
+            memcpy(row, address_t(here + i * source.shape[1]), np.intp(nbytes))
