@@ -156,7 +156,7 @@ def refuse_sparse(tree: Any, path: Path = ()) -> None:
     if isinstance(tree, Tensor):
         if tree.is_nested or tree.layout is not torch.strided:
             kind, call = ("nested", "to_padded_tensor(...)") if tree.is_nested else ("sparse", "to_dense()")
-            raise DTypeError(f"field '{dotted(path)}': expected a dense tensor, got a {kind} one; pass .{call} of it")
+            raise DTypeError(f"field '{dotted(path)}': expected a dense tensor, got a {kind} one; pass its .{call}")
         return
     branches: Any = tree
     members = branches.items() if hasattr(tree, "items") else enumerate(branches) if isinstance(tree, tuple) else ()

@@ -190,7 +190,7 @@ class Schema:
             data = json.loads(text)
             version = data["format"]
             if type(version) is not int or version != FORMAT:
-                raise SchemaError(f"schema format {version!r}: this version reads format {FORMAT}; update relive")
+                raise SchemaError(f"schema format {version!r} is unknown: this version reads {FORMAT}; update relive")
             return cls(cast("dict[str, Spec]", _from_json({"fields": data["fields"]})))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, SchemaError):
