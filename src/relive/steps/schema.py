@@ -209,7 +209,7 @@ ATTACHED = ("advantage", "return")
 def not_named(given: Any) -> str:
     """The message for a step that does not name its fields."""
     return (
-        f"a step names its fields, got {type(given).__name__}; pass add(obs=..., action=...) or "
+        f"a step is given by the names of its fields, got {type(given).__name__}; pass add(obs=..., action=...) or "
         "add({'obs': ..., 'action': ...})"
     )
 
