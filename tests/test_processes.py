@@ -399,8 +399,8 @@ class Wrapped:
         self.rings["only"] = ring
         self.inner.attach(ring)
 
-    def changed(self, places: Any, opens: Any) -> None:
-        self.inner.changed(places, opens)
+    def changed(self, places: Any, drawable: Any) -> None:
+        self.inner.changed(places, drawable)
 
     def draw(self, count: int, key: int, update: int, of: int) -> Any:
         assert self.rings["only"] is self.inner._ring

@@ -9,19 +9,19 @@
     │   ├── ShapeError                 a wrong shape or number of environments
     │   ├── DTypeError                 a dtype that cannot be stored without loss of meaning
     │   └── DeviceError                a tensor on another device than the buffer
-    ├── NotFiniteError (ValueError)    NaN or infinity where numbers are needed
+    ├── NotFiniteError (ValueError)    NaN, infinity or a number out of range
     ├── LifecycleError (RuntimeError)  a call at the wrong time
     │   ├── FullError                  no room left
     │   ├── EmptyError                 nothing stored yet
     │   └── UnfinishedError            a rollout used before it is complete
     ├── InvariantError (AssertionError) stored data contradicts itself
-    ├── EnvError (ValueError)          an environment that cannot be learned from rightly
+    ├── EnvError (ValueError)          an environment that would give wrong training data
     └── FileFormatError (ValueError)   files that are foreign, incomplete or damaged
-        └── NoSaveError                no save there, also a FileNotFoundError
+        └── NoSaveError                no save at the path; also a FileNotFoundError
 
-    EpisodeEndWarning (UserWarning)    steps that look as if an episode's end was stored wrongly; a warning
+    EpisodeEndWarning (UserWarning)    a warning: an episode's end seems to be stored wrongly
 
-Each message says the rule, what came, and what to do. Nothing is written to a buffer before its input was checked.
+Each message says what was expected, what came, and what to do. Input is checked before anything is stored.
 """
 
 __all__ = [
@@ -74,7 +74,7 @@ class DeviceError(SchemaError):
 
 
 class NotFiniteError(ReliveError, ValueError):
-    """NaN or infinity, or a number out of range, came where others are needed."""
+    """A value is NaN, infinite or out of range."""
 
 
 class LifecycleError(ReliveError, RuntimeError):
@@ -94,20 +94,23 @@ class UnfinishedError(LifecycleError):
 
 
 class InvariantError(ReliveError, AssertionError):
-    """Stored data contradicts itself: a defect of relive, or memory that others wrote to."""
+    """Stored data contradicts itself: relive has a defect, or other code wrote to its memory."""
 
 
 class EnvError(ReliveError, ValueError):
-    """An environment cannot be learned from rightly as it is."""
+    """An environment would give wrong training data as it is."""
 
 
 class FileFormatError(ReliveError, ValueError):
-    """Files are foreign, of another version, incomplete or damaged, or could not be written as asked."""
+    """Files are foreign, damaged, incomplete or of another version, or could not be written as asked."""
 
 
 class NoSaveError(FileFormatError, FileNotFoundError):
-    """There is no save at a path, or none was ever completed there."""
+    """The path holds no completed save."""
 
 
 class EpisodeEndWarning(UserWarning):
-    """Episodes begin where the last ones ended: an ignored step was stored, or a reset observation as a final one."""
+    """Episodes begin where the last ones ended.
+
+    Either an ignored step was stored, or a reset observation was stored as a final one.
+    """

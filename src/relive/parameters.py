@@ -1,4 +1,4 @@
-"""Parameters that may be set at any time, and are checked whenever they are."""
+"""Rules for parameters, checked at construction and at every later assignment."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Rule = tuple[Callable[[Any], bool], str]
 
 
 def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
-    """A class decorator: attribute -> whether a value will do, and the rule in words, for the error.
+    """Check attributes of a class whenever they are set, in the constructor or later.
 
-    It holds for a value given to the constructor as for one set later, and a value that is refused changes nothing.
+    ``rules`` maps an attribute to its test and the rule in words. A refused value changes nothing.
 
     Raises:
         SchemaError: from the constructor or the assignment; names the attribute, the value and the rule.
@@ -58,7 +58,7 @@ def is_count(value: Any, least: int = 0) -> bool:
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
-    """Whether this is a finite number from ``least`` to ``most``; neither a bool nor NaN is one."""
+    """Whether this is a finite number from ``least`` to ``most``. Bools and NaN are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number = float(value)
@@ -76,28 +76,28 @@ def is_names(value: Any) -> bool:
 
 
 def is_own(part: object) -> bool:
-    """Whether a part, and what it is made of, is relive's: what others hand over is looked at before it is used."""
+    """Whether a part and its ``inner`` part are relive's own. What foreign parts return is checked before use."""
     parts = part, getattr(part, "inner", part)
     return all(type(part).__module__.partition(".")[0] == __name__.partition(".")[0] for part in parts)
 
 
 def refuse_class(name: str, part: Any) -> None:
-    """Refuse a class where one of it is wanted.
+    """Refuse a class passed in place of an instance.
 
     Raises:
-        SchemaError: likewise.
+        SchemaError: ``part`` is a class; the message shows how to make an instance.
     """
     if isinstance(part, type):
         raise SchemaError(f"{name}={part.__name__}: expected an object, got its class; pass {part.__name__}(...)")
 
 
 def seed_or_drawn(seed: Any) -> int:
-    """The seed as an int; if it is None, one number from torch's default generator.
+    """The seed as an int, or one drawn from torch's default generator if it is None.
 
-    ``torch.utils.data.RandomSampler`` draws its own in the same way: ``torch.manual_seed`` makes a script repeatable.
+    So ``torch.manual_seed`` makes a script repeatable, as with ``torch.utils.data.RandomSampler``.
 
     Raises:
-        SchemaError: it is something else than a whole number.
+        SchemaError: the seed is neither a whole number nor None.
     """
     if seed is None:
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
@@ -107,7 +107,7 @@ def seed_or_drawn(seed: Any) -> int:
 
 
 GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")
-"""Of everything that discounts."""
+"""The rule for every discount."""
 
 _CLIP: Rule = (lambda clip: clip == math.inf or (is_number(clip, 0) and clip > 0), "a clip is a number above 0")
 _DISCOUNTS: dict[str, Rule] = {
@@ -119,7 +119,7 @@ _DISCOUNTS: dict[str, Rule] = {
 
 
 def require_discounts(estimator: Any) -> None:
-    """Refuse a frozen dataclass whose discounts, λ or clips make no sense.
+    """Refuse a frozen dataclass with a discount, λ or clip out of range.
 
     Raises:
         SchemaError: names the parameter, the value and the rule.

@@ -54,8 +54,8 @@ class Watcher:
     def nbytes(self, rows: int) -> int:
         return 0
 
-    def changed(self, places: Any, opens: Any) -> None:
-        for place, opened in zip(places.tolist(), opens.tolist(), strict=True):
+    def changed(self, places: Any, drawable: Any) -> None:
+        for place, opened in zip(places.tolist(), drawable.tolist(), strict=True):
             assert (place in self.drawable) != bool(opened), f"place {place} is told of twice"
             if opened:
                 self.drawable.add(place)

@@ -337,7 +337,7 @@ def test_json_that_never_ends_or_is_too_long_is_refused(tmp_path: Path, monkeypa
     save(tmp_path / "save", 1)
     before = listing(tmp_path / "save")
     monkeypatch.setattr(format, "MANIFEST_BYTES", 1000)
-    with pytest.raises(FileFormatError, match="put what is long into a tensor"):
+    with pytest.raises(FileFormatError, match="put long lists into a tensor"):
         persist.write(tmp_path / "save", example(2), {"x": "x" * 1000})
     assert listing(tmp_path / "save") == before
 
@@ -998,7 +998,7 @@ def test_a_failure_at_any_step_leaves_a_whole_save_and_no_rubbish(
             assert failed or outcome == 2
             if told:
                 assert ("the new save is in place" in told) == (outcome == 2)
-                assert ("as it was" in told) == (outcome != 2)
+                assert ("is unchanged" in told) == (outcome != 2)
             if outcome != 2:
                 assert outcome == (1 if former else 0)
                 assert (listing(path) if path.exists() else None) in (before, {})
@@ -1055,7 +1055,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_save(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(OSError, match="No space left") as caught:
         save(path, 2)
-    assert caught.value.__notes__ == [f"the save into '{path}' failed; what was saved there before is as it was"]
+    assert caught.value.__notes__ == [f"the save into '{path}' failed; the previous save is unchanged"]
     assert listing(path) == before
     room[0] = 500
     with pytest.raises(OSError, match="No space left"):

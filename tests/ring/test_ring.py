@@ -233,8 +233,8 @@ def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
         def nbytes(self, rows: int) -> int:
             return 0
 
-        def changed(self, places: Any, opens: Any) -> None:
-            told.append((places.copy(), opens.copy()))
+        def changed(self, places: Any, drawable: Any) -> None:
+            told.append((places.copy(), drawable.copy()))
 
     twin = Twin(num_envs, rows, sampler=Watcher(), view=Ruled(rule))
     for kinds in data.draw(st.lists(st.text("...TUB", min_size=num_envs, max_size=num_envs), max_size=25)):
@@ -260,8 +260,8 @@ def test_clearing_tells_the_watcher_that_nothing_can_be_drawn() -> None:
         def attach(self, ring: Ring) -> None:
             pass
 
-        def changed(self, places: Any, opens: Any) -> None:
-            told.extend(zip(places.tolist(), opens.tolist(), strict=True))
+        def changed(self, places: Any, drawable: Any) -> None:
+            told.extend(zip(places.tolist(), drawable.tolist(), strict=True))
 
     twin.buffer._writer.sampler = Watcher()
     twin.buffer.clear()

@@ -513,9 +513,9 @@ def test_nested_actions_and_other_fields_of_the_step_before_are_given_too() -> N
 def test_a_field_before_that_there_is_not_or_that_clashes_is_refused() -> None:
     twin = Twin(1, 20, extras=lambda step: {"last_reward": np.float64(0)}, view=Sequence(2)).play(*"." * 9)
     for last, says in (
-        (("acton",), r"'acton' is none of the fields that this can name: action, reward, last_reward"),
-        (("obs",), "'obs' is none of the fields"),
-        (("reward",), r"field 'last_reward': .* declare yours like that"),
+        (("acton",), r"'acton' is not one of the fields that last can name: action, reward, last_reward"),
+        (("obs",), "'obs' is not one of the fields"),
+        (("reward",), r"field 'last_reward': .* declare yours in the same way"),
     ):
         twin.buffer.view = Sequence(2, last=last)
         with pytest.raises(SchemaError, match=says):
@@ -548,7 +548,7 @@ def test_a_view_wrapped_around_sequences_reads_them() -> None:
     twin.buffer.view = Halved(Sequence(4))
     assert torch.equal(twin.buffer.data()["obs"], plain["obs"] / 2)
     twin.buffer.view = Forgetful(Sequence(4))
-    with pytest.raises(SchemaError, match="has to have its `rule`"):
+    with pytest.raises(SchemaError, match="must also have its `rule`"):
         twin.buffer.sample(1)
 
 
@@ -696,7 +696,7 @@ def test_steps_without_order_have_no_sequences() -> None:
 
 @pytest.mark.parametrize("sampler", [Prioritized, WithoutReplacement, lambda: Recent(inner=Prioritized())])
 def test_weights_for_a_sampler_that_has_its_own_are_refused(sampler: Any) -> None:
-    with pytest.raises(SchemaError, match="weigh='steps' says how Uniform"):
+    with pytest.raises(SchemaError, match="weigh='steps' is for Uniform"):
         Twin(1, 20, sampler=sampler(), view=Sequence(2, weigh="steps"))
     twin = Twin(1, 20, sampler=sampler()).play(*"." * 9)
     before, view = contents(twin.buffer), twin.buffer.view
@@ -736,7 +736,7 @@ def test_errors_of_another_layout_than_the_batch_are_refused() -> None:
 def test_the_error_for_a_ring_too_short_for_any_window_says_what_to_do() -> None:
     twin = Twin(1, 8, view=Sequence(6, 4)).play(*"." * 30)
     with pytest.raises(
-        EmptyError, match=r"takes the 10 rows up to its end.*newest 8 of its env: a buffer of more rows"
+        EmptyError, match=r"needs the 10 rows up to its end.*newest 8 rows of its env; a buffer of more rows"
     ):
         twin.buffer.sample(1)
 

@@ -1,1 +1,1 @@
-"""What readers hand out: TensorDicts, and padded sequences."""
+"""The forms of a batch: TensorDicts and padded sequences."""

@@ -30,18 +30,18 @@ Plain = Literal[
     "mask", "is_start", "lengths", "burn_in", "env", "start", "index", "reward", "terminated", "truncated", "next",
     "discount", "steps", "weight", "probability", "source",
 ]  # fmt: skip
-"""Fields that are a tensor whatever the schema says; the others are nested where it says so."""
+"""Fields that are always one tensor. Other fields may be nested, as in the schema."""
 
 
 WHOLE = 2**31
-"""A window longer than any rollout."""
+"""The length of a window over a whole trajectory: more than any rollout has."""
 
 
 def stride_of(length: int | None, overlap: Overlap) -> int:
-    """How many steps lie between the starts of successive windows.
+    """The number of steps between the starts of successive windows.
 
     Raises:
-        ShapeError: a length below 1, or an overlap that is not less than it.
+        ShapeError: ``length`` is below 1, or ``overlap`` is not below ``length``.
     """
     if length is None:
         if overlap != "none":
@@ -59,43 +59,43 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
     return length - cast("int", overlap)
 
 
-def together(states: Sequence[Any]) -> Any:
-    """Recurrent states ``[layers, B, size]`` or ``[B, size]``, nested alike, one after another."""
+def concatenate(states: Sequence[Any]) -> Any:
+    """Join recurrent states ``[layers, B, size]`` or ``[B, size]``, of the same nesting, along B."""
     some = states[0]
     if some is None:
         return None
     if isinstance(some, dict):
-        return {name: together([state[name] for state in states]) for name in cast("dict[str, Any]", some)}
+        return {name: concatenate([state[name] for state in states]) for name in cast("dict[str, Any]", some)}
     if isinstance(some, tuple):
-        return tuple(together(members) for members in zip(*states, strict=True))
+        return tuple(concatenate(members) for members in zip(*states, strict=True))
     return torch.cat(list(states), 1 if some.dim() > 2 else 0)
 
 
 def padding(path: Path) -> bool:
-    """What stands in a row that is none: a distribution without any legal action would be NaN."""
+    """The padding value of a field: True for action masks, as a distribution without a legal action gives NaN."""
     return path[0] == "action_mask"
 
 
 class SequenceBatch(Mapping[str, Any]):
-    """B sequences of up to L rows: a mapping from names to padded tensors, and to what is known of each sequence.
+    """B sequences of up to L rows: a mapping from names to padded tensors, with facts about each sequence.
 
     ======================== ==========================================================================================
-    ``seq["obs"]``, ...      ``[L, B, ...]``, or ``[B, L, ...]`` unless ``time_first``; zeros where a sequence has no
-                             row, but ``action_mask`` True. A TensorDict where the field is nested.
+    ``seq["obs"]``, ...      ``[L, B, ...]``, or ``[B, L, ...]`` unless ``time_first``. Padding is 0, and True in
+                             ``action_mask``. A nested field is a TensorDict.
     ``seq["mask"]``          bool ``[L, B]``: the steps to learn from, neither padding nor burn-in.
-    ``seq["hidden"]``        the recurrent state before the first row, nested as in the schema: ``[layers, B, size]`` of
-                             a field of shape ``(layers, size)``, ``[B, size]`` of one of shape ``(size,)``; contiguous.
-    ``seq["lengths"]``       int64 ``[B]``: rows that are not padding, which are the first ones.
-    ``seq["burn_in"]``       int64 ``[B]``: rows before the first step to learn from, unrolled for their state alone.
-    ``seq["is_start"]``      bool ``[L, B]``: rows that begin an episode, before which the state is an initial one. Only
-                             first rows can; in chunks (:meth:`relive.RolloutBuffer.chunks`), which run on over the ends
-                             of episodes, any.
+    ``seq["hidden"]``        the recurrent state before the first row, nested as in the schema and contiguous. A field
+                             of shape ``(layers, size)`` gives ``[layers, B, size]``, one of ``(size,)`` ``[B, size]``.
+    ``seq["lengths"]``       int64 ``[B]``: rows that are not padding. They come first.
+    ``seq["burn_in"]``       int64 ``[B]``: rows before the first step to learn from, unrolled only for the state.
+    ``seq["is_start"]``      bool ``[L, B]``: rows that begin an episode; the state before them is an initial one. Only
+                             first rows can begin one, except in chunks (:meth:`relive.RolloutBuffer.chunks`), which
+                             continue over the ends of episodes.
     ``seq["env"]``           int64 ``[B]``
-    ``seq["start"]``         int64 ``[B]``: the time of the first step to learn from; the number of its row in a replay.
+    ``seq["start"]``         int64 ``[B]``: the time of the first step to learn from; in a replay, its row number.
     ======================== ==========================================================================================
 
-    Batches of a replay also have ``index`` (int64 ``[B]``) and, row by row, ``reward``, ``discount``, ``steps`` and
-    ``next`` of n-step windows: see :class:`relive.Sequence`.
+    Batches of a replay also have ``index`` (int64 ``[B]``). Each row has the ``reward``, ``discount``, ``steps`` and
+    ``next`` of its n-step sum: see :class:`relive.Sequence`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SequenceBatch(Mapping[str, Any]):
     @cached_property
     def data(self) -> TensorDict:
         """The columns as one TensorDict."""
-        return as_tensordict(self._leaves, self.shape)  # which takes longer than to gather a small batch
+        return as_tensordict(self._leaves, self.shape)  # made when first asked for: slower than reading a small batch
 
     # -- a mapping ----------------------------------------------------------------------------------------------
 
@@ -129,10 +129,10 @@ class SequenceBatch(Mapping[str, Any]):
         return self.data[name]
 
     def __contains__(self, name: object) -> bool:
-        return any(name == known for known in self)  # Mapping's own looks for a KeyError
+        return any(name == known for known in self)  # Mapping's own version expects a KeyError
 
     def get(self, name: str, default: Any = None) -> Any:
-        """``seq[name]`` if there is one."""
+        """``seq[name]``, or ``default`` if there is no such field."""
         try:
             return self[name]
         except FieldError:
@@ -145,7 +145,7 @@ class SequenceBatch(Mapping[str, Any]):
             yield "hidden"
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)  # tuple(self) would ask for this length
+        return sum(1 for _ in self)  # tuple(self) would call this method
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -156,18 +156,18 @@ class SequenceBatch(Mapping[str, Any]):
 
     @property
     def num_sequences(self) -> int:
-        """B."""
+        """B, the number of sequences."""
         return self.shape[1 if self.time_first else 0]
 
     @cached_property
     def num_steps(self) -> int:
-        """Steps to learn from: ``mask.sum()``."""
+        """The number of steps to learn from: ``mask.sum()``."""
         return int(self["mask"].sum())
 
     # -- other forms --------------------------------------------------------------------------------------------
 
     def flat(self, values: Any = None) -> Any:
-        """The steps to learn from, ``[S, ...]``, sequence after sequence.
+        """The steps to learn from, ``[S, ...]``, one sequence after another.
 
         Args:
             values: a tensor ``[L, B, ...]``, such as a network's output; default: all fields, as a TensorDict.
@@ -187,14 +187,14 @@ class SequenceBatch(Mapping[str, Any]):
         return self._by_sequence(padded.index_put((mask,), values))
 
     def packed(self, name: str) -> PackedSequence:
-        """A field as torch.nn's recurrent modules take it without padding, burn-in included."""
+        """A field without padding, burn-in included, for torch.nn's recurrent modules."""
         values = self[name]
         self._require_rows(values)
         lengths = self["lengths"].cpu()
         return pack_padded_sequence(values, lengths, batch_first=not self.time_first, enforce_sorted=False)
 
     def bootstrap(self, values: Tensor) -> Tensor:
-        """``values`` ``[L, B, ...]`` of the rows that the n-step windows of a replay end before; 0 on padding.
+        """``values`` ``[L, B, ...]`` taken at the rows ``next`` of a replay's batch; 0 where there is none.
 
         The target is ``seq["reward"] + seq["discount"] * seq.bootstrap(value)``, ``[L, B]``.
         """
@@ -213,7 +213,7 @@ class SequenceBatch(Mapping[str, Any]):
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
     def part(self, low: int, high: int) -> SequenceBatch:
-        """The sequences ``low`` up to, not including, ``high``: views, but for states of several layers."""
+        """The sequences ``low`` to ``high - 1``. They share memory, except for states of several layers."""
         rows = (slice(None), slice(low, high)) if self.time_first else (slice(low, high),)
         leaves = {path: leaf[rows] for path, leaf in self._leaves.items()}
         facts = {name: fact[low:high] for name, fact in self._facts.items()}
@@ -225,18 +225,18 @@ class SequenceBatch(Mapping[str, Any]):
         """The sequences of several batches, one after another: the fields ``names``, and further ``facts`` ``[B]``.
 
         Raises:
-            ShapeError: they have not as many rows, or not all of them time first.
+            ShapeError: the batches differ in their number of rows or in ``time_first``.
         """
         rows = {(batch.time_first, batch.shape[0 if batch.time_first else 1]) for batch in batches}
         if len(rows) > 1:
             shapes = [tuple(batch.shape) for batch in batches]
-            raise ShapeError(f"batches of sequences of {shapes} do not fit together; let all views be the same")
+            raise ShapeError(f"batches of sequences of {shapes} do not fit together; use the same view for all")
         some, axis = batches[0], 1 if batches[0].time_first else 0
         paths = [path for path in some._leaves if path[0] in names]
         leaves = {path: torch.cat([batch._leaves[path] for batch in batches], axis) for path in paths}
         shared = [name for name in some._facts if name in names]
         known = {name: torch.cat([batch._facts[name] for batch in batches]) for name in shared}
-        hidden = together([batch._hidden for batch in batches])
+        hidden = concatenate([batch._hidden for batch in batches])
         return SequenceBatch(leaves, {**known, **facts}, hidden, time_first=some.time_first)
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -253,9 +253,9 @@ class SequenceBatch(Mapping[str, Any]):
 
 @dataclass(slots=True)
 class EnvBatch:
-    """Some envs of a rollout with all their steps: as they are, and cut into padded trajectories.
+    """All steps of some envs of a rollout, both as stored and cut into padded trajectories.
 
-    Row ``t`` of env ``b`` in ``steps`` is the same step as ``sequences.flat(...)[b * T + t]`` where all steps are real.
+    If all steps are real, row ``t`` of env ``b`` in ``steps`` is ``sequences.flat(...)[b * T + t]``.
     """
 
     envs: Tensor
@@ -263,11 +263,11 @@ class EnvBatch:
     steps: TensorDict
     """``[T, B, ...]``."""
     sequences: SequenceBatch
-    """``[T, K, ...]``: the trajectories of the first env in the order of time, then those of the next."""
+    """``[T, K, ...]``: the trajectories of the first env in order of time, then those of the next."""
 
 
 def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Nested dicts and tuples with ``function`` of every leaf."""
+    """Nested dicts and tuples with ``function`` applied to every leaf."""
     if tree is None:
         return None
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Hidden states: layers first in networks, envs first in storage."""
+"""The axes of hidden states: layers first in networks, envs first in storage."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["swap_layers"]
 
 
 def swap_layers(state: Tensor) -> Tensor:
-    """Between [N, layers, ...], as stored, and [layers, N, ...], as recurrent modules take it; [N, size] stays."""
+    """Swap [N, layers, ...], as stored, and [layers, N, ...], as recurrent modules expect. [N, size] is unchanged."""
     return state.transpose(0, 1) if state.dim() > 2 else state

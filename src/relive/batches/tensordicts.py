@@ -19,20 +19,20 @@ __all__ = ["as_tensordict"]
 
 @cache
 def _tensordict() -> Any:
-    # importing tensordict takes as long as importing torch, so it waits for the first batch
+    # importing tensordict takes as long as importing torch, so the first batch does it
     from tensordict import TensorDict
 
-    # What is made here fits together. To check that again takes eight times as long as all the rest, a fifth of what
-    # a small batch costs; the way around it has no public name.
+    # The shapes are known to fit. Checking them again takes eight times as long as the rest, and a fifth of the time
+    # of a small batch. The constructor without checks has no public name.
     return getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 def as_tensordict(
     leaves: Mapping[Path, Tensor], batch_size: Sequence[int], device: torch.device | None = None
 ) -> TensorDict:
-    """The tensors, each of which begins with ``batch_size``, as a nested TensorDict.
+    """Tensors whose first axes are ``batch_size``, as a nested TensorDict.
 
-    Nothing is copied but what is not on ``device``, if one is given.
+    With a ``device``, tensors that are elsewhere are copied to it; the others are shared.
     """
     if device is not None:
         leaves = {path: leaf.to(device) for path, leaf in leaves.items()}

@@ -1,4 +1,4 @@
-"""Named arrays to a directory and back: saved whole or not at all, checked when read. Knows no RL."""
+"""Named arrays to a directory and back, saved whole or not at all and checked when read. Nothing here is about RL."""
 
 from .format import Spec, Streamed
 from .save import Save, read, write

@@ -1,4 +1,4 @@
-"""Files that are on the disk when they are said to be, and files that are read as what they are."""
+"""Files written through to the disk, and files read only if they are regular ones."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = [
 
 
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR)
-"""What the system says of links that lead in a circle, and of sockets."""
+"""Error numbers for paths that are not regular files, such as circular links and sockets."""
 
 
 SMALL = 1 << 18
-"""Bytes below which a part is put together with others, and is hashed without another thread."""
+"""Parts of up to this many bytes are joined with others and hashed in the same thread."""
 
 
 AHEAD = 1 << 23
-"""Bytes written before the disk is set to work on them."""
+"""Bytes written before the system is asked to move them to the disk."""
 
 
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -57,14 +57,14 @@ def write_file(
 ) -> FileNote:
     """Write a new file of ``size`` bytes to the disk, through all caches.
 
-    ``written`` is called once no part is read any more, and before the wait for the disk; what ``last`` then gives is
-    put in place of the bytes from there on, which could not be known before.
+    ``written`` is called after the last part is read and before the wait for the disk. ``last`` then gives a position
+    and bytes to write there, for content that is known only at the end.
     """
     crc, start, end = 0, 0, 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
     try:
         _allocate(descriptor, size)
-        with ThreadPoolExecutor(1) as other:  # starts no thread before it is given something
+        with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
             for part in _gathered(parts):
                 hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
                 done = 0
@@ -87,7 +87,7 @@ def write_file(
 
 
 def _set_going(descriptor: int, start: int, end: int) -> int:
-    """Let the system write those bytes to the disk while others come, not all at the end."""
+    """Ask the system to write these bytes to the disk now, while further bytes come."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
@@ -95,7 +95,7 @@ def _set_going(descriptor: int, start: int, end: int) -> int:
 
 
 def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes with small parts put together: each has a price of its own."""
+    """The same bytes with small parts joined, as each write has a fixed cost."""
     small = bytearray()
     for part in parts:
         if len(part) + len(small) > SMALL and small:
@@ -110,7 +110,7 @@ def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Find out at once that the disk is full; writing is also several times faster where the blocks are known."""
+    """Reserve disk space. A full disk fails here at once, and writing to reserved blocks is several times faster."""
     if sys.platform == "linux" and size:
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -120,7 +120,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 
 def make_directory(path: Path) -> bool:
-    """Make sure that ``path`` is a directory, and that its name is on the disk; whether it is new."""
+    """Create the directory ``path`` and write its name to the disk. Returns whether it is new."""
     if path.is_dir():
         return False
     if os.path.lexists(path):
@@ -137,10 +137,10 @@ def make_directory(path: Path) -> bool:
 
 
 def usable(path: str | os.PathLike[str]) -> Path:
-    """A path, which can be one.
+    """``path`` as a Path.
 
     Raises:
-        FileFormatError: there are no such paths.
+        FileFormatError: the path contains a zero byte.
     """
     if "\0" in os.fspath(path):
         raise FileFormatError(f"{os.fspath(path)!r:.200}: expected a path, got a zero byte in it; give another path")
@@ -149,13 +149,13 @@ def usable(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def turn(path: Path) -> Generator[tuple[int | None, bool]]:
-    """Be the only one who saves into the directory, after those before, and make it if there is none.
+    """Wait for the exclusive right to save into a directory, which is created if missing.
 
-    Gives its descriptor, for :func:`sync`, and whether it is new. One whose first save fails removes it, and who waits
-    for it meanwhile finds nothing there: a directory is the right one if it still has its name.
+    Yields its descriptor, for :func:`sync`, and whether it is new. A failed first save removes its directory. So after
+    the wait, the path may be gone or name another directory; then the directory is created and locked once more.
     """
     created = make_directory(path)
-    if sys.platform == "win32":  # has no descriptors of directories
+    if sys.platform == "win32":  # directories have no descriptors there
         yield None, created
         return
     import fcntl
@@ -163,7 +163,7 @@ def turn(path: Path) -> Generator[tuple[int | None, bool]]:
     while True:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # some file systems have no locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if _is_at(path, descriptor):
                 yield descriptor, created
@@ -181,16 +181,16 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def sync(directory: int | None) -> None:
-    """Write to the disk which names the directory holds."""
+    """Write the directory's list of names to the disk."""
     if directory is not None:
         os.fsync(directory)
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse to save into a directory that holds anything but a save, or what is left of one.
+    """Refuse to save into a directory that holds anything but a save or the remains of one.
 
     Raises:
-        FileFormatError: with the name of what is foreign.
+        FileFormatError: names the foreign file.
     """
     names = os.listdir(path)
     if MANIFEST in names:
@@ -203,19 +203,19 @@ def check_replaceable(path: Path) -> None:
 
 
 def take_back(path: Path, generation: str, created: bool) -> str:
-    """Remove the files of a save that failed, unless its manifest is in place already; what is there now, in words."""
+    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words."""
     try:
         if generation.encode() in (path / MANIFEST).read_bytes():
-            return "the new save is in place nevertheless, and may not outlast a loss of power before the next one"
+            return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
     except FileNotFoundError:
         pass
     except OSError as error:  # the next save removes them
-        return f"whether the new save is in place cannot be told ({error})"
+        return f"the new save may or may not be in place ({error})"
     with suppress(OSError):
         _remove(path, [name for name in os.listdir(path) if generation in name])
         if created:
             path.rmdir()
-    return "what was saved there before is as it was"
+    return "the previous save is unchanged"
 
 
 def remove_others(path: Path, keep: Container[str]) -> None:
@@ -226,16 +226,16 @@ def remove_others(path: Path, keep: Container[str]) -> None:
 
 def _remove(path: Path, names: Iterable[str]) -> None:
     for name in names:
-        with suppress(OSError):  # it does no harm, and the next save tries again
+        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
             os.unlink(path / name)
 
 
 def open_file(path: Path) -> io.FileIO:
-    """A file for reading that really is one: no symbolic link, which may lead anywhere, no pipe, no directory.
+    """Open a regular file for reading. Symbolic links, which may lead anywhere, pipes and directories are refused.
 
     Raises:
-        FileFormatError: it is something else.
-        FileNotFoundError: there is nothing.
+        FileFormatError: the path is not a regular file.
+        FileNotFoundError: nothing is at the path.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _BINARY | _SAFE)
@@ -257,11 +257,11 @@ def _no_file(path: Path, got: str) -> FileFormatError:
 
 
 def read_manifest(path: Path) -> bytes:
-    """The manifest in the directory ``path``, unchecked but for its size.
+    """The manifest in the directory ``path``. Only its size is checked.
 
     Raises:
-        NoSaveError: there is none.
-        FileFormatError: ``path`` is no directory, or what is called the manifest is too large or no file.
+        NoSaveError: the directory has no manifest.
+        FileFormatError: ``path`` is not a directory, or the manifest is too large or not a regular file.
     """
     try:
         with open_file(path / MANIFEST) as stream:
@@ -277,7 +277,7 @@ def read_manifest(path: Path) -> bytes:
 
 
 class Reader:
-    """Reads a file once, from its start to its end, and adds up its CRC-32 on the way."""
+    """Reads a file once from start to end and computes its CRC-32 on the way."""
 
     def __init__(self, stream: io.FileIO, path: Path, *, verify: bool) -> None:
         self._stream, self._path, self._verify, self._crc = stream, path, verify, 0
@@ -300,13 +300,13 @@ class Reader:
             raise damaged(self._path, f"{size} bytes", found)
 
     def check_start(self, header: bytes) -> None:
-        """Read the header, which can be but one."""
+        """Read the header and require these bytes."""
         start = bytearray(len(header))
         self.read_into(memoryview(start))
         if bytes(start) != header:
             raise damaged(self._path, "the header that follows from the manifest", "another")
 
     def check_crc32(self, crc32: str) -> None:
-        """Refuse what was read if its checksum is another."""
+        """Require this checksum of the bytes read."""
         if self._verify and crc32 != f"{self._crc:08x}":
             raise damaged(self._path, f"the CRC-32 {crc32}", f"{self._crc:08x}")

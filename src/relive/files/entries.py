@@ -1,6 +1,7 @@
-"""What a save says, tested before anything relies on it: whoever can write its files can write checksums, too.
+"""Checks of a save's entries and tensors, made before anything uses them.
 
-Rings test their own rows and cursors (:meth:`relive.ring.Ring.check`); here is the rest that comes out of files.
+Checksums alone are not enough: anyone who can write the files can write checksums, too. Rings check their own rows and
+cursors in :meth:`relive.ring.Ring.check`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ __all__ = ["MOST", "contradictions", "entry", "fitting", "integers", "require_te
 
 
 MOST = 2**62
-"""No count in a save is larger: those that go on from it fit into 64 bits."""
+"""The largest count in a save. Counting on from it still fits into 64 bits."""
 
 
 def entry(content: Any, name: str, kind: type[Any]) -> Any:
-    """One entry of a save's JSON, of the kind that belongs there.
+    """One entry of a save's JSON, of the expected type.
 
     Raises:
-        FileFormatError: it is missing, or of another kind.
+        FileFormatError: the entry is missing, or of another type.
     """
     value = content.get(name)
     if type(value) is not kind:
@@ -39,10 +40,10 @@ def entry(content: Any, name: str, kind: type[Any]) -> Any:
 
 
 def whole(content: Any, name: str) -> int:
-    """One entry of a save's JSON that counts something.
+    """One entry of a save's JSON, a count from 0 to ``MOST``.
 
     Raises:
-        FileFormatError: it is missing, or no such number.
+        FileFormatError: the entry is missing, or not a count.
     """
     value: int = entry(content, name, int)
     if not 0 <= value <= MOST:
@@ -51,10 +52,10 @@ def whole(content: Any, name: str) -> int:
 
 
 def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
-    """One entry of a save's JSON that is a list, or a list of lists, of such numbers.
+    """One entry of a save's JSON, a list (of lists) of counts, as an array of this shape.
 
     Raises:
-        FileFormatError: it is of another shape, or has other members.
+        FileFormatError: the entry has another shape, or a member is not a count.
     """
     found = np.array(entry(content, name, list))
     if found.shape != shape or found.dtype != np.int64 or (found < 0).any() or (found > MOST).any():
@@ -65,10 +66,10 @@ def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
 
 
 def require_tensors(tensors: Mapping[str, Tensor], lengths: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a save that lacks one of these tensors, has another, or one that does not begin with these lengths.
+    """Require exactly these tensors, each with these lengths as its first axes.
 
     Raises:
-        FileFormatError: naming it.
+        FileFormatError: names the missing, foreign or misshapen tensor.
     """
     if wrong := sorted(tensors.keys() ^ lengths.keys()):
         raise FileFormatError(
@@ -81,10 +82,10 @@ def require_tensors(tensors: Mapping[str, Tensor], lengths: Mapping[str, tuple[i
 def fitting(
     tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The tensor of a save that has this shape and dtype; without a dtype it only begins with that shape.
+    """The tensor ``name`` of a save, of this shape and dtype. Without a dtype, ``shape`` is its first axes.
 
     Raises:
-        FileFormatError: it is missing, or another.
+        FileFormatError: the tensor is missing, or has another shape or dtype.
     """
     tensor = tensors.get(name)
     if tensor is None:
@@ -96,23 +97,20 @@ def fitting(
     return tensor
 
 
-_FAULTS = ReliveError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, OSError
-
-
 @contextmanager
 def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
-    """Whatever goes wrong while a save is taken in, the save is at fault.
+    """Blame the save for any error while it is loaded.
 
     Raises:
-        FileFormatError: in place of the error.
-        LifecycleError: a sampler or view to load it with is another buffer's, which is not the save's fault.
+        FileFormatError: replaces any other error.
+        LifecycleError: the sampler or view given belongs to another buffer, which is not the save's fault.
     """
     try:
         yield
     except (FileFormatError, LifecycleError):
         raise
     except MemoryError as error:
-        raise FileFormatError(f"the save in '{path}' announces more than there is memory for") from error
+        raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error
     except (
         ReliveError,
         ValueError,

@@ -1,4 +1,4 @@
-"""What the files of a save hold: names, dtypes, the header of a data file, the manifest. ``docs/files.md`` shows it."""
+"""The format of a save: file names, dtypes, the header of a data file, the manifest. See ``docs/files.md``."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Streamed:
-    """What is saved as one array and never lies in memory as one: ``parts`` gives it anew, cut along its first axis."""
+    """An array saved piece by piece, never whole in memory. Each call of ``parts`` yields it in pieces of axis 0."""
 
     shape: tuple[int, ...]
     dtype: Any
     parts: Callable[[], Iterator[Tensor | NDArray[Any]]]
 
     def whole(self) -> NDArray[Any] | Tensor:
-        """All of it in memory."""
+        """The whole array in memory."""
         parts = list(self.parts())
         if isinstance(self.dtype, torch.dtype):
             return torch.cat([torch.zeros((0, *self.shape[1:]), dtype=self.dtype), *cast("list[Tensor]", parts)])
@@ -65,15 +65,15 @@ MANIFEST = "manifest.json"
 
 
 OWN_NAME = re.compile(r"data-[0-9a-f]{16}-[0-9]{5}\.safetensors|manifest-[0-9a-f]{16}\.tmp")
-"""The names of all other files of a save: none is a path, and none is what anybody else would choose."""
+"""The names of all other files of a save. None contains a directory, and no one else is likely to choose one."""
 
 
 FILE_BYTES = 1 << 28
-"""A data file that has reached this takes no further tensor."""
+"""A data file of this many bytes or more takes no further tensor."""
 
 
 MANIFEST_BYTES = 1 << 26
-"""The largest manifest: anything larger belongs into a tensor."""
+"""The largest manifest. Larger content belongs in a tensor."""
 
 
 _NAMES = {
@@ -94,15 +94,15 @@ _MAX_BYTES = 2**63 - 1
 
 
 STRUCTURE = {b"{": 2**16, b"[": 2**20, b",": 2**22}
-"""How often each may come in a manifest: what is parsed takes up to a hundred times the memory of its text."""
+"""How often each character may occur in a manifest. Parsed JSON takes up to a hundred times the memory of its text."""
 
 
 DEPTH = 100
-"""Objects and lists within each other in what is saved."""
+"""The deepest nesting of objects and lists in a manifest."""
 
 
 AXES = 32
-"""Of a tensor; NumPy before 2.0 has no more."""
+"""The most axes of a tensor; NumPy before 2.0 allows no more."""
 
 
 _TAIL = re.compile(rb',\n"checksum": "([0-9a-f]{8})"\n}\n\Z')
@@ -113,7 +113,7 @@ TAIL_BYTES = len(',\n"checksum": "01234567"\n}\n')
 
 @dataclass(frozen=True)
 class Spec:
-    """What a manifest tells of one tensor: its safetensors dtype, its shape, and the file that it is in."""
+    """A manifest's entry for one tensor: its safetensors dtype, its shape and its file."""
 
     code: str
     shape: tuple[int, ...]
@@ -126,36 +126,36 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its data."""
+        """Bytes of the tensor's data."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class FileNote:
-    """What a manifest tells of one data file: its size, and the CRC-32 of all of it in hexadecimal."""
+    """A manifest's entry for one data file: its size, and its CRC-32 in hexadecimal."""
 
     nbytes: int
     crc32: str
 
 
 def damaged(path: Path, expected: str, got: object) -> FileFormatError:
-    """The error for a save that is not as it was written."""
+    """The error for a save that changed after it was written."""
     return FileFormatError(
         f"'{path}': expected {expected}, got {got}; it was altered or damaged since it was saved: "
-        "restore it from a copy, or save anew in another directory"
+        "restore it from a copy, or save again in another directory"
     )
 
 
 def new_name(generation: str, number: int | None = None) -> str:
-    """The name of a data file of a generation of files, or of its manifest until that is complete."""
+    """The name of data file ``number`` of a generation, or without a number of its manifest while that is written."""
     return f"manifest-{generation}.tmp" if number is None else f"data-{generation}-{number:05d}.safetensors"
 
 
 def plan(tensors: Mapping[str, Array], generation: str) -> dict[str, Spec]:
-    """Which tensor goes where, in the order of writing: the widest dtypes first, so that each is aligned in its file.
+    """The place of each tensor, in the order of writing. The widest dtypes come first, so all are aligned.
 
     Raises:
-        DTypeError, FieldError: a tensor that cannot be saved.
+        DTypeError, FieldError: a tensor cannot be saved.
     """
     codes = {name: _code_of(name, value) for name, value in tensors.items()}
     specs: dict[str, Spec] = {}
@@ -188,7 +188,7 @@ def _has_surrogate(text: str) -> bool:
 
 
 def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:
-    """The tensors of each file, in their order."""
+    """The tensors of each file, in order."""
     files: dict[str, dict[str, Spec]] = {}
     for name, spec in specs.items():
         files.setdefault(spec.file, {})[name] = spec
@@ -196,9 +196,9 @@ def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:
 
 
 def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None) -> bytes:
-    """What the safetensors file of these tensors starts with: always the same bytes, so reading needs no parser.
+    """The header of the safetensors file of these tensors. It is always the same bytes, so reading needs no parser.
 
-    ``notes`` are what safetensors calls metadata; a save of ours has none.
+    ``notes`` are the metadata of safetensors; relive's saves have none.
     """
     entries: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
     end = 0
@@ -211,11 +211,11 @@ def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None) ->
 
 
 def encode(content: Mapping[str, Any]) -> str:
-    """JSON that reads back as exactly this.
+    """JSON text that reads back as exactly ``content``.
 
     Raises:
-        NotFiniteError: NaN or infinity in it.
-        FileFormatError: it is not JSON, or would come back as something else.
+        NotFiniteError: ``content`` holds NaN or infinity.
+        FileFormatError: ``content`` is not JSON, or would read back differently.
     """
     try:
         text = json.dumps(dict(content), allow_nan=False)
@@ -230,7 +230,7 @@ def encode(content: Mapping[str, Any]) -> str:
 
 
 def compose(content: str, files: Mapping[str, FileNote], specs: Mapping[str, Spec]) -> bytes:
-    """The manifest, with its own checksum at its end."""
+    """The manifest, with its checksum at the end."""
     notes = {file: {"bytes": note.nbytes, "crc32": note.crc32} for file, note in files.items()}
     tensors = {name: {"file": s.file, "dtype": s.code, "shape": s.shape} for name, s in specs.items()}
     parts = {"format": FORMAT, "version": VERSION, "files": notes, "tensors": tensors}
@@ -239,16 +239,16 @@ def compose(content: str, files: Mapping[str, FileNote], specs: Mapping[str, Spe
     manifest = body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body)
     if excess := _excess(manifest):
         raise FileFormatError(
-            f"the JSON to save: expected a manifest of {excess[0]}, got {excess[1]}; put what is long into a tensor"
+            f"the JSON to save: expected a manifest of {excess[0]}, got {excess[1]}; put long lists into a tensor"
         )
     return manifest
 
 
 def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
-    """The manifest as JSON, which is of our format and version, and nothing more is known of it.
+    """The manifest as JSON. Only its format and version are checked.
 
     Raises:
-        FileFormatError: it is not.
+        FileFormatError: the format or version is another, or the manifest is damaged.
     """
     _require_own(path, raw)
     try:
@@ -258,7 +258,9 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise damaged(path, "the JSON of a save", f"something else ({error})") from error
     if not isinstance(found, dict) or cast("dict[str, Any]", found).get("format") != FORMAT:
-        raise FileFormatError(f'\'{path}\': expected "format": "{FORMAT}", got another file; give a directory of ours')
+        raise FileFormatError(
+            f'\'{path}\': expected "format": "{FORMAT}", got another file; give the directory of a save'
+        )
     manifest = cast("dict[str, Any]", found)
     version: Any = manifest.get("version")
     if type(version) is not int or version != VERSION:
@@ -269,10 +271,10 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _require_own(path: Path, raw: bytes) -> None:
-    """Before anything is parsed: the checksum, and that parsing will take no more time and memory than it may.
+    """Check, before parsing, the checksum and the limits on the time and memory that parsing takes.
 
     Raises:
-        FileFormatError: it is another file, or damaged.
+        FileFormatError: the file is foreign or damaged.
     """
     tail = _TAIL.search(raw[-TAIL_BYTES:])
     if tail is None or int(tail[1], 16) != zlib.crc32(raw[: len(raw) - len(tail[0])]):
@@ -282,7 +284,7 @@ def _require_own(path: Path, raw: bytes) -> None:
 
 
 def _excess(raw: bytes) -> tuple[str, int] | None:
-    """What there is too much of in a manifest, and how much."""
+    """The limit that a manifest exceeds and its actual count, or None."""
     counts = {f"at most {most} times {mark.decode()!r}": (raw.count(mark), most) for mark, most in STRUCTURE.items()}
     counts[f"at most {MANIFEST_BYTES} bytes"] = len(raw), MANIFEST_BYTES
     return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)
@@ -296,7 +298,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _finite(text: str) -> float:
@@ -306,10 +308,10 @@ def _finite(text: str) -> float:
 
 
 def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, FileNote], dict[str, Spec]]:
-    """The content, the files and the tensors that a manifest tells of, each of them possible and fitting the others.
+    """The content, files and tensors of a manifest, checked one by one and against each other.
 
     Raises:
-        FileFormatError: foreign, of another version, or damaged.
+        FileFormatError: the manifest is foreign, of another version, or damaged.
     """
     manifest = parse_kind(path, raw)
     try:
@@ -328,14 +330,14 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, FileNote], 
         _require_shallow(content)
         return content, files, specs
     except (ValueError, RecursionError) as error:
-        raise damaged(path, "a manifest that agrees with itself", error) from error
+        raise damaged(path, "a consistent manifest", error) from error
 
 
 def _require_shallow(content: Any) -> None:
-    """Refuse JSON that is nested deeper than anybody who reads it can follow.
+    """Refuse JSON nested too deep for common parsers.
 
     Raises:
-        ValueError: it is.
+        ValueError: the nesting is deeper than ``DEPTH``.
     """
     level = [content]
     for _ in range(DEPTH):
@@ -343,7 +345,7 @@ def _require_shallow(content: Any) -> None:
                  for inner in (value.values() if isinstance(value, dict) else value)]  # fmt: skip
         if not level:
             return
-    raise ValueError(f"objects and lists within each other, more than {DEPTH} deep")
+    raise ValueError(f"objects and lists nested more than {DEPTH} deep")
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -368,7 +370,7 @@ def _spec(name: str, value: Any) -> Spec:
     if set(note) == {"file", "dtype", "shape"} and isinstance(file, str) and isinstance(code, str) and code in _DTYPES:
         sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
         plain = len(sizes) <= AXES and all(type(size) is int and 0 <= size <= _MAX_BYTES for size in sizes)
-        # what the other axes of an empty tensor span must be countable too
+        # max(size, 1): the other axes of an empty tensor must not overflow either
         if plain and math.prod(max(size, 1) for size in sizes) * _DTYPES[code].itemsize <= _MAX_BYTES:
             return Spec(code, tuple(sizes), file)
     raise ValueError(f"{note!r:.80} on a tensor named {name!r:.80}")

@@ -1,9 +1,9 @@
-"""Named arrays <-> a directory: saved whole or not at all, checked when read, and nothing in it is ever run.
+"""Named arrays <-> a directory, saved whole or not at all. Reading checks everything and runs nothing.
 
-A save is a ``manifest.json`` and the data files that it names. Data files get new names and never change; one rename
-then puts the new manifest in place of the old, and only after that do the old data files go. So whenever the writer
-dies, the directory holds the old save or the new one, and perhaps files that no manifest names, which the next save
-removes. ``docs/files.md`` has the format.
+A save is a ``manifest.json`` and the data files that it names. Data files get new names and never change. One rename
+puts the new manifest in place of the old one, and only then are the old data files removed. So if the writer dies, the
+directory holds the old save or the new one. Files that no manifest names may remain; the next save removes them.
+``docs/files.md`` has the format.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def write(
     *,
     taken: Callable[[], object] | None = None,
 ) -> None:
-    """Save named tensors or arrays, and some JSON, in the directory ``path``, in place of the save there, if any.
+    """Save named tensors or arrays, and some JSON, in the directory ``path``. A save that is there is replaced.
 
-    When it returns, the save is on the disk; when it raises or is killed before, the former save is as it was, unless
-    the error's last note says that the new one has taken its place already. Saves into one directory take turns.
-    The trap: tensors that change before ``taken`` is called make a save that will be refused.
+    When this returns, the save is on the disk. If it raises or is killed, the old save is unchanged. In rare cases the
+    new one is already in place; the error's last note then says so. Saves into one directory take turns.
+    The trap: do not change the tensors before ``taken`` is called, or reading will refuse the save.
 
     Raises:
-        FileFormatError: ``path`` is a file, or a directory of anything but a save; ``content`` is not JSON.
-        NotFiniteError: NaN or infinity in ``content``.
-        DTypeError, FieldError: a dtype that the format lacks, or a name that it cannot hold.
-        OSError: the disk is full, or fails.
+        FileFormatError: ``path`` is a file or a directory with foreign files, or ``content`` is not JSON.
+        NotFiniteError: ``content`` holds NaN or infinity.
+        DTypeError, FieldError: the format lacks a dtype, or cannot hold a name.
+        OSError: the disk is full or fails.
     """
     path, generation = disk.usable(path), os.urandom(8).hex()
     specs = format.plan(tensors, generation)
@@ -65,7 +65,7 @@ def write(
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
             disk.sync(directory)
             os.replace(temporary, path / MANIFEST)
-            disk.sync(directory)  # the old files go only when the new manifest cannot be lost any more
+            disk.sync(directory)  # remove the old files only once the new manifest is safe on the disk
             disk.remove_others(path, keep=files)
         except BaseException as error:
             error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, created)}")
@@ -75,19 +75,19 @@ def write(
 def read(
     path: PathLike, into: Mapping[str, Tensor] | None = None, *, verify: bool = True, most: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All tensors of the save at ``path``, as :meth:`Save.read` gives them, and the JSON that was saved with them."""
+    """All tensors of the save at ``path``, as from :meth:`Save.read`, and its JSON."""
     with Save(path) as save:
         return save.read(into, verify=verify, most=most), save.content
 
 
 class Save:
-    """A save opened for reading: ``content`` is its JSON, ``specs`` tells of its tensors, :meth:`read` reads them.
+    """A save opened for reading: ``content`` is its JSON, ``specs`` describes its tensors, :meth:`read` reads them.
 
-    It goes on reading the save that it opened, also when another takes its place meanwhile.
+    It keeps reading the save that it opened, even if another one replaces it meanwhile.
 
     Raises:
-        NoSaveError: nothing is at ``path``, or no save was ever completed there; it is a FileNotFoundError as well.
-        FileFormatError: what is there is foreign, of another version, incomplete or damaged.
+        NoSaveError: nothing is at ``path``, or no save was ever completed there; also a FileNotFoundError.
+        FileFormatError: the save is foreign, of another version, incomplete or damaged.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -100,7 +100,7 @@ class Save:
                     self._streams = {f: resources.enter_context(disk.open_file(self.path / f)) for f in self._files}
                     break
                 except FileNotFoundError as error:
-                    # a writer may have replaced the manifest since, and removed the files of this one
+                    # a writer may have replaced the manifest since and removed the files it named
                     before, raw = raw, disk.read_manifest(self.path)
                     if raw == before:
                         raise format.damaged(Path(error.filename), "a data file", "nothing") from error
@@ -117,13 +117,13 @@ class Save:
     ) -> dict[str, Tensor]:
         """All tensors by name, on the CPU; those named in ``into`` are read straight into the tensors given there.
 
-        Without ``verify`` the checksums of the data are left alone; sizes and headers are always compared. ``most`` is
-        how many bytes of memory there are for them: files with holes may be larger than the disk that they are on.
-        The trap: when a checksum is found wrong, the tensors of ``into`` are overwritten already.
+        Sizes and headers are always checked, checksums of the data only with ``verify``. ``most`` limits the bytes of
+        memory for new tensors, because files with holes can be larger than their disk.
+        The trap: when a checksum proves wrong, the tensors of ``into`` are already overwritten.
 
         Raises:
-            FileFormatError: a file is not what the manifest says.
-            FieldError, ShapeError, DTypeError: ``into`` does not fit what was saved.
+            FileFormatError: a file does not match the manifest.
+            FieldError, ShapeError, DTypeError: a tensor of ``into`` does not fit the saved one.
         """
         into = into or {}
         for name, tensor in into.items():

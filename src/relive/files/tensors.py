@@ -1,4 +1,4 @@
-"""A tensor or array, of any strides and on any device, as pieces of bytes that take no more memory than a chunk."""
+"""Tensors and arrays of any strides on any device, as pieces of bytes that copy at most one chunk at a time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Solid = Tensor | NDArray[Any]
 
 
 CHUNK = 1 << 20
-"""Bytes moved at a time: they are checksummed while in the cache, and no more than that is ever copied."""
+"""Bytes moved at a time. They are checksummed while in the cache, and copies are never larger."""
 
 
 def pieces(value: Array) -> Iterator[memoryview]:
-    """The bytes of a tensor in row-major order; those of a plain one are its own memory."""
+    """The bytes of a tensor in row-major order, without a copy if it is plain."""
     for part in value.parts() if isinstance(value, Streamed) else (value,):
         for slab in _slabs(part):
             yield from _chunks(_raw(slab))
 
 
 def fill(tensor: Tensor, read_into: Callable[[memoryview], None]) -> None:
-    """Give the pieces of ``tensor``, in the order of :func:`pieces`, to ``read_into``, which fills them."""
+    """Fill ``tensor`` by passing its pieces, in the order of :func:`pieces`, to ``read_into``."""
     for slab in _slabs(tensor.detach()):
         slab = cast("Tensor", slab)
         plain = slab if _is_plain(slab) else torch.empty(slab.shape, dtype=slab.dtype)
@@ -41,15 +41,15 @@ def fill(tensor: Tensor, read_into: Callable[[memoryview], None]) -> None:
 
 
 def empty(spec: Spec) -> Tensor:
-    """A tensor to be filled."""
+    """An uninitialised tensor."""
     if not spec.nbytes:
         return torch.empty(spec.shape, dtype=spec.dtype)
-    # NumPy asks the kernel for huge pages: the first write to each small page costs more than the copy itself
+    # NumPy asks the system for huge pages; the first write to each small page costs more than the copy itself
     return torch.from_numpy(np.empty(spec.nbytes, np.uint8)).view(spec.dtype).reshape(spec.shape)
 
 
 def _slabs(value: Solid) -> Iterator[Solid]:
-    """Parts of ``value`` in row-major order, each either plain memory or no larger than a chunk."""
+    """Parts of ``value`` in row-major order, each plain or at most a chunk."""
     if _is_plain(value) or value.nbytes <= CHUNK:
         yield value
         return
@@ -59,7 +59,7 @@ def _slabs(value: Solid) -> Iterator[Solid]:
 
 
 def _is_plain(value: Solid) -> bool:
-    """Whether its bytes lie in RAM in row-major order."""
+    """Whether a value's bytes lie in RAM in row-major order."""
     if isinstance(value, Tensor):
         return value.is_cpu and value.is_contiguous() and not value.is_conj() and not value.is_neg()
     return value.flags.c_contiguous

@@ -1,1 +1,1 @@
-"""Where rows lie: in RAM or on a device, and how much of it they take."""
+"""The memory of rows: in RAM or on a device, its layout, and how much a replay needs."""

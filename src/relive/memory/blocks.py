@@ -21,11 +21,11 @@ __all__ = ["SMALL", "Recycled", "small_pages", "zeroed"]
 
 
 KEPT = 16
-"""Blocks that are kept for the next batches; more are there only while batches that use them are."""
+"""Blocks kept for later batches. More exist only while batches use them."""
 
 
 SMALL = 2**19
-"""Bytes below which malloc hands out what it has by itself, and sooner than a block is found here."""
+"""Below this many bytes, malloc reuses memory by itself and is faster than a search for a block here."""
 
 
 HUGE = 2**21
@@ -33,10 +33,10 @@ HUGE = 2**21
 
 
 def zeroed(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory, on huge pages where there are any: at random places most of a read is finding the page.
+    """Zeroed memory, on huge pages if possible: a random read spends most of its time finding the page.
 
-    It is private, as malloc's is: what a forked child writes to it, its parent never sees. Nor would the system give
-    shared memory huge pages.
+    The memory is private, as from malloc: a parent never sees what its forked child writes. Shared memory would not
+    get huge pages.
     """
     if nbytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(nbytes, np.uint8)
@@ -54,9 +54,9 @@ _LATER = local()
 
 @contextmanager
 def small_pages() -> Generator[None]:
-    """What is taken and written in here, by this thread, is on small pages; what is written later on huge ones again.
+    """Within this context, memory that this thread takes and writes is on small pages; later writes use huge ones.
 
-    So few rows that lie far from each other take a small page each, and not 2 MiB.
+    So a few rows far apart take one small page each, not 2 MiB.
     """
     _LATER.memory = waiting = list[mmap.mmap]()
     try:
@@ -68,10 +68,10 @@ def small_pages() -> Generator[None]:
 
 
 class Recycled:
-    """Blocks of RAM for batches, each handed out again once nothing that was made of it is left.
+    """Blocks of RAM for batches. A block is reused once nothing refers to it any more.
 
-    Fresh memory of some megabytes costs more than filling it does: the system finds and clears each of its pages on
-    first touch. Views, also those of torch and what autograd saved, keep the block they look into in use.
+    Fresh memory of some megabytes costs more than filling it, as the system finds and clears each page on first touch.
+    Arrays and tensors over a block keep it in use, as does what autograd saved.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Recycled:
         self._lock = shared_lock()
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """``nbytes`` bytes of whatever content."""
+        """``nbytes`` uninitialised bytes."""
         with self._lock:
             return self._take(nbytes)
 
@@ -88,14 +88,14 @@ class Recycled:
         fits = [i for i in free if self._blocks[i].size >= nbytes]
         if fits:
             return self._blocks[min(fits, key=lambda i: self._blocks[i].size)][:nbytes]
-        if len(self._blocks) >= KEPT and free:  # those are too small
+        if len(self._blocks) >= KEPT and free:  # all free blocks are too small
             del self._blocks[min(free, key=lambda i: self._blocks[i].size)]
         block = zeroed(nbytes + nbytes // 8)  # batches differ a little in size
         self._blocks.append(block)
         return block[:nbytes]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
-        """A tensor of that memory, of whatever content."""
+        """An uninitialised tensor in such memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALL:
             return torch.empty(shape, dtype=dtype)
@@ -106,7 +106,7 @@ class Recycled:
 
 
 def _unused() -> int:
-    """What ``sys.getrefcount`` says of an array that a list alone refers to, asked as above."""
+    """The result of ``sys.getrefcount``, called as above, for an array that only a list refers to."""
     blocks = [np.empty(1, np.uint8)]
     return next(sys.getrefcount(blocks[i]) for i in range(1))
 

@@ -14,40 +14,40 @@ from ..steps.arrays import numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .layout import RowLayout, batch_layout, field_groups, row_layout
-from .ram import ReplayRows, beyond, require_dump, staged_leaves
+from .ram import ReplayRows, first_beyond, require_dump, staged_leaves
 from .store import Amend, Apart, Array, Ints, Where, Windows, as_places, require_rows, vector
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 
 
 HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
-"""The fields that stay in RAM: windows are cut and summed by them."""
+"""The fields that stay in RAM, where n-step sums are planned and computed."""
 
 
 PIECE = 2**26
-"""Bytes of rows that are moved at once when all are saved or restored."""
+"""Bytes of rows moved at once by a save or a restore."""
 
 
 ALIGNED = 16
-"""Bytes at whose multiples a field of any dtype may begin, and rows end."""
+"""The alignment in bytes of rows and of copied runs, which suits a field of any dtype."""
 
 
 WORD = 8
-"""Rows are moved by the int64, which is faster than by the byte and keeps the bits of every dtype."""
+"""Bytes of an int64. Rows move as int64, which is faster than bytes and keeps the bits of every dtype."""
 
 
 class DeviceRows:
     """The rows of a replay on a device: a :class:`relive.memory.store.Store`.
 
-    Rewards, flags and bookkeeping are in RAM, 32 bytes a row, so that anchors are drawn and windows planned there by
-    the same kernels, and no step or batch waits for the device to answer. Everything else is on the device and stays
-    there: the plan of a batch goes to it in one copy, and the rows are gathered on it. Steps that come as arrays are
-    packed in RAM and copied over; of those that come as tensors of the device only rewards and flags leave it.
+    Rewards, flags and bookkeeping are in RAM, 32 bytes a row. There the same kernels draw anchors and plan n-step
+    transitions, and no step or batch waits for the device. All other fields stay on the device: the plan of a batch
+    goes to it in one copy, and the rows are gathered there. Steps given as arrays are packed in RAM and copied over.
+    If steps are given as tensors on the device, only their rewards and flags leave it.
 
     Args:
-        leaves: the fields of a step, ``reward``, ``terminated`` and ``truncated`` among them.
-        num_rows: how many rows.
-        device: where they lie; calls run on its current stream.
+        leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
+        num_rows: the number of rows.
+        device: the device of the rows; calls run on its current stream.
     """
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, device: torch.device) -> None:
@@ -77,7 +77,7 @@ class DeviceRows:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
-        """See :class:`Store`; what can fail on the device, fails here, before anything has changed."""
+        """See :class:`Store`; errors of the device come from here, before anything has changed."""
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         if role == "step":
             rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in HOSTED]))
@@ -93,7 +93,7 @@ class DeviceRows:
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
     def _on_host(self, values: Sequence[Any]) -> list[Any]:
-        """Rewards and flags in RAM; those on the device come over together, in one copy."""
+        """Rewards and flags in RAM; those on the device come in one copy."""
         far = [path for path, value in zip(HOSTED, values, strict=True) if isinstance(value, Tensor)]
         if not far:
             return list(values)
@@ -116,7 +116,7 @@ class DeviceRows:
     def windows(
         self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
     ) -> Windows:
-        """See :class:`relive.memory.store.Store`; planned in RAM, sent in one copy, gathered on the device."""
+        """See :class:`relive.memory.store.Store`; the plan is made in RAM, sent in one copy and read on the device."""
         places, batch = vector(places), self.planned.batch
         count = len(places)
         packet = _Packet(self.device, ((count, batch.nbytes), np.uint8), ((count,), np.int64), ((count,), np.int64))
@@ -135,16 +135,16 @@ class DeviceRows:
         return Windows({path: found[path] for path in self._order}, last, now, then)
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
-        """See :class:`Store`; in one copy. What is negative reads the row of zeros after the last."""
+        """See :class:`Store`; in one copy. Negative places become the row of zeros after the last."""
         arrays = tuple(map(as_places, arrays))
         packet = _Packet(self.device, *((array.shape, np.int64) for array in arrays))
         for noted, array in zip(packet.arrays, arrays, strict=True):
-            require_rows(array.reshape(-1), beyond(array, self.num_rows), self.num_rows)
+            require_rows(array.reshape(-1), first_beyond(array, self.num_rows), self.num_rows)
             noted[...] = np.where(array < 0, self.num_rows, array)
         return tuple(packet.sent())
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
-        """See :class:`Store`; what is packed together is gathered at once."""
+        """See :class:`Store`; fields packed in one row are gathered at once."""
         wanted, found, flat = list(paths), dict[Path, Any](), where.reshape(-1)
         hosted = [path for path in wanted if path in HOSTED]
         if hosted:
@@ -170,7 +170,7 @@ class DeviceRows:
         return {path: found[path] for path in wanted}
 
     def views(self) -> dict[Path, Tensor]:
-        """See :class:`relive.memory.store.Store`; rewards and flags in RAM."""
+        """See :class:`relive.memory.store.Store`; rewards and flags are in RAM."""
         found = self._host.views()
         for part in self._parts:
             found |= part.views()
@@ -212,24 +212,24 @@ class DeviceRows:
                 part.put(where, part.staged({path: arrays[path][piece] for path in part.layout.fields}))
 
     def _pieces(self, places: Ints) -> Iterator[slice]:
-        """Runs of rows that are small beside the memory of the device."""
+        """Slices of ``places`` whose rows take little of the device's memory."""
         rows = max(PIECE // max(sum(part.layout.nbytes for part in self._parts), 1), 1)
         return (slice(low, low + rows) for low in range(0, len(places), rows))
 
 
 class _Part:
-    """Rows of some fields on the device, and after the last a row of zeros."""
+    """Rows of some fields on the device, followed by one row of zeros."""
 
     def __init__(self, layout: RowLayout, num_rows: int, device: torch.device) -> None:
         self.layout, self._device = layout, device
         self.obs_bytes = layout.starts[1]
-        """The observation comes first: this many bytes of a row."""
+        """Bytes of the observation, which comes first in a row."""
         self._words = torch.zeros((num_rows + 1, layout.nbytes // WORD), dtype=torch.int64, device=device)
 
     def staged(self, given: Mapping[Path, Any], nbytes: int | None = None) -> Tensor:
-        """The first bytes (default all) of rows to be put, packed on the device: int64 ``[K, nbytes / 8]``.
+        """The first ``nbytes`` (default: all) of rows to store, packed on the device: int64 ``[K, nbytes / 8]``.
 
-        Arrays are packed in RAM and come in one copy; tensors, which are on the device, are packed there.
+        Arrays are packed in RAM and sent in one copy. Tensors are already on the device and are packed there.
         """
         values = {path: given[path] for path in self.layout.fields if path in given}
         shape = len(next(iter(values.values()))), self.layout.nbytes
@@ -253,11 +253,11 @@ class _Part:
         self._words[:, : words.shape[1]].index_copy_(0, where, words)
 
     def views(self) -> dict[Path, Tensor]:
-        """The fields of all rows where they lie."""
+        """The fields of all rows, as tensors over the storage."""
         return self.layout.views(self._words[:-1].view(torch.uint8))
 
     def fields(self, where: Tensor, paths: Iterable[Path]) -> dict[Path, Tensor]:
-        """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``: the run of bytes that they lie in, copied."""
+        """Fields of the rows ``where`` (int64 ``[K]``), as ``[K, ...]``; one copy of the bytes that hold them all."""
         wanted, offsets = list(paths), self.layout.offsets
         begin = min(offsets[path] for path in wanted)
         end = max(offsets[path] + self.layout.fields[path].nbytes for path in wanted)
@@ -271,7 +271,7 @@ class _Part:
 
 
 class _Packet:
-    """Arrays that lie in one piece of memory, so that they go to a device in one copy; page-locked for CUDA."""
+    """Arrays in one piece of memory, sent to a device in one copy. For CUDA the memory is page-locked."""
 
     def __init__(self, device: torch.device, *arrays: tuple[tuple[int, ...], Any]) -> None:
         self._device, self._pinned = device, device.type == "cuda"
@@ -289,7 +289,7 @@ class _Packet:
         ]
 
     def sent(self) -> list[Tensor]:
-        """The arrays on the device. They are not written any more from now on."""
+        """The arrays on the device. Do not write to them from now on."""
         moved = self._bytes.to(self._device, non_blocking=self._pinned)
         return [
             moved[begin:stop].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
@@ -298,13 +298,13 @@ class _Packet:
 
 
 def device_row_bytes(leaves: Mapping[Path, Field]) -> tuple[int, int]:
-    """How many bytes of a row are in RAM, and how many on the device."""
+    """Bytes of a row in RAM, and on the device."""
     host, _ = row_layout({path: leaves[path] for path in HOSTED})
     return host.nbytes, sum(layout.nbytes for layout in _layouts(leaves))
 
 
 def _layouts(leaves: Mapping[Path, Field]) -> list[RowLayout]:
-    """How rows lie on the device: small fields packed, each large one by itself."""
+    """The layouts of rows on the device: one for all small fields, one for each large field."""
     _, large = row_layout(leaves)
     groups = field_groups({path: field for path, field in leaves.items() if path not in HOSTED}, large)
     packed = [RowLayout(*groups)] if any(groups) else []

@@ -1,4 +1,4 @@
-"""How much memory a replay will take: bytes per field and row, and whether they fit."""
+"""The memory that a replay will take: bytes per field and row, and whether they fit."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 LARGEST = 2**62
-"""Rows, or bytes, of which no machine has as many."""
+"""The largest size accepted, in rows or bytes; more than any machine has."""
 
 
 LIMIT_V2 = "memory.max", "memory.current", "inactive_file"
 
 
 LIMIT_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-"""Where a control group says its limit, its use, and how much of that is files that can be dropped."""
+"""Files of a control group for its limit and its use, and the entry for cached files, which can be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
     """The memory of a replay; ``print`` shows it as a table.
 
-    ``fields`` is field -> bytes in a row, with the bookkeeping of the ring and the padding between fields among them.
-    ``host_row_bytes`` of them are in RAM, the rest on ``device``, where one row of zeros more is kept.
-    ``sampler_bytes`` is what the sampler keeps besides, in RAM, once the buffer is full.
+    ``fields`` is field -> bytes in a row, including the ring's bookkeeping and the padding between fields.
+    ``host_row_bytes`` of a row are in RAM, the rest on ``device``, which also holds one row of zeros.
+    ``sampler_bytes`` is the memory of the sampler in RAM once the buffer is full.
     """
 
     rows: int
@@ -52,17 +52,17 @@ class StoragePlan:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, all fields included."""
+        """Bytes of one row with all fields."""
         return sum(self.fields.values())
 
     @property
     def host_bytes(self) -> int:
-        """Bytes in RAM, the sampler's included."""
+        """Bytes in RAM, including the sampler's."""
         return self.rows * self.host_row_bytes + self.sampler_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device; 0 if that is the CPU."""
+        """Bytes on the device; 0 for the CPU."""
         return (self.rows + 1) * (self.row_bytes - self.host_row_bytes)
 
     @property
@@ -71,7 +71,7 @@ class StoragePlan:
         return self.host_bytes + self.device_bytes
 
     def require_memory(self) -> None:
-        """As :func:`require_free`, in RAM and on the device."""
+        """Require enough free memory in RAM and on the device, as :func:`require_free` does."""
         for device, size in ((torch.device("cpu"), self.host_bytes), (self.device, self.device_bytes)):
             require_free(size, device, "the replay", f"lower the capacity:\n{self}")
 
@@ -105,12 +105,12 @@ def storage_plan(
     device: torch.device,
     sampler_bytes: Callable[[int], int],
 ) -> StoragePlan:
-    """The plan for so many rows, or for as many as fit into so many bytes of the device.
+    """The plan for ``capacity`` rows, or for as many as fit into ``capacity_bytes`` of the device.
 
-    ``sampler_bytes(rows)`` is what the sampler keeps in RAM.
+    ``sampler_bytes(rows)`` is the sampler's memory in RAM.
 
     Raises:
-        SchemaError: neither or both are given, a size is no whole number, or less than 2 rows per env come out.
+        SchemaError: neither or both are given, a size is not a whole number, or an env gets less than 2 rows.
     """
     if (capacity is None) == (capacity_bytes is None):
         raise SchemaError("pass either capacity, in rows, or capacity_bytes")
@@ -131,14 +131,14 @@ def storage_plan(
     wanted = capacity if capacity is not None else fit
     if wanted < 2 * num_envs:
         raise SchemaError(
-            f"a capacity of {wanted} rows ({row} bytes each): every one of the {num_envs} envs needs at least 2"
+            f"a capacity of {wanted} rows ({row} bytes each): each of the {num_envs} envs needs at least 2"
         )
     rows = int(wanted // num_envs * num_envs)
     return StoragePlan(rows, int(num_envs), fields, host, device, sampler_bytes(rows))
 
 
 def require_free(size: int, device: torch.device, what: str, advice: str) -> None:
-    """Ask the system, or the device, for memory before it is taken.
+    """Check that memory is free in RAM or on a device before it is taken.
 
     Raises:
         SchemaError: less than ``size`` bytes are free.
@@ -149,13 +149,13 @@ def require_free(size: int, device: torch.device, what: str, advice: str) -> Non
 
 
 def free_memory() -> int | None:
-    """Bytes that can be had without swapping, as far as the system tells and the limits of a container allow."""
+    """Bytes free without swapping and within a container's limits; None if the system does not say."""
     known = [size for size in (_free_of_all(), _free_in_groups()) if size is not None]
     return min(known, default=None)
 
 
 def _free_of_all() -> int | None:
-    """What the machine has left."""
+    """Bytes that the whole machine has free; None if it does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -170,10 +170,10 @@ def _free_of_all() -> int | None:
 
 
 def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """What the limits of this process's control groups leave; None where there are none.
+    """Bytes free within the limits of this process's control groups; None without limits.
 
-    A limit holds for all groups below it, too. Inside a container the group's own path may not be there, and the root
-    is the group's own directory.
+    A limit also holds for all groups below it. Inside a container, the group's own path may be missing, and the root
+    is the group's directory.
     """
     free: list[int] = []
     try:
@@ -192,9 +192,9 @@ def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
 
 
 def _free_in(group: pathlib.Path, limit: str, usage: str, files: str) -> int | None:
-    """What one control group has left; None if it has no limit."""
+    """Bytes free within one control group; None if it has no limit."""
     try:
-        most = int((group / limit).read_text(encoding="ascii"))  # "max" is no number
+        most = int((group / limit).read_text(encoding="ascii"))  # "max" raises ValueError: no limit
         used = int((group / usage).read_text(encoding="ascii"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         return max(most - used + int(stat.get(files, 0)), 0)
@@ -203,7 +203,7 @@ def _free_in(group: pathlib.Path, limit: str, usage: str, files: str) -> int | N
 
 
 def _free_on(device: torch.device) -> int | None:
-    """Bytes that can be had on a device, with what torch keeps there for later; None where it does not tell."""
+    """Bytes free on a device, including those that torch holds in reserve; None if it is not CUDA."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -211,7 +211,7 @@ def _free_on(device: torch.device) -> int | None:
 
 
 def readable(size: float) -> str:
-    """Bytes in the unit that suits them."""
+    """A number of bytes in a readable unit."""
     unit = 0
     while size >= 1024 and unit < len(UNITS) - 1:
         size, unit = size / 1024, unit + 1

@@ -1,4 +1,4 @@
-"""Locks that a fork waits for: a child that begins with one that a thread of its parent holds waits for ever."""
+"""Locks that a fork waits for. Otherwise a child could inherit a held lock and wait for it for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _locks: dict[int, ReferenceType[Any]] = {}
 
 
 class _Held(local):
-    """The locks that a thread holds while it forks."""
+    """The locks that the current thread took for a fork."""
 
     def __init__(self) -> None:
         self.locks: list[Any] = []
@@ -24,9 +24,9 @@ _held = _Held()
 
 
 def shared_lock() -> Any:
-    """A lock that threads may share, and that a fork takes before it copies the process.
+    """A lock that threads may share. A fork takes it before the process is copied.
 
-    So a child never sees what it guards half changed, and finds it free.
+    So a child finds the lock free, and never sees half a change of what it guards.
     """
     lock = RLock()
     key = id(lock)
@@ -35,7 +35,7 @@ def shared_lock() -> Any:
 
 
 def _hold() -> None:
-    """Take all locks; one that is not free is waited for with none in hand, so that its owner may take others."""
+    """Take all locks. Release all before waiting for a busy one, so that its owner can take others."""
     locks = [lock for lock in (reference() for reference in list(_locks.values())) if lock is not None]
     held = _held.locks
     busy = locks[:1]
@@ -57,5 +57,5 @@ def _release() -> None:
         _held.locks.pop().release()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)

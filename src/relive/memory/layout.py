@@ -1,4 +1,4 @@
-"""Which byte of a packed row holds which field."""
+"""Layouts of packed rows: the bytes at which each field lies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOOKKEEPING: dict[Path, Field] = {
     ("_step",): Field((), torch.int32),
     ("_order",): Field((), torch.int32),
 }
-"""What the ring notes with every row; its docstring says what they mean."""
+"""The ring's own fields of every row; :class:`relive.ring.Ring` explains them."""
 
 
 RESULTS: dict[Path, Field] = {
@@ -31,28 +31,28 @@ RESULTS: dict[Path, Field] = {
     ("discount",): Field((), torch.float32),
     ("steps",): Field((), torch.int32),
 }
-"""What a batch says of its windows, besides the fields of a step."""
+"""The fields of an n-step transition in a batch, besides those of a step."""
 
 
 LARGE_FIELD = 1024
-"""Bytes of a row's field from which packing it with the others gains nothing: it is a block of its own."""
+"""A field of more bytes than this is a block of its own, as packing it gains nothing."""
 
 
 Array = NDArray[Any]
 
 
 class RowLayout:
-    """Where each field lies inside a row of bytes.
+    """The byte offset of each field in a row.
 
-    Groups of fields follow one another; each begins at a multiple of 16 and has its wide dtypes first, so that every
-    field is aligned, and a group looks the same wherever it lies.
+    Groups of fields follow one another. Each begins at a multiple of 16 bytes and has its widest dtypes first. So
+    every field is aligned, and a group has the same layout in every row.
     """
 
     def __init__(self, *groups: Mapping[Path, Field]) -> None:
         self.fields: dict[Path, Field] = {}
         self.offsets: dict[Path, int] = {}
         self.starts: list[int] = []
-        """Where each group begins, and where the row ends: it has that many bytes."""
+        """The byte at which each group begins, and at last the number of bytes of a row."""
         end = 0
         for group in groups:
             self.starts.append(end)
@@ -60,7 +60,7 @@ class RowLayout:
                 self.fields[path], self.offsets[path] = field, end
                 end += field.nbytes
             end = -(-end // 16) * 16
-        end = max(end, 16)  # rows without bytes have no views
+        end = max(end, 16)  # no array can be made over rows without bytes
         self.starts.append(end)
         self.nbytes = end
         self._names = {path: str(i) for i, path in enumerate(self.fields)}
@@ -79,27 +79,27 @@ class RowLayout:
         )
 
     def arrays(self, rows: Array) -> dict[Path, Array]:
-        """The fields of ``rows`` (uint8, ``[..., nbytes]``) as strided NumPy views ``[..., *shape]`` of their bits."""
+        """The fields of ``rows`` (uint8, ``[..., nbytes]``) as arrays ``[..., *shape]`` over the same memory."""
         if not self.fields:
             return {}
         records = rows.view(self._dtype)[..., 0]
         return {path: records[name] for path, name in self._names.items()}
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
-        """The same as tensors of the fields' dtypes, which NumPy may lack."""
+        """The fields of ``rows`` as tensors over the same memory, of dtypes that NumPy may lack."""
         found = {path: torch.from_numpy(array) for path, array in self.arrays(rows).items()}
         for path, dtype in self._foreign.items():
             found[path] = found[path].view(dtype)
         return found
 
     def views(self, rows: Tensor) -> dict[Path, Tensor]:
-        """The fields of ``rows`` (uint8, ``[..., nbytes]``) as typed views ``[..., *shape]`` into the same memory."""
-        if rows.is_cpu:  # a view by way of NumPy costs a third of one by way of torch
+        """The fields of ``rows`` (uint8, ``[..., nbytes]``) as tensors ``[..., *shape]`` over the same memory."""
+        if rows.is_cpu:  # by way of NumPy costs a third of torch's own calls
             return self.tensors(rows.numpy())
-        return {path: self.view(rows, path) for path in self.fields}  # elsewhere than in RAM
+        return {path: self.view(rows, path) for path in self.fields}
 
     def view(self, rows: Tensor, path: Path, start: int = 0) -> Tensor:
-        """One field of ``rows`` (uint8, ``[..., bytes]``) that hold a row from byte ``start`` on, as a typed view."""
+        """One field as a tensor over ``rows`` (uint8, ``[..., bytes]``), which hold each row from byte ``start`` on."""
         field = self.fields[path]
         item, count = field.dtype.itemsize, field.nbytes // field.dtype.itemsize
         values: Any = rows.view(field.dtype).narrow(-1, (self.offsets[path] - start) // item, count)
@@ -107,15 +107,15 @@ class RowLayout:
 
 
 def typed(array: Array, dtype: torch.dtype) -> Tensor:
-    """An array as a tensor of the same memory; the dtype is one of the same size where NumPy lacks it."""
+    """An array as a tensor of ``dtype`` over the same memory. NumPy may lack the dtype and hold only its bits."""
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
 
 def row_layout(leaves: Mapping[Path, Field]) -> tuple[RowLayout, set[Path]]:
-    """How the rows of a replay are packed, and which fields are blocks of their own: large ones, and hidden states.
+    """The layout of a replay's packed rows, and the fields that are blocks of their own.
 
-    Of those a sequence needs the first alone, so that all others would be read in vain.
+    These are large fields and hidden states. A sequence reads only its first state, so packing them would slow reads.
     """
     limits = {path: 0 if path[0] == "hidden" else LARGE_FIELD for path in leaves}
     large = {path for path, field in leaves.items() if field.nbytes > limits[path]}
@@ -123,7 +123,7 @@ def row_layout(leaves: Mapping[Path, Field]) -> tuple[RowLayout, set[Path]]:
 
 
 def field_groups(leaves: Mapping[Path, Field], large: Iterable[Path]) -> tuple[dict[Path, Field], ...]:
-    """The small fields: what an observation is made of, what else a step has, the next observation where given."""
+    """The small fields in three groups: the observation, the step's other fields, and a given next observation."""
     groups: tuple[dict[Path, Field], ...] = ({}, {}, {})
     for path, field in leaves.items():
         if path not in large:
@@ -132,7 +132,7 @@ def field_groups(leaves: Mapping[Path, Field], large: Iterable[Path]) -> tuple[d
 
 
 def batch_layout(groups: Sequence[Mapping[Path, Field]]) -> RowLayout:
-    """The rows of a batch: the small fields of a step, the next observation, and what the window came to."""
+    """The layout of a batch's rows: the small fields of a step, the next observation, and the n-step results."""
     obs, others, given = groups
     following = {("next_obs", *path[1:]): field for path, field in obs.items()}
     return RowLayout(obs, others, given or following, RESULTS)

@@ -1,4 +1,4 @@
-"""The rows of a replay in RAM: the small fields of a step lie side by side, so a random step is one run of bytes."""
+"""The rows of a replay in RAM. The small fields of a step lie side by side, so a step is read as one run of bytes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from .blocks import zeroed
 from .layout import RowLayout, batch_layout, field_groups, row_layout, typed
 from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows, as_places, require_rows, vector
 
-__all__ = ["ReplayRows", "beyond", "require_dump", "staged_leaves"]
+__all__ = ["ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
 
 
 READ = ("reward", "terminated", "truncated", "_stamp", "_step")
-"""What the kernel of windows reads of a step, in its order."""
+"""The fields of a step that the n-step kernel reads, in its order."""
 
 
 WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
-"""What it notes with a window, in its order."""
+"""The fields of a batch's row that it writes, in its order."""
 
 
 STAGES = 64
-"""Numbers of rows for which the memory to pack them in is kept."""
+"""How many different row counts keep their staging memory."""
 
 
 def _block(field: Field, num_rows: int) -> Array:
-    # an array: a tensor that is handed out may be moved to shared memory, and with it all that share its storage
+    # An array, not a tensor: moving a tensor to shared memory would move all tensors that share its storage.
     return zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)).reshape(num_rows, *field.shape)
 
 
 def _window_bytes(source: RowLayout, groups: Sequence[Mapping[Path, Field]], given: bool) -> WindowBytes:
-    """How windows of such rows are planned; next observations may be ``given``."""
+    """How kernels read and write n-step transitions of such rows; next observations may be ``given``."""
     batch = batch_layout(groups)
     at, to = (
         np.array([layout.offsets[name,] for name in names], np.int64)
@@ -57,9 +57,9 @@ class ReplayRows:
     """The rows of a replay in RAM: packed small fields, a block for each large one, and the bookkeeping of the ring.
 
     Args:
-        leaves: the fields of a step, ``reward``, ``terminated`` and ``truncated`` among them.
-        num_rows: how many rows.
-        alone: each row is complete with a next observation of its own, even if that lies elsewhere.
+        leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
+        num_rows: the number of rows.
+        alone: each row has a next observation of its own, even if that is stored elsewhere.
     """
 
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, *, alone: bool = False) -> None:
@@ -123,7 +123,7 @@ class ReplayRows:
         return Windows(batch.tensors(out), last, places, last)
 
     def plan(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, out: Array, last: Ints) -> None:
-        """The rows of a batch, ``out`` (uint8 ``[B, W]``), made in one pass; and ``last`` of :class:`Windows`."""
+        """Fill the rows of a batch ``out`` (uint8 ``[B, W]``) in one pass, and ``last`` of :class:`Windows`."""
         if len(state) * rows != self.num_rows:
             raise ShapeError(f"windows: expected the ring's own rows and state, got {len(state)} envs of {rows} rows")
         _, at, to, copied = self.planned
@@ -142,7 +142,7 @@ class ReplayRows:
     def _gather(self, path: Path, where: Ints) -> Tensor:
         field = self.leaves[path]
         if path not in self.blocks:
-            require_rows(where.reshape(-1), beyond(where, self.num_rows), self.num_rows)
+            require_rows(where.reshape(-1), first_beyond(where, self.num_rows), self.num_rows)
             picked: Any = self.arrays[path][where]
             picked[where < 0] = 0
             return typed(picked, field.dtype)
@@ -157,7 +157,7 @@ class ReplayRows:
         if path not in self.blocks:
             return self._gather(path, now), self._gather(path, then)
         if now.ndim != 2 or now.shape != then.shape:
-            raise ShapeError(f"places: expected [B, depth] twice, got {now.shape} and {then.shape}")
+            raise ShapeError(f"places: expected [B, depth] for both, got {now.shape} and {then.shape}")
         source, target, rows = self._batch_of(path, now)
         _, following, next_rows = self._batch_of(path, then)
         bad = kernels.fast().gather_pairs(source, now, then, rows, next_rows)
@@ -166,9 +166,9 @@ class ReplayRows:
         return typed(target, dtype), typed(following, dtype)
 
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
-        """The rows of a block, a field of a batch to be filled, and its rows."""
+        """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
         field = self.leaves[path]
-        # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
+        # NumPy asks for huge pages and torch does not; finding 4 kB pages would take as long as the copy
         target = np.empty((*where.shape, *field.shape), numpy_dtype(field.dtype))
         rows = target.reshape(-1).view(np.uint8).reshape(where.size, field.nbytes)
         return _bytes_of(self.blocks[path]), target, rows
@@ -215,29 +215,29 @@ def _bytes_of(block: Array) -> Array:
     return block.reshape(len(block), -1).view(np.uint8)
 
 
-def beyond(places: Ints, rows: int) -> int:
-    """The first place that is beyond the last row, or -1."""
+def first_beyond(places: Ints, rows: int) -> int:
+    """The index in flattened ``places`` of the first place beyond the last row, or -1."""
     return -1 if places.max(initial=-1) < rows else int((places.reshape(-1) >= rows).argmax())
 
 
 def _run(places: Ints) -> slice | Ints:
-    """Places that follow each other as a slice, of which nothing is copied."""
+    """Consecutive places as a slice, so that reading them copies nothing; other places unchanged."""
     follow = len(places) and places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all()
     return slice(int(places[0]), int(places[-1]) + 1) if follow else places
 
 
 def staged_leaves(leaves: Iterable[Path], role: str) -> list[Path]:
-    """The fields that come with staged rows of a role, in order."""
+    """The fields of staged rows of a role, in order."""
     return [path for path in leaves if role == "step" or path[0] == "obs"]
 
 
 def require_dump(
     leaves: Mapping[Path, Field], count: int, rows: Array, width: int, large: Mapping[Path, Tensor]
 ) -> None:
-    """Refuse rows that :meth:`Store.dump` did not give.
+    """Require rows as :meth:`Store.dump` and :meth:`Store.dump_large` give them.
 
     Raises:
-        ValueError: they are of another shape or dtype.
+        ValueError: the rows or a large field have another shape or dtype.
     """
     if rows.shape != (count, width) or rows.dtype != np.uint8:
         raise ValueError(f"rows: expected uint8 {(count, width)}, got {rows.dtype} {rows.shape}")

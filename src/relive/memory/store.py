@@ -1,4 +1,4 @@
-"""Store: what a home of rows can do. A replay's ring knows no more of its memory than this."""
+"""Store: the interface of a replay's memory."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ LAST = np.iinfo(np.int64).max
 
 
 Where = Any
-"""Places of rows as a store looks them up fastest: int64, an array or a tensor on its device."""
+"""Places of rows in the form that a store reads fastest: int64, an array or a tensor on its device."""
 
 
 Apart = list[tuple[Any, Any]]
-"""What of staged rows the kernels do not store: pairs that only the store understands."""
+"""The parts of staged rows that the kernels do not write: pairs that only the store understands."""
 
 
 Amend = Callable[[Array, Ints], None]
-"""Changes the windows of a batch, packed as :attr:`Store.planned` says (uint8 ``[B, W]``), and their last places,
-before what depends on where they end is read."""
+"""Changes planned n-step transitions before they are read: the rows ``[B, W]`` (uint8, packed as
+:attr:`Store.planned` says) and their last places ``[B]``."""
 
 
 def as_places(places: Any) -> Ints:
-    """Places ``[...]`` as kernels take them: int64, in one piece.
+    """Places ``[...]`` as kernels take them: a contiguous int64 array.
 
     Raises:
-        DTypeError, ShapeError: they are no array of whole numbers.
+        DTypeError, ShapeError: ``places`` is not an array of whole numbers.
     """
     if places.__class__ is np.ndarray and places.dtype is _INT64 and places.flags.c_contiguous:
         return places
@@ -70,7 +70,7 @@ def as_places(places: Any) -> Ints:
     if given.size and given.dtype.kind not in "iu":
         raise DTypeError(f"places: expected int64, got {given.dtype}; pass what a sampler drew, or ring.anchors()")
     if given.dtype.kind == "u" and given.max(initial=0) > LAST:
-        raise ShapeError(f"places: {given.max()} is none of any row; pass what a sampler drew, or ring.anchors()")
+        raise ShapeError(f"places: {given.max()} is beyond any row; pass what a sampler drew, or ring.anchors()")
     return np.asarray(given, np.int64, order="C")
 
 
@@ -78,7 +78,7 @@ def vector(places: Any) -> Ints:
     """Places ``[B]`` as kernels take them.
 
     Raises:
-        DTypeError, ShapeError: they are no whole numbers, or have not one axis.
+        DTypeError, ShapeError: ``places`` is not an array of whole numbers with one axis.
     """
     found = as_places(places)
     if found.ndim != 1:
@@ -87,49 +87,49 @@ def vector(places: Any) -> Ints:
 
 
 def require_rows(places: Ints, bad: int, rows: int) -> None:
-    """Refuse what a kernel found among places, unless that is -1.
+    """Refuse entry ``bad`` of ``places``, which a kernel could not read; -1 means that all are good.
 
     Raises:
-        ShapeError: entry ``bad`` is no place that can be read.
+        ShapeError: ``bad`` is not -1.
     """
     if bad >= 0:
         raise ShapeError(
-            f"places: entry {bad} is {places[bad]}, which is none of the {rows} rows, or not one that such a batch can "
-            "be read from; pass what a sampler drew, or ring.anchors()"
+            f"places: entry {bad} is {places[bad]}, which is not one of the {rows} rows, or not one that this batch "
+            "can start from; pass what a sampler drew, or ring.anchors()"
         )
 
 
 class WindowBytes(NamedTuple):
-    """How the kernels read and write n-step windows; see :func:`relive.kernels.reference.windows`."""
+    """Offsets for the kernels of n-step transitions; see :func:`relive.kernels.reference.windows`."""
 
     batch: RowLayout
-    """The rows that they write."""
+    """The layout of the rows that they write."""
     at: Ints
-    """At which bytes of a row of ``target`` the reward, terminated, truncated and the stamp are."""
+    """Byte offsets in a row of ``target`` of reward, terminated, truncated, the stamp and the step."""
     to: Ints
-    """To which bytes of a row of the batch they write index, next_index, discount, steps, reward and the flags."""
+    """Byte offsets in a row of the batch of index, next_index, discount, steps, reward and the flags."""
     copied: Ints
-    """How many bytes of the step are copied; where the next observation goes, and how many bytes it has."""
+    """Bytes of the step; the offset and size of the next observation (-1: each row has its own); where that lies."""
 
 
 class Windows(NamedTuple):
-    """The n-step windows of a batch."""
+    """The n-step transitions of a batch."""
 
     fields: dict[Path, Tensor]
     """All but the large fields, ``[B, ...]``."""
     last: Ints
-    """The places of the rows that hold the next observations, unless those are stored as given."""
+    """The places of the rows that hold the next observations, unless each step has its own."""
     now: Where
-    """The places of the anchors."""
+    """The places of the anchors, for :meth:`Store.gather`."""
     then: Where
-    """``last`` likewise."""
+    """The places ``last``, for :meth:`Store.gather`."""
 
 
 class Store(Protocol):
-    """Where the rows of a replay lie. Rings and views know no more of it than this.
+    """The memory of a replay's rows, as rings and views use it.
 
-    Places are int64, the number of a row; a negative one reads as zeros. What kernels of the ring read and write,
-    ``target``, is in RAM: the bookkeeping, rewards and flags at least. Batches are on ``device``.
+    A place is the position of a row (int64); a negative one reads as zeros. ``target``, the part that the ring's
+    kernels read and write, is in RAM: at least the bookkeeping, rewards and flags. Batches are on ``device``.
     """
 
     device: torch.device
@@ -138,15 +138,15 @@ class Store(Protocol):
     large: tuple[Path, ...]
     """The fields that are not packed with the others, in the schema's order."""
     layout: RowLayout
-    """How the rows of ``target`` are packed, its ``groups`` and then the bookkeeping."""
+    """The layout of a row of ``target``: the ``groups``, then the bookkeeping."""
     groups: tuple[dict[Path, Field], ...]
-    """What of a step is in ``target``: of its observation, its other fields, and a next observation of its own."""
+    """The fields in ``target``: of the observation, of the rest of a step, and of a given next observation."""
     flags: Ints
-    """At which bytes of a row of ``target`` terminated, truncated and the reward are."""
+    """Byte offsets in a row of ``target`` of terminated, truncated and the reward."""
     planned: WindowBytes
-    """How windows are planned, in RAM."""
+    """Offsets for planning n-step transitions in RAM."""
     sizes: Ints
-    """Of how many bytes of ``target`` a step consists, and a final observation."""
+    """Bytes in ``target`` of a step, and of a final observation."""
 
     @property
     def target(self) -> Array:
@@ -158,41 +158,43 @@ class Store(Protocol):
         ...
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
-        """Get ``count`` checked rows ready: all of a "step", or the observation alone ("final") of those that ended.
+        """Prepare ``count`` checked rows for writing.
+
+        Role "step" has all fields of a step, role "final" only the last observations of ended episodes.
 
         Returns:
-            rows for ``target``, good until the next call, and what else there is to :meth:`write`.
+            rows for ``target``, valid until the next call, and the rest for :meth:`write`.
         """
         ...
 
     def write(self, apart: Apart, places: Ints) -> None:
-        """Store the rest of staged rows at ``places``, once ``target`` has its part; negative ones are left out."""
+        """Store the rest of staged rows at ``places``, after ``target`` has its part. Negative places are skipped."""
         ...
 
     def windows(
         self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
     ) -> Windows:
-        """The windows that start at ``places``; see :func:`relive.kernels.reference.windows`."""
+        """The n-step transitions from ``places`` on; see :func:`relive.kernels.reference.windows`."""
         ...
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
-        """Places ``[...]`` as :meth:`gather` takes them."""
+        """Places ``[...]`` in the form that :meth:`gather` takes."""
         ...
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
-        """Fields of the rows ``where`` ``[...]``, as ``[..., *shape]``, copied."""
+        """Fields of the rows ``where`` ``[...]``, copied as ``[..., *shape]``."""
         ...
 
     def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
-        """One field of the rows ``now`` and ``then`` ``[B, depth]``, most of which are the same."""
+        """One field of the rows ``now`` and ``then`` ``[B, depth]``, which share most rows."""
         ...
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
-        """The same (default: all fields) of the rows ``places`` ``[...]``."""
+        """Fields (default: all) of the rows ``places`` ``[...]``, copied as ``[..., *shape]``."""
         ...
 
     def views(self) -> dict[Path, Tensor]:
-        """All fields of all rows ``[num_rows, *shape]`` in the schema's order, where they lie."""
+        """All fields of all rows ``[num_rows, *shape]`` in the schema's order, as tensors over the storage."""
         ...
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
@@ -200,17 +202,17 @@ class Store(Protocol):
         ...
 
     def dump(self, places: Ints) -> Array:
-        """Rows as they are saved, in RAM, packed as ``row_layout`` says; perhaps where they lie."""
+        """Packed rows for a save, in RAM, in the order of ``row_layout``; they may share memory with the storage."""
         ...
 
     def dump_large(self, path: Path, places: Ints) -> Tensor:
-        """A large field of the same rows, ``[K, *shape]``, which is saved by itself."""
+        """A large field of the rows ``places``, ``[K, *shape]``, which is saved by itself."""
         ...
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
-        """Put rows back as :meth:`dump` and :meth:`dump_large` gave them.
+        """Write back rows from :meth:`dump` and :meth:`dump_large`.
 
         Raises:
-            ValueError: they are not such rows.
+            ValueError: the rows or a large field have another shape or dtype.
         """
         ...

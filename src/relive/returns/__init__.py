@@ -1,4 +1,4 @@
-"""Advantages and returns: pure functions, and the estimators that a rollout finishes with."""
+"""Advantages and returns: pure functions, and the estimators for ``rollout.finish``."""
 
 from .estimators import GAE, Estimator, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .functions import gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace

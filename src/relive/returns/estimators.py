@@ -1,4 +1,4 @@
-"""Estimators: which columns of a rollout a return is computed from, and which it gives."""
+"""Estimators: each names the columns it reads and computes the columns to attach to a rollout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["GAE", "Estimator", "GroupAdvantage", "MonteCarlo", "TDLambda", "VTra
 
 
 class Estimator(Protocol):
-    """What ``rollout.finish`` takes: it names the columns it reads and returns the columns to attach.
+    """An argument of ``rollout.finish``: it names the columns it reads and returns the columns to attach.
 
-    ``reads`` may name any column. ``value`` comes as ``[T + 1, N]``, all others as ``[T, N, ...]``; ``final_value``
-    is None when no step was truncated, ``mask`` when every step is real. The result is column -> ``[T, N, ...]``.
+    ``reads`` may name any column. ``value`` comes as ``[T + 1, N]``, all others as ``[T, N, ...]``. ``final_value``
+    is None if no step was truncated, and ``mask`` is None if every step is real.
     """
 
     @property
@@ -39,7 +39,10 @@ def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: b
 
 @dataclass(frozen=True, slots=True)
 class GAE:
-    """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`; ``normalize`` over all real steps."""
+    """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`.
+
+    ``normalize`` scales the advantage over all real steps.
+    """
 
     gamma: float = 0.99
     lam: float = 0.95
@@ -82,7 +85,7 @@ class TDLambda:
 class MonteCarlo:
     """``finish(MonteCarlo(...))`` attaches :func:`monte_carlo` as ``return``, and ``advantage`` = return - value.
 
-    ``critic=False`` needs no ``value``: cut episodes then end at 0, and the advantage is the return.
+    ``critic=False`` needs no ``value``: cut episodes then bootstrap from 0, and the advantage is the return.
     """
 
     gamma: float = 0.99
@@ -107,7 +110,7 @@ class MonteCarlo:
 class VTrace:
     """``finish(VTrace(...))`` attaches :func:`vtrace` from the columns ``log_prob`` and ``target_log_prob``.
 
-    ``log_prob`` is what the acting policy said; set ``rollout["target_log_prob"]`` to what the learner's says.
+    ``log_prob`` comes from the acting policy. Set ``rollout["target_log_prob"]`` to that of the learner's policy.
     """
 
     gamma: float = 0.99

@@ -78,8 +78,8 @@ def monte_carlo(
 ) -> Tensor:
     """Discounted returns to the end of each episode, ``[T, N]``: Gₜ = rₜ + γGₜ₊₁.
 
-    Where an episode was cut, by truncation or by the end of the rollout, the rest is ``final_value`` or ``value[T]``.
-    Without ``value`` there is no critic to ask, and the rest counts as 0, whatever ``final_value`` says.
+    If truncation or the end of the rollout cut an episode, the rest is ``final_value`` or ``value[T]``. Without
+    ``value`` there is no critic: the rest counts as 0, and ``final_value`` is ignored.
 
     Raises:
         ShapeError, DTypeError: an argument does not fit ``reward``.
@@ -108,9 +108,9 @@ def vtrace(
     vsₜ = vₜ + ρₜδₜ + γcₜ(1 - doneₜ)(vsₜ₊₁ - vₜ₊₁), Âₜ = ρₜ(rₜ + γvs'ₜ - vₜ), with ρ = min(ρ̄, π/μ), c = λ min(c̄, π/μ).
 
     Args:
-        log_rho: ``[T, N]``, log π(a|s) - log μ(a|s): target policy against the one that acted.
-        rho_clip: ρ̄, the fixed point's clip.
-        c_clip: c̄, the trace's clip.
+        log_rho: ``[T, N]``, log π(a|s) - log μ(a|s), of the target policy π and the acting policy μ.
+        rho_clip: ρ̄, the clip that sets the fixed point.
+        c_clip: c̄, the clip of the trace.
 
     Further arguments and errors are those of :func:`gae`.
 
@@ -134,18 +134,18 @@ def group_advantage(
     until_first_done: bool = True,
     eps: float = 1e-8,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Advantages relative to a group of envs that started alike (GRPO, Shao et al. 2024, section 4.1).
+    """Advantages relative to a group of envs with the same start (GRPO, Shao et al. 2024, section 4.1).
 
     Args:
         reward: ``[T, N]``, float.
         terminated: ``[T, N]``, bool.
         truncated: ``[T, N]``, bool.
         group_size: consecutive envs of one group; divides N.
-        per: "step" normalises the return-to-go of each step over the group's envs at the same time; "episode" gives
-            every step its whole episode's return, normalised over the group's episodes.
+        per: "step" normalises each step's return-to-go over the group's envs at the same time. "episode" gives every
+            step its episode's return, normalised over the group's episodes.
         gamma: discount per step.
         mask: ``[T, N]``, bool, False for steps that are not real.
-        until_first_done: leave out what comes after each env's first episode.
+        until_first_done: leave out all steps after each env's first episode.
         eps: added to the (population) standard deviation.
 
     Returns:
@@ -167,7 +167,7 @@ def group_advantage(
     ret = monte_carlo(reward, terminated, truncated, mask=mask, gamma=gamma)
     if per == "episode":
         before = torch.zeros_like(done)
-        before[1:] = real[:-1] & ~done[:-1]  # the step before belongs to the same episode
+        before[1:] = real[:-1] & ~done[:-1]  # whether the step before belongs to the same episode
         start = real & ~before
         row = torch.arange(steps, device=reward.device).unsqueeze(1)
         first = torch.where(start, row, 0).cummax(0).values
@@ -187,9 +187,9 @@ def group_advantage(
 def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
     """(x - mean) / (std + eps) over the entries with ``mask`` True; 0 elsewhere.
 
-    The standard deviation is the unbiased one, and 0 for fewer than two entries, so that one row gives 0 and not NaN.
+    The standard deviation is unbiased. Fewer than two entries have 0, so a single entry gives 0, not NaN.
     """
-    wide = x.double()  # in float32 the mean of equal numbers is not that number, and eps would blow the rest up
+    wide = x.double()  # in float32 the mean of equal numbers is not exact, and a small eps would magnify the error
     if mask is None:
         std = wide.std() if x.numel() > 1 else 0.0
         return ((wide - wide.mean()) / (std + eps)).to(x.dtype)
@@ -234,7 +234,7 @@ def _fit(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, devic
     if x.shape != shape or x.device != device:
         message = f"field '{name}': expected {tuple(shape)} on {device}, got {tuple(x.shape)} on {x.device}"
         if name == "value" and tuple(x.shape) == (shape[0] - 1, *shape[1:]):
-            message += "; value has a row more than reward: append V(obs[T]), the bootstrap"
+            message += "; value has one row more than reward: append V(obs[T]), the bootstrap"
         raise ShapeError(message)
     if dtype is torch.bool and x.dtype is not torch.bool:
         raise DTypeError(f"field '{name}': expected torch.bool, got {x.dtype}; pass .bool()")

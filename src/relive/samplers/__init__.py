@@ -1,4 +1,4 @@
-"""Samplers: which transitions a batch is made of."""
+"""Samplers: they choose the transitions of a batch."""
 
 from .contract import Sampler
 from .prioritized import Prioritized

@@ -1,4 +1,4 @@
-"""Sampler: what draws transitions from a ring."""
+"""Sampler: the interface for drawing transitions from a ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..errors import LifecycleError, SchemaError
 from ..ring.ring import Ints, Ring
 
-__all__ = ["Doubles", "Extras", "Sampler", "only", "refuse_weights"]
+__all__ = ["Doubles", "Extras", "Sampler", "refuse_weights", "require_own_ring"]
 
 
 Doubles = NDArray[np.float64]
@@ -23,34 +23,36 @@ Extras = dict[str, NDArray[Any]]
 class Sampler(Protocol):
     """Draws anchors of a ring.
 
-    One that keeps something of the ring may have ``check()``, which raises an InvariantError where that contradicts
-    what can be drawn; :meth:`relive.ReplayBuffer.check` calls it.
+    A sampler that keeps facts about the ring may have ``check()``, which raises an InvariantError if they are wrong.
+    :meth:`relive.ReplayBuffer.check` calls it.
     """
 
     def attach(self, ring: Ring) -> None:
-        """Get to know the ring it draws from; called before anything else, and again when its rule has changed.
+        """Prepare to draw from ``ring``; called before all else, and again when the ring's rule has changed.
 
-        It is also called after an exception, such as Ctrl-C, has broken off a call that writes. What :meth:`changed`
-        said may then be only half of what happened: it starts from ``ring.anchors()``.
+        Also called after an exception, such as Ctrl-C, interrupted a write. Calls of :meth:`changed` may then be
+        missing, so a sampler starts again from ``ring.anchors()``.
         """
         ...
 
     @property
     def watches(self) -> bool:
-        """Whether :meth:`changed` has to be called."""
+        """Whether :meth:`changed` must be called."""
         ...
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """The names of the further fields that :meth:`draw` gives, always."""
+        """The names of the further fields that every :meth:`draw` returns."""
         ...
 
-    def changed(self, places: Ints, opens: Any) -> None:
-        """Rows that can be drawn from now on (1) or no more (0), in order."""
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Note that the rows at ``places`` can be drawn from now on (1) or no more (0), in order."""
         ...
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
-        """Places of anchors ``[count]``, and further fields of the batch, for update number ``update`` of ``of``.
+        """Places of anchors ``[count]`` and further fields of the batch, for update ``update`` of ``of`` in a round.
+
+        Draws are functions of ``key``, the batch's stream of random numbers.
 
         Raises:
             EmptyError: there is nothing to draw.
@@ -58,28 +60,28 @@ class Sampler(Protocol):
         ...
 
     def nbytes(self, rows: int) -> int:
-        """Bytes it keeps for a ring of so many rows, over all envs, once that is full."""
+        """Bytes that the sampler keeps for a full ring of ``rows`` rows over all envs."""
         ...
 
     @property
     def per_row(self) -> tuple[str, ...]:
-        """The arrays of :meth:`state_dict` that have an entry for each row; only those of live rows are saved."""
+        """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later sampler needs to go on just like this one; copies."""
+        """A copy of the state that another sampler needs to continue exactly like this one."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on like the sampler whose :meth:`state_dict` this is."""
+        """Continue exactly like the sampler that gave this state."""
         ...
 
 
-def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
-    """The ring to draw from; a sampler has one for life, since it could not tell the places of two apart.
+def require_own_ring(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
+    """The ring to draw from. A sampler keeps one ring for life, as places of two rings look the same.
 
     Raises:
-        LifecycleError: it has another one.
+        LifecycleError: the sampler already has another ring.
     """
     if mine is not None and mine is not ring:
         raise LifecycleError(f"{sampler!r} draws from another buffer already; give each buffer a sampler of its own")
@@ -87,13 +89,13 @@ def only(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
 
 
 def refuse_weights(ring: Ring, sampler: object) -> None:
-    """Weights of sequences are for drawing uniformly.
+    """Refuse a ring whose view weighs its sequences; only uniform draws use such weights.
 
     Raises:
-        SchemaError: the ring's rule has some.
+        SchemaError: the rule's ``weigh`` is not "windows".
     """
     if ring.rule.weigh != "windows":
         raise SchemaError(
-            f"weigh={ring.rule.weigh!r} says how Uniform() weighs sequences, and {sampler!r} draws in its own way; "
+            f"weigh={ring.rule.weigh!r} is for Uniform() alone, and {sampler!r} has weights of its own; "
             "leave weigh at 'windows'"
         )

@@ -13,7 +13,7 @@ from ..errors import NotFiniteError, ShapeError
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Ints, Ring
-from .contract import Doubles, Extras, only, refuse_weights
+from .contract import Doubles, Extras, refuse_weights, require_own_ring
 from .sequence_weights import draw_recent, nothing_to_draw, require_weights
 from .sumtree import SumTree
 
@@ -21,11 +21,11 @@ __all__ = ["LARGEST_ERROR", "Prioritized"]
 
 
 LARGEST_ERROR = float(np.finfo(np.float32).max)
-"""TD errors are kept as float32."""
+"""The largest TD error, as errors are stored in float32."""
 
 
 def _is_beta(beta: Any) -> bool:
-    """Whether this is an exponent, or a schedule of one."""
+    """Whether this is an exponent or a schedule (first, last, draws) for it."""
     if not isinstance(beta, tuple):
         return is_number(beta, 0)
     schedule = cast("tuple[Any, ...]", beta)
@@ -33,14 +33,14 @@ def _is_beta(beta: Any) -> bool:
 
 
 class _Weighing(NamedTuple):
-    """What belongs together in priorities, so that one assignment changes all of it."""
+    """The parts of the priorities that must agree, so that one assignment changes them all."""
 
     alpha: float
     eps: float
     errors: NDArray[np.float32]
-    """The TD error of each row; those of rows that cannot be drawn mean nothing."""
+    """The TD error of each row; meaningless for rows that cannot be drawn."""
     tree: SumTree
-    """(error + eps)^alpha of each row that can be drawn, 0 of the others."""
+    """(error + eps)^alpha of each row that can be drawn, 0 for the others."""
 
 
 @checked(
@@ -61,22 +61,22 @@ class _Weighing(NamedTuple):
 class Prioritized:
     """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
 
-    A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest of
-    the batch, or of the buffer. Pass the TD errors of its ``index`` to ``update_priorities``.
+    A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest
+    weight in the batch or in the buffer. Pass the TD errors of its ``index`` to ``update_priorities``.
 
     Args:
         alpha: how much priorities matter; 0 is uniform.
-        beta: how much the weights correct for it; 1 is fully. A triple (first, last, draws) goes linearly from one to
-            the other.
-        eps: what a transition without error is worth.
-        stratified: one draw from each of B equal parts of the total, rather than B independent ones.
-        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest that any transition has,
-            of the window if it draws from one (:class:`Recent`).
+        beta: how much the weights correct for the priorities; 1 is fully. A triple (first, last, draws) changes it
+            linearly from ``first`` to ``last`` over that many draws.
+        eps: added to every TD error, so that transitions without error are drawn, too.
+        stratified: draw once from each of B equal parts of the total, instead of B independent draws.
+        normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest of any transition.
+            Inside :class:`Recent`, only transitions that it may draw count.
         default_error: the TD error of new transitions; None is the largest seen so far, 1 at first.
         eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
 
     Raises:
-        SchemaError: a parameter out of range, here or when it is set later.
+        SchemaError: a parameter is out of range, here or when it is set later.
     """
 
     watches = True
@@ -95,16 +95,16 @@ class Prioritized:
         eta: float = 0.9,
     ) -> None:
         self._ring: Ring | None = None
-        self._weighing = _Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until there is a ring
+        self._weighing = _Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
         self._fresh: tuple[float, float, _Weighing] | None = None
-        """The error of new transitions, and what that weighs: it is the same again and again."""
+        """The error of new transitions, its weight, and the priorities it fits; kept, as they rarely change."""
         self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
         self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
         self._largest, self._draws = 1.0, 0
 
     @property
     def alpha(self) -> float:
-        """How much priorities matter; a change takes effect at once on everything stored."""
+        """How much priorities matter. A change takes effect at once on all stored transitions."""
         return self._weighing.alpha
 
     @alpha.setter
@@ -113,7 +113,7 @@ class Prioritized:
 
     @property
     def eps(self) -> float:
-        """What a transition without error is worth; a change takes effect at once, too."""
+        """Added to every TD error. A change takes effect at once on all stored transitions."""
         return self._weighing.eps
 
     @eps.setter
@@ -129,40 +129,40 @@ class Prioritized:
         return self._weighing.errors
 
     def attach(self, ring: Ring) -> None:
-        """Give every transition that can be drawn its priority, and no other row one."""
+        """Give a priority to every transition that can be drawn, and to no other row."""
         refuse_weights(ring, self)
         places, errors = ring.anchors(), self._errors
         if self._ring is None:
-            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32)  # no memory before there is an error
+            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32)  # takes memory only where written
             errors[places] = self._new_error()
-        elif only(self._ring, ring, self):  # what could not be drawn through the last view is new
+        elif require_own_ring(self._ring, ring, self):  # anchors that the last view could not draw are new
             new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
             errors[places[new]] = self._new_error()
         self._weighing = self._weighed(places, errors, self.alpha, self.eps)
         self._ring = ring
 
     def nbytes(self, rows: int) -> int:
-        """The errors, float32, and the tree of priorities."""
+        """Bytes of the errors, float32, and of the tree of priorities."""
         return 4 * rows + SumTree.nbytes(rows, self.normalize == "buffer")
 
-    def changed(self, places: Ints, opens: Any) -> None:
-        """New transitions get the default error; what can no longer be drawn gets no weight."""
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Give new transitions the default error, and rows that can no longer be drawn no weight."""
         error = self._largest if self.default_error is None else self.default_error
         weighing, fresh = self._weighing, self._fresh
         if fresh is None or fresh[0] != error or fresh[2] is not weighing:
             fresh = self._fresh = error, float(self._weights(self._new_error())), weighing
         weighing.errors[places] = error
-        weighing.tree.set(places, opens * fresh[1])
+        weighing.tree.set(places, drawable * fresh[1])
 
     def update(self, places: Ints, errors: Any) -> None:
-        """The transitions at ``places`` have these |TD errors| (float32)."""
+        """Set the |TD errors| (float32) of the transitions at ``places``."""
         weighing = self._weighing
         try:
             weighing.tree.set(places, _powers(errors, weighing.alpha, weighing.eps))
-        except NotFiniteError as error:  # before anything has changed
+        except NotFiniteError as error:  # nothing has changed yet
             raise NotFiniteError(
-                f"td_error: (|TD error| + eps)^alpha of one of {errors.max():.3g} would be too large for a sum with "
-                f"alpha={self.alpha!r}; mend the loss, or choose a smaller alpha"
+                f"td_error: (|TD error| + eps)^alpha of the error {errors.max():.3g} would be too large for a sum with "
+                f"alpha={self.alpha!r}; check the loss, or choose a smaller alpha"
             ) from error
         weighing.errors[places] = errors
         self._largest = max(self._largest, float(errors.max(initial=0.0)))
@@ -176,7 +176,7 @@ class Prioritized:
         return self.weighted(self._tree.find(self.masses(count, key, total)), total, lowest)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
-        """The same from the ``newest`` completed transitions alone."""
+        """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
         ring = self._ring
         if ring is None or not ring.drawable:
             raise nothing_to_draw(ring)
@@ -185,16 +185,16 @@ class Prioritized:
         return self.weighted(recent.places, recent.total, lowest)
 
     def masses(self, count: int, key: int, total: float) -> Doubles:
-        """Random numbers in [0, total), stratified if that is wanted."""
+        """Random numbers in [0, total), stratified if ``stratified`` is True."""
         out = np.empty(count, np.float64)
         kernels.fast().masses(np.uint64(key), self.stratified, total, math.nextafter(total, 0.0), out)
         return out
 
     def weighted(self, places: Ints, total: float, lowest: float | None) -> tuple[Ints, Extras]:
-        """Places with the probability of each, and the importance weight.
+        """Places with their probabilities and importance weights.
 
-        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta, whatever N is. ``lowest`` is the priority of the
-        one that has Pmin; None means the smallest of the batch.
+        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta for every N. ``lowest`` is the priority that
+        gives Pmin; None means the smallest in the batch.
         """
         beta = self._beta_now()
         self._draws += 1
@@ -214,24 +214,24 @@ class Prioritized:
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
 
     def check(self) -> None:
-        """Test that each transition that can be drawn has the priority of its error, and no other row has one.
+        """Check that each transition that can be drawn has the priority of its error, and no other row has one.
 
         Raises:
-            InvariantError: naming the first place where that is not so.
+            InvariantError: names the first place with a wrong priority.
         """
         if self._ring is not None:
             places = self._ring.anchors()
             require_weights(self._tree, places, self._weights(self._errors[places]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The errors of all rows, the largest seen, and how far a schedule of beta has come."""
+        """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
         return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with those errors.
+        """Continue with the state of another sampler.
 
         Raises:
-            ShapeError: they are of another number of rows.
+            ShapeError: the number of errors is not the number of rows.
             NotFiniteError: an error is NaN, infinite or negative.
         """
         given = np.asarray(state["errors"], np.float32)
@@ -239,22 +239,22 @@ class Prioritized:
             raise ShapeError(f"errors: expected {self._errors.shape}, one per row, got {given.shape}")
         ring = cast("Ring", self._ring)
         places, errors = ring.places(), zeroed(given.nbytes).view(np.float32)
-        errors[places] = known = given[places]  # those of live rows: a copy of all would take memory for each
+        errors[places] = known = given[places]  # only live rows: a full copy would take memory for all rows
         if not (np.isfinite(known).all() and (known >= 0).all()):
             raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
         self._largest, self._draws = float(state["largest"]), int(state["draws"])
         self._weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
 
     def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> _Weighing:
-        """These rows weighed by their errors, and no others."""
+        """Priorities of the rows at ``places`` from their errors, and of no others."""
         tree = SumTree(len(errors))
-        tree.set([0], _powers(self._new_error(), alpha, eps))  # what comes next has to fit as well
+        tree.set([0], _powers(self._new_error(), alpha, eps))  # the weight of the next new transition must fit, too
         tree.set([0], 0.0)
         tree.set(places, _powers(errors[places], alpha, eps))
         return _Weighing(alpha, eps, errors, tree)
 
     def _reweigh(self, alpha: float, eps: float) -> None:
-        """Weigh all rows anew, or leave them as they are if a weight would be too large."""
+        """Recompute all weights, or change nothing if one would be too large."""
         if self._ring is None:
             self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
             return
@@ -262,8 +262,8 @@ class Prioritized:
             self._weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
         except NotFiniteError as error:
             raise NotFiniteError(
-                f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of what is stored would be "
-                "too large for a sum; choose smaller ones"
+                f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of a stored error would be "
+                "too large for a sum; choose a smaller alpha or eps"
             ) from error
 
     def _new_error(self) -> np.float32:
@@ -287,5 +287,5 @@ class Prioritized:
 
 def _powers(errors: Any, alpha: float, eps: float) -> Any:
     """(errors + eps)^alpha."""
-    with np.errstate(over="ignore"):  # the tree refuses what is not finite
+    with np.errstate(over="ignore"):  # the tree refuses infinite weights
         return (np.asarray(errors, np.float64) + eps) ** alpha

@@ -1,4 +1,4 @@
-"""Recent: recent experience drawn more often."""
+"""Recent: draws that favour recent experience."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import NotFiniteError, SchemaError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ints, Ring
-from .contract import Extras, only
+from .contract import Extras, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform
 
@@ -30,18 +30,18 @@ _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number abo
 class Recent:
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
 
-    cₖ = max(N · eta^(1000 k / K), c_min), counted in the order of completion over all envs among the N transitions that
-    can be drawn. ``replay.batches(K, B)`` is a round of K updates; ``replay.sample(B)`` one of 1. Of sequences it draws
-    those that end among the newest cₖ of the N complete transitions stored; if none does, among the newest 2 cₖ, ...
+    cₖ = max(N · eta^(1000 k / K), c_min). The N transitions that can be drawn are ordered by completion over all envs.
+    ``replay.batches(K, B)`` is a round of K updates, ``replay.sample(B)`` a round of 1. A sequence can be drawn if it
+    ends among the newest cₖ of the N complete transitions stored; if none does, among the newest 2 cₖ, and so on.
 
     Args:
-        eta: how sharply the window shrinks; 1 is no emphasis. 0.996 in the paper.
-        c_min: the least number of transitions in the window.
-        inner: how to draw from the window: :class:`Uniform` (default) or :class:`Prioritized`.
+        eta: how sharply cₖ shrinks within a round; 1 is no emphasis. 0.996 in the paper.
+        c_min: the smallest cₖ.
+        inner: how to draw from the newest cₖ: :class:`Uniform` (default) or :class:`Prioritized`.
         adapt: let eta follow the progress of learning: pass each episode's return to :meth:`observe`.
 
     Raises:
-        SchemaError: a parameter out of range, here or when it is set later.
+        SchemaError: a parameter is out of range, here or when it is set later.
     """
 
     def __init__(
@@ -59,66 +59,66 @@ class Recent:
             raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
         self._ring: Ring | None = None
         self.progress: float | None = None
-        """The slope that eta followed last, as a fraction of the steepest, from -1 to 1; None before it did."""
+        """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = np.zeros(2)  # rise, fall
 
     @property
     def inner(self) -> Uniform | Prioritized:
-        """How it draws from the window; for life, as a buffer has its sampler."""
+        """The sampler for the newest transitions; it cannot be replaced."""
         return self._inner
 
     @property
     def watches(self) -> bool:
-        """As the inner sampler."""
+        """Whether the inner sampler watches."""
         return self.inner.watches
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """As the inner sampler."""
+        """The inner sampler's extras."""
         return self.inner.extras
 
     @property
     def per_row(self) -> tuple[str, ...]:
-        """As the inner sampler."""
+        """The inner sampler's arrays, prefixed with ``inner.``."""
         return tuple(f"inner.{name}" for name in self.inner.per_row)
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
-        self._ring = only(self._ring, ring, self)
+        self._ring = require_own_ring(self._ring, ring, self)
         self.inner.attach(ring)
 
     def nbytes(self, rows: int) -> int:
-        """As the inner sampler."""
+        """The inner sampler's bytes."""
         return self.inner.nbytes(rows)
 
-    def changed(self, places: Ints, opens: Any) -> None:
-        """As the inner sampler."""
-        self.inner.changed(places, opens)
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Pass the change to the inner sampler."""
+        self.inner.changed(places, drawable)
 
     def window(self, update: int, of: int) -> int:
-        """cₖ, of the transitions stored now."""
+        """cₖ, the number of newest transitions that update ``update`` of ``of`` may draw from now."""
         stored = self._ring.transitions if self._ring is not None else 0
         return int(max(stored * self.eta ** (1000 * update / of), self.c_min))
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
-        """Places of anchors ``[count]`` from the window, and what the inner sampler adds."""
+        """Places of anchors ``[count]`` among the newest cₖ, and the inner sampler's fields."""
         newest, ring = self.window(update, of), self._ring
         if ring is None or newest >= ring.transitions:
             return self.inner.draw(count, key, update, of)
         return self.inner.draw_recent(count, key, newest)
 
     def observe(self, episode_return: float) -> None:
-        """With ``adapt``: an episode ended. eta is sharpest while returns of the last 20 rise, and 1 while they fall.
+        """Report the return of an ended episode. With ``adapt``, eta follows the trend of the last 20 returns.
 
-        The mean slope of the last 20 returns, as a fraction of the steepest rise or fall so far (which decay by 0.9999
-        each time), goes from -1 to 1; eta goes from 1 to its sharpest with it.
+        The trend is their mean slope as a fraction of the steepest rise or fall so far, which decay by 0.9999 each
+        time. As it goes from -1 to 1, eta goes from 1 to its sharpest value.
 
         Raises:
-            NotFiniteError: the return is NaN or infinite; it is left out.
+            NotFiniteError: the return is NaN or infinite; it is ignored.
         """
         if not math.isfinite(episode_return):
-            raise NotFiniteError(f"episode_return: expected a finite number, got {episode_return}; mend the reward")
+            raise NotFiniteError(f"episode_return: expected a finite number, got {episode_return}; check the rewards")
         self._returns.append(float(episode_return))
         if self.adapt and len(self._returns) == 20:
             slope = float(np.gradient(np.array(self._returns)).mean())
@@ -129,17 +129,17 @@ class Recent:
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
 
     def check(self) -> None:
-        """As the inner sampler."""
+        """Check the inner sampler."""
         self.inner.check()
 
     def state_dict(self) -> dict[str, Any]:
-        """eta, the returns it follows, and the inner sampler's state."""
+        """eta, the returns that it follows, and the inner sampler's state."""
         returns = np.array(self._returns, np.float64)
         inner = {f"inner.{name}": value for name, value in self.inner.state_dict().items()}
         return {"eta": self.eta, "steepest": self._steepest.copy(), "returns": returns, **inner}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue with the state of another sampler."""
         self.eta, self._steepest = float(state["eta"]), np.array(state["steepest"], np.float64)
         self._returns = deque(np.asarray(state["returns"], np.float64).tolist(), maxlen=20)
         marked = {name: value for name, value in state.items() if name.startswith("inner.")}

@@ -1,4 +1,4 @@
-"""Uniform draws of windows: by the windows, by their steps, or by the episodes that they are of."""
+"""Weights for drawing windows uniformly by windows, steps or episodes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Doubles = NDArray[np.float64]
 class WindowWeights:
     """A weight for every window of a ring that can be drawn, kept at its last row.
 
-    It is 1, or the window's number of steps if the ring's rule says to weigh by steps. To weigh by episodes each has
-    one leaf, 1 at the newest of its windows, and which of them it is to be is drawn afterwards.
+    The weight is 1, or the window's number of steps if the ring's rule weighs by steps. To weigh by episodes, only the
+    newest window of an episode has weight 1, and a second draw chooses among the episode's windows.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -39,19 +39,19 @@ class WindowWeights:
             anchors = anchors[~np.append(goes_on, False)]
         self._tree.set(anchors, self._weights(anchors))
 
-    def changed(self, places: Ints, opens: Any) -> None:
-        """Windows that can be drawn from now on (1) or no more (0), in order, by their last rows."""
-        self._tree.set(places, opens * self._weights(places))
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
+        self._tree.set(places, drawable * self._weights(places))
         if self._ring.rule.weigh == "episodes":
-            drawable = places[self._tree.get(places) > 0]  # of several changes of a place the last is what counts
-            earlier = self._earlier(drawable)
+            opened = places[self._tree.get(places) > 0]  # the last change of a place counts
+            earlier = self._earlier(opened)
             self._tree.set(earlier, 0.0)
 
     def draw(self, count: int, key: int, newest: int = 0) -> Ints:
-        """The last rows of windows ``[count]``, with replacement, of those that end among the ``newest`` transitions.
+        """The last rows ``[count]`` of windows drawn with replacement; with ``newest``, they end among so many.
 
         Raises:
-            EmptyError: there is none.
+            EmptyError: there is no window to draw.
         """
         ring = self._ring
         if not ring.drawable:
@@ -66,10 +66,10 @@ class WindowWeights:
         return places
 
     def check(self) -> None:
-        """Test that just the windows that can be drawn have a weight, and the right one.
+        """Check that every window that can be drawn has the right weight, and no other has one.
 
         Raises:
-            InvariantError: naming the first place that does not.
+            InvariantError: names the first place with a wrong weight.
         """
         every = np.arange(len(self._tree))
         require_weights(self._tree, every, WindowWeights(self._ring)._tree.get(every))
@@ -81,7 +81,7 @@ class WindowWeights:
         return at + 1.0 - kernels.reference.window_start(at, rule.length, rule.stride)
 
     def _earlier(self, places: Ints) -> Ints:
-        """The last rows of the windows before these, of the same episodes, as far as they are still there."""
+        """The last rows of the windows before these in the same episodes, if they are still stored."""
         ring, rule = self._ring, self._ring.rule
         number, env = np.divmod(ring.index_of(places), ring.num_envs)
         at = ring.step[places].astype(np.int64)
@@ -90,14 +90,17 @@ class WindowWeights:
         return (env * ring.rows + (number - back) % ring.rows)[there]
 
     def _of_episodes(self, places: Ints, oldest: Ints, random: Doubles) -> Ints:
-        """One window of each episode that has its last at ``places``, of those that end at ``oldest`` [N] or later."""
+        """One random window of each episode whose newest window ends at ``places``.
+
+        Only windows that end at row ``oldest`` ``[N]`` or later count.
+        """
         ring, (history, length, stride, _, _) = self._ring, self._ring.rule
         number, env = np.divmod(ring.index_of(places), ring.num_envs)
         at = ring.step[places].astype(np.int64)
         begins = number - at
         low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + history)
         low = np.maximum(low, oldest[env]) - begins
-        first = np.maximum(low - length + stride, 0) // stride  # whole windows are 0, 1, ..., and end so much later
+        first = np.maximum(low - length + stride, 0) // stride  # whole window i ends at step length - 1 + i * stride
         last = (at - length) // stride
         chosen = (random * (1 + np.maximum(last - first + 1, 0))).astype(np.int64)
         back = np.where(chosen > 0, at - (length - 1 + (last - chosen + 1) * stride), 0)
@@ -105,25 +108,25 @@ class WindowWeights:
 
 
 class RecentDraw(NamedTuple):
-    """Leaves of a sum tree drawn from the newest transitions."""
+    """Leaves of a sum tree, drawn from the newest transitions."""
 
     places: Ints
     total: float
-    """The weight of all those transitions."""
+    """The summed weight of the newest transitions."""
     first: Ints
-    """The number of the first of them per env, ``[N]``."""
+    """The row number of the oldest of them in each env, ``[N]``."""
     begins: Ints
     ends: Ints
-    """The runs of places that they take."""
+    """Their runs of places, each from a begin up to, not including, its end."""
 
 
 def draw_recent(tree: SumTree, ring: Ring, newest: int, masses: Callable[[float], Doubles]) -> RecentDraw:
-    """Leaves drawn by their weights among the ``newest`` transitions.
+    """Draw leaves by weight among the ``newest`` transitions.
 
-    Where none of those has any weight, twice as many are looked at, and so on. ``masses`` draws numbers in [0, total).
+    If none of them has weight, twice as many are tried, and so on. ``masses`` draws numbers in [0, total).
 
     Raises:
-        EmptyError: no transition has any weight.
+        EmptyError: no transition has weight.
     """
     while True:
         begins, ends = ring.window_places(newest)
@@ -143,19 +146,19 @@ def nothing_to_draw(ring: Ring | None) -> EmptyError:
     if ring is None or ring.rule.length == 1:
         return EmptyError("there is no complete transition to draw; add steps until a next observation is known")
     rule = ring.rule
-    shorter = " (or what is left of an episode that is over)" if rule.tails else ""
+    shorter = " (or the shorter end of an episode)" if rule.tails else ""
     return EmptyError(
         f"there is no complete sequence of {rule.length} steps{shorter} among the {ring.transitions} transitions here; "
-        f"add steps. It takes the {rule.history + 1} rows up to its end, or its whole episode, among the newest "
-        f"{ring.rows} of its env: a buffer of more rows holds more of them"
+        f"add steps. A sequence needs the {rule.history + 1} rows up to its end, or its whole episode, among the "
+        f"newest {ring.rows} rows of its env; a buffer of more rows holds more sequences"
     )
 
 
 def require_weights(tree: SumTree, places: Ints, weights: Doubles) -> None:
-    """Test that a tree is sound, and that these places and no others have a weight: these.
+    """Check that a tree is sound, that ``places`` have these weights, and that all others have none.
 
     Raises:
-        InvariantError: naming the first place that has another one.
+        InvariantError: names the first place with a wrong weight.
     """
     tree.check()
     expected = np.zeros(len(tree))
@@ -164,7 +167,7 @@ def require_weights(tree: SumTree, places: Ints, weights: Doubles) -> None:
     wrong = ~np.isclose(found, expected, rtol=1e-9, atol=0.0)  # powers of arrays and of numbers may round differently
     if wrong.any():
         at = int(wrong.argmax())
-        raise InvariantError(f"sampler: place {at} has the weight {found[at]}; what is stored there has {expected[at]}")
+        raise InvariantError(f"sampler: place {at} has the weight {found[at]}; expected {expected[at]}")
 
 
 def _uniform(count: int, key: int, total: float) -> Doubles:

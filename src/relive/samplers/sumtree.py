@@ -1,4 +1,4 @@
-"""SumTree: weights of which any one can be changed, and drawn in proportion, in O(log n). It knows no RL."""
+"""SumTree: weights to change one by one and to draw in proportion, in O(log n). Nothing here is about RL."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ Ints = NDArray[np.int64]
 
 
 ALIGNMENT = 8
-"""Doubles of a cache line."""
+"""Doubles in a cache line."""
 
 
 _INT64 = np.dtype(np.int64)
 
 
 class Cover(NamedTuple):
-    """Some leaves of a tree as the fewest nodes that make them up, from left to right, until the next write."""
+    """Some leaves of a tree, as the fewest nodes that cover them from left to right. Valid until the next write."""
 
     places: Ints
-    """Where those nodes lie."""
+    """The positions of these nodes."""
     until: Doubles
-    """The sum of the weights up to and with each."""
+    """The running sum of weights up to and including each node."""
 
     @property
     def total(self) -> float:
-        """The sum of the weights of those leaves, and of no others."""
+        """The summed weight of the covered leaves."""
         return self.until.item(-1) if self.until.size else 0.0
 
 
 class SumTree:
-    """``size`` weights (float64), all 0 at first, and the sums over them that make drawing one of them quick.
+    """``size`` weights (float64), all 0 at first, with sums over them for quick draws.
 
-    Leaf i owns as many masses as it weighs, to within rounding, behind those of the leaves before it. All sums are
-    functions of the weights, whatever the order in which these came, so nothing drifts. Only one thread may write.
-    How it is laid out and summed is told in :mod:`relive.kernels.reference.tree`.
+    Leaf i owns the masses from the sum of the weights before it up to that sum plus its own, to within rounding. The
+    sums depend only on the weights, not on the order of writes, so nothing drifts. Only one thread may write.
+    :mod:`relive.kernels.reference.tree` describes the layout and the order of summation.
 
     Args:
         size: number of leaves, at least 1.
@@ -60,11 +60,11 @@ class SumTree:
         self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
         self._root = self._offsets[-1:].astype(np.int64)
         self._nodes = _aligned(int(self._offsets[-1]) + 1)
-        self._minima: Doubles = np.empty(0)  # not kept before somebody asks for the smallest weight
+        self._minima: Doubles = np.empty(0)  # kept from the first call of minimum_positive on
 
     @staticmethod
     def nbytes(size: int, minima: bool = False) -> int:
-        """Bytes that a tree of so many leaves takes, with the minima or without."""
+        """Bytes of a tree of ``size`` leaves, with or without minima."""
         offsets = kernels.reference.tree_offsets(size)
         nodes, leaves = int(offsets[-1]) + 1, int(offsets[1])
         return (nodes + ALIGNMENT + (nodes - leaves if minima else 0)) * 8
@@ -84,7 +84,7 @@ class SumTree:
         """The weights ``[B]`` (float64) of the leaves at ``positions`` (integers, ``[B]``).
 
         Raises:
-            ShapeError: a position is not in 0..size - 1; names the first.
+            ShapeError: a position is not in 0..size - 1; names the first one.
         """
         index = _integers(positions)
         out = np.empty(index.size)
@@ -96,14 +96,14 @@ class SumTree:
     def set(self, positions: ArrayLike, values: ArrayLike) -> None:
         """Give the leaves at ``positions`` (integers, ``[B]``) the weights ``values`` (``[B]``, or one number for all).
 
-        Of several weights for one leaf the last stays. An error names the first bad entry, and nothing is written.
+        If a leaf occurs several times, its last weight counts. An error names the first bad entry and writes nothing.
 
         Raises:
-            ShapeError: a position is not in 0..size - 1, or there are not as many values as positions.
-            NotFiniteError: a value is NaN, infinite, negative, or so large that sums of such could become infinite.
+            ShapeError: a position is not in 0..size - 1, or the number of values differs from that of positions.
+            NotFiniteError: a value is NaN, infinite, negative, or so large that a sum could become infinite.
         """
         index = _integers(positions)
-        weights = np.ascontiguousarray(values, np.float64)  # of one entry for a number
+        weights = np.ascontiguousarray(values, np.float64)  # one entry if values is a number
         if weights.shape != index.shape and not isinstance(values, float) and np.ndim(values):
             raise ShapeError(f"values: expected shape {index.shape}, one per position, got {weights.shape}")
         bad = kernels.fast().tree_set(self._nodes, self._offsets, self._minima, self._size, index, weights)
@@ -114,9 +114,9 @@ class SumTree:
             raise NotFiniteError(f"values: entry {bad}, for position {index[bad]}, is {given}; pass 0 to {most:.1e}")
 
     def cover(self, begins: Ints, ends: Ints) -> Cover:
-        """The leaves from each of ``begins`` up to that of ``ends`` (int64, in 0..size, begin <= end), to draw from.
+        """The leaves from each of ``begins`` up to its entry in ``ends`` (int64, in 0..size, begin <= end), for draws.
 
-        Sums and draws are exact however much the other leaves weigh: no difference of two sums is taken.
+        Heavy leaves elsewhere cost no precision, as no two sums are subtracted.
         """
         most = 2 * (FANOUT - 1) * len(self._offsets) * len(begins)
         places, until = np.empty(most, np.int64), np.empty(most)
@@ -126,12 +126,11 @@ class SumTree:
     def find(self, masses: ArrayLike, among: Cover | None = None) -> Ints:
         """The leaves ``[B]`` (int64) that own ``masses`` (``[B]``, in [0, total)), of all or ``among`` some.
 
-        A leaf of weight 0 is never one of them. Among some the masses are counted from the first of these on, up to
-        the ``total`` of the cover.
+        A leaf of weight 0 is never found. With ``among``, only its leaves own masses, and ``total`` is the cover's.
 
         Raises:
             EmptyError: all weights are 0.
-            NotFiniteError: a mass is not in [0, total); names the first.
+            NotFiniteError: a mass is not in [0, total); names the first one.
         """
         wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
         out = np.empty(wanted.size, np.int64)
@@ -144,17 +143,17 @@ class SumTree:
         return out
 
     def shares(self, positions: Ints, total: float) -> tuple[Doubles, float]:
-        """The weights ``[B]`` of leaves that :meth:`find` gave, as parts of ``total``, and the smallest of them."""
+        """The shares ``[B]`` that leaves from :meth:`find` have of ``total``, and the smallest share."""
         out = np.empty(len(positions))
         return out, kernels.fast().tree_shares(self._nodes, self._size, positions, total, out)
 
     def minimum_positive(self, begins: Ints | None = None, ends: Ints | None = None) -> float:
-        """The smallest weight that is not 0: of all, or of the leaves from each of ``begins`` up to that of ``ends``.
+        """The smallest weight above 0, of all leaves or of those from each of ``begins`` up to its entry in ``ends``.
 
-        The first call takes O(size); minima are kept from then on, and a range then takes O(log n).
+        The first call takes O(size). From then on minima are kept, and a range takes O(log n).
 
         Raises:
-            EmptyError: all these weights are 0.
+            EmptyError: all weights asked for are 0.
         """
         self._refuse_empty()
         if not self._minima.size:
@@ -164,11 +163,11 @@ class SumTree:
             return self._minima.item(-1)
         lowest = kernels.fast().tree_lowest(self._nodes, self._offsets, self._minima, begins, ends)
         if lowest == np.inf:
-            raise EmptyError("all weights of these leaves are 0; ask for leaves that have one")
+            raise EmptyError("all weights of these leaves are 0; ask for leaves that have a weight")
         return lowest
 
     def clear(self) -> None:
-        """All weights are 0 again."""
+        """Set all weights to 0."""
         self._nodes.fill(0.0)
         self._minima.fill(np.inf)
 
@@ -177,10 +176,12 @@ class SumTree:
         return {"leaves": self._nodes[: self._size].copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the weights of a tree of the same size; on an error nothing has changed.
+        """Take over the weights of a tree of the same size. An error changes nothing.
 
         Raises:
-            FieldError, ShapeError, NotFiniteError: they are missing, not as many, or one of them is no weight.
+            FieldError: the weights are missing.
+            ShapeError: their number is not the tree's size.
+            NotFiniteError: an entry is not a valid weight.
         """
         if "leaves" not in state:
             raise FieldError(f"a sum tree's state has the entry 'leaves', got {list(state)}; pass its state_dict()")
@@ -190,10 +191,10 @@ class SumTree:
         self.set(np.arange(self._size), leaves)
 
     def check(self) -> None:
-        """Test the invariants.
+        """Check the invariants.
 
         Raises:
-            InvariantError: a leaf is no weight, or a node above does not follow from its children; names the first.
+            InvariantError: a leaf is not a valid weight, or a node does not follow from its children; names the first.
         """
         leaves, nodes, minima = self._nodes[: self._size], self._nodes.copy(), np.full_like(self._minima, np.inf)
         _require("a weight is finite and not negative", np.isfinite(leaves) & (leaves >= 0), leaves)
@@ -210,7 +211,7 @@ class SumTree:
 
     def _refuse_empty(self) -> None:
         if not self.total > 0:
-            raise EmptyError("all weights of the sum tree are 0; set some before you ask for one of them")
+            raise EmptyError("all weights of the sum tree are 0; set some before you draw")
 
 
 def _require(rule: str, holds: NDArray[np.bool_], values: Doubles) -> None:
@@ -235,7 +236,7 @@ def _flat(array: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _aligned(count: int) -> Doubles:
-    """Zeros that start on a cache line of 64 bytes, as then do all blocks of 8."""
+    """Zeros that start on a cache line of 64 bytes, so that all blocks of 8 do."""
     memory = zeroed((count + ALIGNMENT) * 8).view(np.float64)
     start = -memory.ctypes.data % 64 // 8
     return memory[start : start + count]

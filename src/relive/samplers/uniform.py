@@ -1,4 +1,4 @@
-"""Uniform and WithoutReplacement: every transition equally often."""
+"""Uniform and WithoutReplacement: draws that treat all transitions equally."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from .. import kernels
 from ..errors import InvariantError, ShapeError
 from ..ring.ring import Ints, Ring
-from .contract import Extras, only, refuse_weights
+from .contract import Extras, refuse_weights, require_own_ring
 from .sequence_weights import WindowWeights, nothing_to_draw
 from .sumtree import SumTree
 
@@ -17,7 +17,10 @@ __all__ = ["Uniform", "WithoutReplacement"]
 
 
 class Uniform:
-    """Every transition with the same probability, with replacement; of sequences each, or as their view weighs them."""
+    """Draws every transition with the same probability, with replacement.
+
+    Windows of :class:`relive.Sequence` are drawn as its ``weigh`` says.
+    """
 
     per_row = ()
     extras = ()
@@ -29,25 +32,25 @@ class Uniform:
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
-        self._ring = only(self._ring, ring, self)
+        self._ring = require_own_ring(self._ring, ring, self)
         self._windows = WindowWeights(ring) if ring.rule.sparse else None
         self.watches = ring.rule.sparse
 
     def nbytes(self, rows: int) -> int:
-        """Nothing, but of sequences a tree of their weights."""
+        """Bytes of the tree of window weights; 0 without sequences."""
         return SumTree.nbytes(rows) if self._windows is not None else 0
 
-    def changed(self, places: Ints, opens: Any) -> None:
-        """Of sequences, note which can be drawn."""
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Note which sequences can be drawn."""
         if self._windows is not None:
-            self._windows.changed(places, opens)
+            self._windows.changed(places, drawable)
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``."""
         return self.draw_recent(count, key, 0)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
-        """The same from the ``newest`` completed transitions alone (0: from all)."""
+        """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""
         if self._windows is not None:
             return self._windows.draw(count, key, newest), {}
         places = self._ring.draw(count, key, newest) if self._ring is not None else None
@@ -56,30 +59,30 @@ class Uniform:
         return places, {}
 
     def check(self) -> None:
-        """Test that of sequences just those are noted that can be drawn.
+        """Check the weights of sequences.
 
         Raises:
-            InvariantError: naming the first place where that is not so.
+            InvariantError: names the first place with a wrong weight.
         """
         if self._windows is not None:
             self._windows.check()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: draws are functions of their keys."""
+        """Empty, as draws depend only on their keys."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Do nothing, as there is no state."""
 
     def __repr__(self) -> str:
         return "Uniform()"
 
 
 class WithoutReplacement:
-    """Epochs: every transition once, in random order, before any comes again.
+    """Epochs: every transition is drawn once, in random order, before any comes again.
 
-    An epoch serves what could be drawn when it began; what has left the buffer meanwhile is passed over, what has come
-    waits for the next. A batch that an epoch cannot fill goes on with the next one.
+    An epoch consists of the transitions that could be drawn when it began. Those that have left the buffer since are
+    skipped, and new ones wait for the next epoch. A batch may take its rest from the next epoch.
     """
 
     watches = False
@@ -89,22 +92,22 @@ class WithoutReplacement:
     def __init__(self) -> None:
         self._ring: Ring | None = None
         self._rest: Ints = np.empty(0, np.int64)
-        """The indices that the epoch has still to serve."""
+        """The indices still to come in this epoch."""
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
         refuse_weights(ring, self)
-        self._ring = only(self._ring, ring, self)
+        self._ring = require_own_ring(self._ring, ring, self)
 
     def nbytes(self, rows: int) -> int:
-        """The order of an epoch, int64; where one begins it takes three times as much for a moment."""
+        """Bytes of the order of an epoch, int64. A new epoch takes three times as much for a moment."""
         return 8 * rows
 
-    def changed(self, places: Ints, opens: Any) -> None:
-        """Nothing to keep: what is drawn is looked up."""
+    def changed(self, places: Ints, drawable: Any) -> None:
+        """Do nothing: :meth:`draw` looks up what it draws."""
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
-        """Places of anchors ``[count]``, all different unless an epoch ends among them.
+        """Places of anchors ``[count]``, all different unless a new epoch begins among them.
 
         Raises:
             EmptyError: there is nothing to draw.
@@ -128,15 +131,15 @@ class WithoutReplacement:
             found.append(places[alive])
             missing -= len(alive)
             rest = rest[len(places) if missing else int(alive[-1]) + 1 :]
-            span *= 2  # so that a long run of what has left the buffer is soon passed
-        self._rest = rest  # at once: a draw that is broken off has served nothing
+            span *= 2  # long runs of indices that left the buffer are passed quickly
+        self._rest = rest  # set last: an interrupted draw must not consume indices
         return np.concatenate(found), {}
 
     def check(self) -> None:
-        """Test that the epoch consists of transitions that there were.
+        """Check that the epoch consists of transitions that were stored.
 
         Raises:
-            InvariantError: one was never added.
+            InvariantError: an index was never issued.
         """
         if self._ring is not None:
             _, unknown = self._ring.find(self._rest)
@@ -144,11 +147,11 @@ class WithoutReplacement:
                 raise InvariantError(f"sampler: the epoch has index {self._rest[unknown]}, which was never issued")
 
     def state_dict(self) -> dict[str, Any]:
-        """The rest of the epoch."""
+        """The indices still to come in this epoch."""
         return {"order": self._rest.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with that epoch."""
+        """Continue the epoch of another sampler."""
         self._rest = np.array(state["order"], np.int64)
 
     def __repr__(self) -> str:

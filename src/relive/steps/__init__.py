@@ -1,1 +1,1 @@
-"""What a step is: its schema, its nested fields, its check, and the bridge between NumPy and torch."""
+"""Steps: their schema, nested fields and checks, and the bridge between NumPy and torch."""

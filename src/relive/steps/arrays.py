@@ -1,4 +1,4 @@
-"""The bridge between NumPy and torch: dtypes, memory shared between both, and what may be converted."""
+"""The bridge between NumPy and torch: dtypes, shared memory and safe conversions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 
 
 def as_host(value: Any) -> np.ndarray[Any, Any]:
-    """Anything array-like, on whatever device, as a NumPy array."""
+    """Anything array-like, on any device, as a NumPy array."""
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 def as_tensor(value: Any, name: str) -> torch.Tensor:
-    """Numbers, lists and arrays as a tensor; ``name`` is for the error."""
+    """Numbers, lists and arrays as a tensor; errors name the field ``name``."""
     try:
         array = np.asarray(value)
         if array.dtype == object:
@@ -38,7 +38,7 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         if not array.flags.writeable:
-            array = array.copy()  # torch warns of a tensor that must not be written to
+            array = array.copy()  # torch warns when a tensor wraps a read-only array
         return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except (TypeError, ValueError) as error:
         if "inhomogeneous" in str(error):
@@ -51,7 +51,7 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
 Array = NDArray[Any]
 
 
-# NumPy has no bfloat16 or float8: their bits travel as integers of the same size.
+# NumPy lacks bfloat16 and float8, so their bits travel as integers of the same size.
 _BIT_DTYPES = {1: torch.uint8, 2: torch.int16}
 
 
@@ -85,26 +85,29 @@ def numpy_view(tensor: Tensor) -> Array:
 SQUARES = {dtype: torch.finfo(dtype).max ** 2 for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
 SQUARES[torch.float64] = torch.finfo(torch.float64).max
-"""Float dtype -> the square of its largest number, or less."""
+"""Float dtype -> the square of its largest number; for float64 its largest number, as the square overflows."""
 
 
 def fits(value: Array, square: float) -> bool:
-    """Whether the square of no number is larger; where this says no, :func:`check_castable` looks at each of them."""
+    """A quick test that every number's square is at most ``square``.
+
+    A False settles nothing: :func:`check_castable` then looks at each number.
+    """
     flat = value if value.ndim == 1 else value.reshape(-1)
     try:
-        # no square is more than the sum of all: one product takes a quarter of the time of the largest magnitude
+        # The sum of squares bounds each square. One dot product takes a quarter of the time of finding the maximum.
         return flat.dot(flat) <= square
-    except RuntimeWarning:  # NumPy's of a sum that is infinite, where warnings are errors
+    except RuntimeWarning:  # NumPy warns of an infinite sum, and warnings may be errors
         return False
 
 
 def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
-    """Refuse conversions that change what a value means: float to int, anything to bool, a number out of range.
+    """Refuse conversions that change a value's meaning: float to int, anything to bool, a number out of range.
 
-    Infinities given are infinities stored.
+    Infinities are allowed and stay infinite.
 
     Raises:
-        DTypeError: with the field, what was expected, what came, and the call that would convert it.
+        DTypeError: names the field, what was expected, what came, and the call that would convert it.
     """
     if tensor.dtype is dtype:
         return
@@ -115,7 +118,7 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
         if not tensor.numel() or tensor.dtype is torch.bool:
             return
         limits = torch.iinfo(dtype)
-        # torch has no minimum of its wider unsigned dtypes
+        # torch cannot take the minimum of its wider unsigned dtypes
         values: Any = tensor.cpu().numpy() if tensor.dtype in _UNSIGNED else tensor
         low, high = int(values.min()), int(values.max())
         if limits.min <= low and high <= limits.max:
@@ -139,12 +142,12 @@ def _refuse_overflow(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     floats = given.is_floating_point or given.is_complex
     if (torch.finfo(given) if floats else torch.iinfo(given)).max <= limits.max:
         return
-    # of bfloat16 only a few bits would count when it is compared with the limit
+    # a comparison in bfloat16 would round the limit to a few bits
     numbers = torch.view_as_real(tensor.resolve_conj()) if given.is_complex else tensor
     sizes = numbers.to(torch.promote_types(numbers.dtype, torch.float32) if floats else torch.float64).abs()
-    lost = (sizes > limits.max * (1 + limits.eps / 4)) & ~sizes.isinf()  # what is less is rounded to the largest
+    lost = (sizes > limits.max * (1 + limits.eps / 4)) & ~sizes.isinf()  # smaller excesses round down to the maximum
     if bool(lost.any()):
         raise DTypeError(
             f"field '{name}': {sizes[lost][0].item():g} is more than {dtype} holds, {limits.max:g} at most; declare a "
-            "wider dtype in the schema, or mend the number"
+            "wider dtype in the schema, or correct the number"
         )

@@ -1,4 +1,4 @@
-"""StepChecker: whether a step fits the schema, checked before anything is written."""
+"""StepChecker: checks that a step fits the schema before anything is written."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["StepChecker", "refuse_sparse"]
 
 
 class StepChecker:
-    """Turns one vector step into a list of arrays ready to be stored, one per leaf, or raises without side effects.
+    """Turns one vector step into a list of storable arrays, one per leaf, or raises without side effects.
 
-    The common case, arrays of exactly the stored shape and dtype, costs a few attribute reads per field. For the CPU
-    the result holds NumPy arrays and contiguous tensors, elsewhere tensors on the device; nothing is copied but the
-    arrays that have to get there. With ``upload=False`` these stay as they are.
+    In the common case, arrays have the stored shape and dtype and cost a few attribute reads per field. The result
+    holds NumPy arrays and contiguous tensors for the CPU, and tensors on the device otherwise. Only arrays that must
+    move to the device are copied; with ``upload=False`` they stay where they are.
     """
 
     __slots__ = ("_arrays", "_branches", "_device", "_host", "_names", "_num_envs", "_plan", "_schema")
@@ -60,9 +60,9 @@ class StepChecker:
             if inner:
                 direct = len(inner) == 1 and value.__class__ is dict and inner[0] in value
                 value = value[inner[0]] if direct else _inner(value, path)
-            kind: Any = value.__class__  # type() of a value of any type is one of no known type
+            kind: Any = value.__class__  # not type(value): the type checker does not know what that is
             if kind is np.ndarray:
-                # assigning a float array to a float column converts it on the way
+                # assignment to a float column converts any float array
                 given = value.dtype
                 if (
                     arrays
@@ -79,7 +79,7 @@ class StepChecker:
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
                 if host and value.is_cpu:
-                    plain = value.is_contiguous() and not dtype.is_complex  # which may be conjugated lazily
+                    plain = value.is_contiguous() and not dtype.is_complex  # complex ones may be conjugated lazily
                     values.append(value if plain else numpy_view(value.detach()))
                     continue
                 if value.device == self._device:
@@ -91,7 +91,7 @@ class StepChecker:
         return values
 
     def _refuse_extra(self, step: Mapping[str, Any]) -> None:
-        """All leaves are there, so a nested value has more members than its field if it has another number."""
+        """Refuse unknown members of nested values. All leaves were found, so a wrong count means an extra one."""
         for path, names in self._branches:
             given: Any = descend(step[path[0]], path[1:])
             if given.__class__ is dict and len(given) == len(names):
@@ -110,7 +110,7 @@ class StepChecker:
         return f"the step lacks {missing}; a step has exactly the fields {', '.join(known)}"
 
     def _coerce(self, value: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> Any:
-        """The slow path: lists and numbers, a missing axis of a single env, safe dtype conversions, errors."""
+        """The slow path: lists and numbers, a single env without its axis, safe dtype conversions, and errors."""
         name = dotted(path)
         if isinstance(value, Tensor):
             if value.device != self._device:
@@ -148,15 +148,15 @@ class StepChecker:
 
 
 def refuse_sparse(tree: Any, path: Path = ()) -> None:
-    """Refuse nested and sparse tensors, once something has failed: torch's own errors name no field.
+    """Refuse nested and sparse tensors. Called after a failure, because torch's own errors name no field.
 
     Raises:
-        DTypeError: there is one.
+        DTypeError: ``tree`` holds a nested or sparse tensor.
     """
     if isinstance(tree, Tensor):
         if tree.is_nested or tree.layout is not torch.strided:
             kind, call = ("nested", "to_padded_tensor(...)") if tree.is_nested else ("sparse", "to_dense()")
-            raise DTypeError(f"field '{dotted(path)}': expected a dense tensor, got a {kind} one; pass .{call} of it")
+            raise DTypeError(f"field '{dotted(path)}': expected a dense tensor, got a {kind} one; pass its .{call}")
         return
     branches: Any = tree
     members = branches.items() if hasattr(tree, "items") else enumerate(branches) if isinstance(tree, tuple) else ()

@@ -61,14 +61,14 @@ Spec: TypeAlias = "Field | tuple[int, ...] | Mapping[str, Spec] | tuple[Spec, ..
 
 
 class Schema:
-    """The named fields of a step, nested where observations, actions or hidden states are.
+    """The named fields of a step. Observations, actions and hidden states may be nested.
 
     Args:
         fields: name -> :class:`Field`, or a bare shape such as ``(17,)`` for float32, or a dict or tuple of those,
-            to any depth. Members of a tuple are named "0", "1", ... wherever a name is needed.
+            to any depth. Members of a tuple are named "0", "1", ....
 
     Raises:
-        SchemaError: a field is neither of those, or a name is empty or contains a dot.
+        SchemaError: a field is none of these, or a name is empty or contains a dot.
 
     Example:
         ``Schema({"obs": (17,), "action": Field((), torch.int64), "hidden": {"h": (1, 64), "c": (1, 64)}})``
@@ -89,13 +89,13 @@ class Schema:
 
         Args:
             observation_space: the space of one environment (``single_observation_space`` of a vector env).
-            action_space: likewise. Box of any dtype and shape, Discrete, MultiDiscrete, MultiBinary, and Dict and
-                Tuple of those to any depth. dtypes are kept.
+            action_space: the action space of one environment. Both may be Box of any dtype and shape, Discrete,
+                MultiDiscrete, MultiBinary, and Dict and Tuple of those to any depth. dtypes are kept.
             extras: further fields of every step: a :class:`Field`, a bare shape for float32, or a dict or tuple of
                 those, e.g. ``value=(), log_prob=(), hidden={"h": (1, 64), "c": (1, 64)}``.
 
         Raises:
-            SpaceError: a space without fixed shape and dtype (Text, Graph, Sequence, OneOf).
+            SpaceError: a space has no fixed shape and dtype (Text, Graph, Sequence, OneOf).
         """
         fields: dict[str, Spec] = {
             "obs": _from_space(observation_space, "observation_space"),
@@ -117,13 +117,13 @@ class Schema:
 
         Args:
             step: field -> array, tensor, number or bool, nested in dicts and tuples. Arrays and tensors keep their
-                dtype; Python numbers become float32 or int64. ``reward`` is float32 and the done bits are bool
-                whatever the example says, since environments hand out float64 rewards for no gain.
-            num_envs: the leading axis of every array, which is not part of a field; None for the step of one
-                environment without such an axis.
+                dtype; Python numbers become float32 or int64. ``reward`` is always float32, as the float64 of many
+                environments gains nothing. The done bits are always bool.
+            num_envs: the leading axis of every array, which is not part of a field. None means that the example is
+                the step of one environment, without this axis.
 
         Raises:
-            ShapeError: an array whose leading axis is not ``num_envs``.
+            ShapeError: the leading axis of an array is not ``num_envs``.
         """
         fields = {name: _from_example(value, (name,), num_envs) for name, value in step.items()}
         for name, dtype in STEP_FIELDS.items():
@@ -133,7 +133,7 @@ class Schema:
         return cls(cast("Mapping[str, Spec]", fields))
 
     def extend(self, **extras: Spec) -> Schema:
-        """A schema with further fields; a field of the same name is replaced."""
+        """This schema with further fields, which replace fields of the same name."""
         return Schema(cast("dict[str, Spec]", self._tree) | extras)
 
     @property
@@ -143,7 +143,7 @@ class Schema:
 
     @property
     def branches(self) -> list[tuple[Path, tuple[str, ...]]]:
-        """Path and member names of everything nested."""
+        """Path and member names of every dict and tuple."""
         paths = dict.fromkeys(path[:i] for path in self._leaves for i in range(1, len(path)))
         return [(path, tuple(name for name, _ in _members(cast("Any", self[path])))) for path in paths]
 
@@ -165,7 +165,7 @@ class Schema:
         return isinstance(other, Schema) and self._tree == other._tree
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._leaves.items()))  # like ==, whatever the order
+        return hash(frozenset(self._leaves.items()))  # the order does not count, as with ==
 
     def __repr__(self) -> str:
         return f"Schema({self._tree!r})"
@@ -184,43 +184,43 @@ class Schema:
         """The schema that :meth:`to_json` wrote.
 
         Raises:
-            SchemaError: the text is no schema, or is of another format version.
+            SchemaError: the text is not a schema, or has another format version.
         """
         try:
             data = json.loads(text)
             version = data["format"]
             if type(version) is not int or version != FORMAT:
-                raise SchemaError(f"schema format {version!r} is not one this version reads ({FORMAT}); update relive")
+                raise SchemaError(f"schema format {version!r} is unknown: this version reads {FORMAT}; update relive")
             return cls(cast("dict[str, Spec]", _from_json({"fields": data["fields"]})))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, SchemaError):
                 raise
-            raise SchemaError(f"this text is not a schema as Schema.to_json writes it: {error!r}") from error
+            raise SchemaError(f"expected a schema as Schema.to_json writes it, got another text: {error!r}") from error
 
     def rebuild(self, name: str, get: Callable[[Path], Any]) -> Any:
-        """The dicts and tuples of field ``name`` again, with ``get(path)`` in place of every leaf."""
+        """Field ``name`` in its dicts and tuples, with ``get(path)`` in place of every leaf."""
         return _rebuild(self._tree[name], (name,), get)
 
 
 ATTACHED = ("advantage", "return")
-"""What estimators attach to a rollout."""
+"""The columns that estimators attach to a rollout."""
 
 
 def not_named(given: Any) -> str:
-    """The message for a step that does not come by the names of its fields."""
+    """The message for a step that does not name its fields."""
     return (
-        f"a step comes by the names of its fields, got {type(given).__name__}; pass add(obs=..., action=...) or "
+        f"a step is given by the names of its fields, got {type(given).__name__}; pass add(obs=..., action=...) or "
         "add({'obs': ..., 'action': ...})"
     )
 
 
 def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
-    """The message for a name that is not there, with the closest one that is."""
+    """The message for an unknown name, with the closest known one."""
     text = dotted(name)
     close = difflib.get_close_matches(text, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     if text in ATTACHED:
-        hint = "; a rollout has it once finish(...) was called, such as finish(relive.GAE())."
+        hint = "; call finish(...) first, such as finish(relive.GAE())."
     return f"unknown field {text!r} in {where}{hint} It has: {', '.join(known)}"
 
 

@@ -1,4 +1,4 @@
-"""What a buffer says of itself: a few lines of text, and a table for notebooks."""
+"""The printed summary of a buffer: a few lines of text, and a table for notebooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def text(summary: Summary) -> str:
 
 
 def html(summary: Summary) -> str:
-    """The same as a table."""
+    """The summary as an HTML table."""
     title, facts = summary
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(fact)}</td></tr>"

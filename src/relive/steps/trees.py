@@ -1,4 +1,4 @@
-"""Nested fields: a path names a leaf, and these functions walk between paths and nested dicts."""
+"""Nested fields: a path names a leaf; these functions turn paths into nested dicts and back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Path", "descend", "dotted", "nest"]
 
 
 Path: TypeAlias = tuple[str, ...]
-"""Where a leaf sits: ("obs",), ("obs", "camera"), ("hidden", "0")."""
+"""The keys that lead to a leaf: ("obs",), ("obs", "camera"), ("hidden", "0")."""
 
 
 def dotted(path: Path | str) -> str:
-    """A path as people write it: obs.camera."""
+    """A path joined by dots: obs.camera."""
     return path if isinstance(path, str) else ".".join(path)
 
 

@@ -1,4 +1,4 @@
-"""Views: what a batch makes of the transitions that were drawn."""
+"""Views: batch readers, which turn drawn transitions into the fields of a batch."""
 
 from .contract import View
 from .frames import FrameStack

@@ -1,4 +1,4 @@
-"""View: what turns the places of drawn transitions into a batch."""
+"""View: the interface of batch readers."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ __all__ = ["SequenceReader", "View", "rule_of", "time_first_of"]
 class View(Protocol):
     """Turns the places of anchors into the fields of a batch.
 
-    One that reads sequences has two more members: ``rule`` (:class:`relive.ring.Rule`), what can be drawn, and
-    ``time_first`` (bool), whether time is the first axis of what it reads or the second. One that cannot read every
-    ring may have ``require(ring)``, which is called when it is set, and raises.
+    A view of sequences has two more members. ``rule`` (:class:`relive.ring.Rule`) says what can be drawn, and
+    ``time_first`` (bool) whether time is the first axis of a batch or the second. A view that cannot read every ring
+    may have ``require(ring)``, which is called when the view is set, and raises.
     """
 
     @property
     def history(self) -> int:
-        """How many rows before an anchor it reads, as far as the episode has them."""
+        """The number of rows before an anchor that the view reads, if the episode has them."""
         ...
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of a batch.
 
-        ``key`` is the stream of random numbers of the batch, for views that draw; None where nothing is drawn, as by
-        :meth:`relive.ReplayBuffer.data`. One that reads through another hands it on.
+        ``key`` is the batch's stream of random numbers, for views that draw. It is None for reads without a draw, as by
+        :meth:`relive.ReplayBuffer.data`. A view that reads through another one passes ``key`` on.
         """
         ...
 
 
 class SequenceReader(View, Protocol):
-    """A view that reads sequences, as far as type checkers have to know it."""
+    """A view of sequences, for type checkers."""
 
     @property
     def time_first(self) -> bool:
-        """Whether time is the first axis of a batch, or the second."""
+        """Whether time is the first axis of a batch or the second."""
         ...
 
 
 def rule_of(view: View) -> Rule:
-    """What can be drawn through a view: single transitions, unless it says more."""
+    """The view's rule of what can be drawn; single transitions if it has none."""
     rule: Rule | None = getattr(view, "rule", None)
     return Rule(int(view.history)) if rule is None else rule
 

@@ -1,4 +1,4 @@
-"""FrameStack: observations stacked from single frames when they are read."""
+"""FrameStack: stacks single frames into observations when a batch is read."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ STACK_RULE = "depth is at least 1 and pad 'repeat' or 'zeros'"
 class FrameStack:
     """Observations stacked from single frames, for replays that store each frame once (Mnih et al. 2015).
 
-    ``obs`` and ``next_obs`` come as ``[B, depth, ...]``, oldest frame first; no stack reaches into another episode.
+    ``obs`` and ``next_obs`` come as ``[B, depth, ...]``, oldest frame first. No stack reaches into another episode.
 
     Args:
         depth: frames per stack.
-        window: the view that decides where ``next_obs`` is.
-        pad: what stands for the frames before an episode's first: "repeat" that one, or "zeros".
-        keys: the members of a nested observation to stack, e.g. ("camera",); default all.
+        window: the view that computes the n-step transitions and so chooses ``next_obs``.
+        pad: the frames before an episode's first: "repeat" the first, or "zeros".
+        keys: the members of a nested observation to stack, e.g. ("camera",); default: all.
 
     Raises:
-        SchemaError: one of them makes no sense, here or when it is set later.
+        SchemaError: a parameter is out of range, here or when it is set later.
     """
 
     depth: int = 4
@@ -51,14 +51,14 @@ class FrameStack:
 
     @property
     def history(self) -> int:
-        """The frames before the anchor's."""
+        """The number of frames before the anchor's."""
         return self.depth - 1
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
 
         Raises:
-            SchemaError: the observation has no such member, or steps are stored without order.
+            SchemaError: the observation lacks a member of ``keys``, or steps are stored without order.
         """
         if ring.alone:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")

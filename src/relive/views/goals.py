@@ -1,4 +1,4 @@
-"""Steps with another goal: what the kernels find of them, and what a user's functions make of them."""
+"""Steps with another goal: scratch memory for the kernels, and calls of the user's functions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..steps.arrays import as_host, as_tensor, check_castable, numpy_dtype, nump
 from ..steps.schema import Field, unknown_field
 from ..steps.trees import Path, dotted, nest
 
-__all__ = ["Arrays", "GoalBytes", "Steps", "Teller", "arrays_of", "flat", "put", "relabelled"]
+__all__ = ["Arrays", "GoalBytes", "GoalFunction", "Steps", "arrays_of", "flat", "put", "relabelled"]
 
 
 Arrays = dict[Path, Array]
 
 
 class Steps(NamedTuple):
-    """Memory for the steps of the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
+    """Memory for the steps in the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
 
     which: Ints
     begin: Ints
@@ -37,22 +37,22 @@ class Steps(NamedTuple):
     used: Ints
     """The last step of each window, as :func:`relive.kernels.reference.relabel_windows` leaves it."""
     goals: list[Array]
-    """``achieved`` and ``desired`` as what they are, rather than as bytes; none where kernels cannot read them."""
+    """``achieved`` and ``desired`` in their own dtype and shape; empty if kernels cannot read goals."""
     recorded: tuple[Array, Array, Array]
-    """``rewards`` and each of ``flags``."""
+    """The recorded ``rewards`` and the two rows of ``flags``."""
 
     def owners(self, found: int) -> Ints:
-        """Which of the first ``found`` relabelled rows each step is of."""
+        """For each step, the position of its row among the first ``found`` relabelled rows."""
         return np.repeat(np.arange(found), np.diff(self.begin[: found + 1]))
 
 
 class GoalBytes:
-    """Where the goals of a store's rows lie, and of what kind they are."""
+    """The offsets, shape and dtype of the goals in a store's rows."""
 
     def __init__(self, store: Store, achieved: Path, desired: Path) -> None:
         planned, offsets = store.planned, store.layout.offsets
         self.packed = achieved in offsets and desired in planned.batch.offsets
-        """Whether the kernels can read goals, and put them into a batch, by themselves."""
+        """Whether the kernels can read goals and write them into a batch."""
         field = store.leaves.get(achieved) if self.packed else None
         self.shape = (0,) if field is None else field.shape
         self.dtype = np.dtype(np.uint8) if field is None else numpy_dtype(field.dtype)
@@ -62,7 +62,7 @@ class GoalBytes:
         self._scratch: tuple[tuple[int, int], Steps] | None = None
 
     def scratch(self, count: int, n: int) -> Steps:
-        """Memory for the steps of a batch, used again by the next."""
+        """Memory for the steps of a batch, reused by the next batch."""
         if self._scratch is None or self._scratch[0] != (count, n):
             size = count * n
             which, begin, now, after, used = (
@@ -79,13 +79,13 @@ class GoalBytes:
         return self._scratch[1]
 
 
-class Teller:
-    """A user's function of goals, as what it is asked for.
+class GoalFunction:
+    """A user's function of goals, with checks of its results.
 
     Args:
-        name: "reward", "terminated" or "truncated".
+        name: the field that it computes: "reward", "terminated" or "truncated".
         function: (achieved, desired[, info]) -> ``[M]``.
-        stored: whether there is a stored field to be its info.
+        stored: whether a stored field is passed as info.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], stored: bool) -> None:
@@ -93,14 +93,14 @@ class Teller:
         self._function, self._informed = function, _takes_info(function, stored)
 
     def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
-        """What it tells of steps: ``[M]``, float32 if it is the reward, else uint8.
+        """The results for M steps: ``[M]``, float32 for the reward, else uint8.
 
         Raises:
-            ShapeError: not one number per step.
-            DTypeError: a flag that is no bool.
+            ShapeError: the function did not return one number per step.
+            DTypeError: a flag is not a bool.
             NotFiniteError: a reward is NaN or infinite.
         """
-        goals = achieved.copy(), desired.copy()  # which the function may write to
+        goals = achieved.copy(), desired.copy()  # the function may write to its arguments
         result = as_host(self._function(*goals, info) if self._informed else self._function(*goals))
         count, kind = len(achieved), result.dtype.kind
         if result.shape != (count,):
@@ -121,13 +121,13 @@ class Teller:
 
 
 def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
-    """Whether a function of goals is to be called with a third argument.
+    """Whether to call a function of goals with info as its third argument.
 
-    If it can be where a field is ``stored`` for it, or has to be: there is nothing in an info otherwise.
+    Yes if a field is ``stored`` for it and the function accepts it, or if the function requires it.
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # one that is not written in Python and does not say
+    except ValueError:  # some compiled functions have no signature
         return stored
     try:
         signature.bind(*([None] * (3 if stored else 2)))
@@ -138,19 +138,19 @@ def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
 
 def _finite(rewards: Array, called: object) -> Array:
     good = np.isfinite(rewards)
-    if np.count_nonzero(good) < len(good):  # which takes a fifth of the time of all()
+    if np.count_nonzero(good) < len(good):  # takes a fifth of the time of all()
         at = int(np.argmin(good))
         raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
     return rewards
 
 
 def arrays_of(store: Store, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
-    """Fields of rows in RAM."""
+    """Fields of rows, as arrays in RAM."""
     return {path: numpy_view(tensor.cpu()) for path, tensor in store.read(places, paths).items()}
 
 
 def put(store: Store, fields: dict[Path, Tensor], changed: Arrays, which: Ints, begin: Ints, used: Ints) -> None:
-    """Changed fields of steps into the batch: those of a window's first step, and the observation after its last."""
+    """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
     arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
     rows, *values = store.tensors(which, *arrays)
     for path, value in zip(changed, values, strict=True):
@@ -171,16 +171,16 @@ def flat(tree: Any, at: Path = ()) -> dict[Path, Any]:
 def relabelled(
     function: Callable[..., Any], leaves: Mapping[Path, Field], steps: Arrays, *observations: Arrays
 ) -> Arrays:
-    """What a function of whole steps changes: arrays ``[M, ...]`` of the fields' dtypes, by path.
+    """The fields that a function of whole steps changes: arrays ``[M, ...]`` of the fields' dtypes, by path.
 
     Raises:
-        FieldError: it changes a field that there is not.
-        ShapeError, DTypeError: it changes one to what it cannot be.
+        FieldError: the function changes a field that does not exist.
+        ShapeError, DTypeError: a changed field does not fit its declaration.
         NotFiniteError: a reward is NaN or infinite.
     """
     count = len(steps["reward",])
-    seen = [nest({path[1:] or ("",): array for path, array in part.items()}) for part in observations]
-    result = function(nest(steps), *(part.get("", part) for part in seen))
+    nested = [nest({path[1:] or ("",): array for path, array in part.items()}) for part in observations]
+    result = function(nest(steps), *(part.get("", part) for part in nested))
     if not isinstance(result, Mapping):
         raise FieldError(f"Hindsight(relabel=...): expected a dict of the fields that change, got {type(result)}")
     changed: Arrays = {}

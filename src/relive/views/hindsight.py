@@ -1,4 +1,4 @@
-"""Hindsight: transitions as they would have been, had the goal been one that was reached."""
+"""Hindsight: transitions relabelled with goals that were reached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..ring.ring import Ints, Ring
 from ..steps.arrays import as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
-from .goals import Arrays, GoalBytes, Steps, Teller, arrays_of, flat, put, relabelled
+from .goals import Arrays, GoalBytes, GoalFunction, Steps, arrays_of, flat, put, relabelled
 from .transitions import read_windows
 
 __all__ = ["Hindsight", "Strategy"]
@@ -35,15 +35,15 @@ STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISO
 
 
 OTHERS, COPIES = 2**32 + 1, 2**32 + 2
-"""Streams of random numbers of a batch and of an episode; what samplers and the choice of goals draw comes from the
-batch's own."""
+"""Numbers of further random streams: of a batch for other episodes' goals, and of an episode for copies. Samplers and
+the choice of goals use the batch's own stream."""
 
 
 RESULTS = ("reward", "terminated", "truncated")
 
 
 def _has_numpy_dtype(field: Field) -> bool:
-    """Whether NumPy has numbers of that dtype, and not only its bits."""
+    """Whether NumPy has this dtype, and not only integers of the same bits."""
     kind = numpy_dtype(field.dtype).kind
     return kind in "fiub" and (kind == "f") == field.dtype.is_floating_point
 
@@ -79,46 +79,46 @@ NAME_RULE = (_is_name, "the name of a member of the observation")
 class Hindsight:
     """Hindsight experience replay (Andrychowicz et al. 2017): some rows of a batch get a goal that was reached later.
 
-    A row is relabelled with probability ``ratio``, by a draw of its own. Its new goal is what was achieved *after* a
-    step that ``strategy`` chooses (section 4.5 there), of the same episode, as far as it is in the buffer:
+    Each row is relabelled with probability ``ratio``. Its new goal is the one achieved *after* a step that ``strategy``
+    chooses (section 4.5 of the paper), among the stored steps of the same episode:
 
-    - "future": from the row's own step on, each equally often; "final": the last; "episode": any;
-    - "past": any before the row's own; the first step of an episode, which has none, keeps its goal;
+    - "future": any step from the row's own on; "final": the last step; "episode": any step;
+    - "past": any step before the row's own; an episode's first step keeps its goal;
     - "random": any transition of the whole replay.
 
-    An episode under way goes as far as its newest observation, one that was interrupted likewise. The goal is put into
-    ``obs`` and ``next_obs``, and ``reward_fn`` tells the reward of each step of the row's n-step window, before they
-    are summed. If ``terminated_fn`` or ``truncated_fn`` are given, they tell the flags, and the window ends where one
-    of them is True; otherwise the recorded flags hold whatever the goal. ``discount``, ``steps``, ``next_obs`` and
-    ``next_index`` follow. The batch is that of :class:`relive.NStep`, and ``relabelled`` (bool ``[B]``). The rows that
-    stay are as recorded, as is all that is read without a draw (:meth:`relive.ReplayBuffer.data`). Nothing is written.
+    A running or interrupted episode ends at its newest observation. The new goal replaces the one in ``obs`` and
+    ``next_obs``. ``reward_fn`` computes the reward of each step in the row's n-step window before they are summed.
+    ``terminated_fn`` and ``truncated_fn`` compute the flags, and the window ends where one is True; without them the
+    recorded flags stay. ``discount``, ``steps``, ``next_obs`` and ``next_index`` follow. The batch has the fields of
+    :class:`relive.NStep`, and ``relabelled`` (bool ``[B]``). The other rows are as recorded, as are reads without a
+    draw (:meth:`relive.ReplayBuffer.data`). Stored data never changes.
 
-    The functions get NumPy arrays, of all steps of all relabelled rows at once: the goal achieved after each step and
-    the new goal, ``[M, ...]``, and, if they take a third argument, info. They return ``[M]``: rewards, or bools.
+    The functions get NumPy arrays with all steps of all relabelled rows at once: the goal achieved after each step and
+    the new goal, ``[M, ...]``, and info if they take a third argument. They return ``[M]``: rewards or bools.
 
-    Instead of goals, ``relabel(steps, initial, final, chosen)`` may change any field: ``steps`` are the M steps, nested
-    dicts of arrays ``[M, ...]``, with ``next_obs``; the others are observations alike: the first of the episode that is
-    still there, its last, and the one after the step chosen. It returns the fields that change, nested alike.
+    ``relabel(steps, initial, final, chosen)`` may change any field instead. ``steps`` holds the M steps as nested dicts
+    of arrays ``[M, ...]``, with ``next_obs``. The others are observations ``[M, ...]``: the first one still stored of
+    each step's episode, its last one, and the one after the chosen step. It returns a nested dict of changed fields.
 
     Args:
-        reward_fn: (achieved, desired[, info]) -> ``[M]``: an environment's own ``compute_reward``, for one.
-        strategy: which step's goal.
-        k: relabelled rows for each that stays, instead of ``ratio`` = k / (k + 1). Default 4.
+        reward_fn: (achieved, desired[, info]) -> ``[M]``, such as an environment's ``compute_reward``.
+        strategy: how the step is chosen whose achieved goal is used.
+        k: relabelled rows per unchanged row; it sets ``ratio`` to k / (k + 1). Default 4.
         ratio: the share of rows that are relabelled, from 0 to 1.
         terminated_fn: (achieved, desired[, info]) -> bool ``[M]``.
-        truncated_fn: the same.
-        info: the name of a stored field that the functions get as info, of the step; otherwise they get an empty dict.
-        achieved: the member of the observation that says which goal is achieved.
-        desired: the member that says which is wanted, of the same shape and dtype.
-        finished_only: rows of episodes under way keep their goal.
+        truncated_fn: (achieved, desired[, info]) -> bool ``[M]``.
+        info: the name of a stored field to pass as info; without it info is an empty dict.
+        achieved: the member of the observation with the achieved goal.
+        desired: the member with the desired goal, of the same shape and dtype.
+        finished_only: rows of running episodes keep their goal.
         n: rewards per window.
-        gamma: discount per step. All but ``k`` may be changed at any time.
-        relabel: instead of all functions above.
+        gamma: discount per step. All parameters but ``k`` may be changed at any time.
+        relabel: a function of whole steps that replaces all functions above.
 
     Raises:
-        SchemaError: a parameter out of range, here or when it is set later; a schema without such goals, or steps
-            stored without order, where the view is set.
-        ShapeError, NotFiniteError: what a function returned is not as above; from the call that draws a batch.
+        SchemaError: a parameter is out of range, here or when it is set later. When the view is set: the schema lacks
+            such goals, or steps are stored without order.
+        ShapeError, NotFiniteError: a function returned a wrong result; raised when a batch is drawn.
     """
 
     def __init__(
@@ -147,26 +147,26 @@ class Hindsight:
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel = n, gamma, relabel
-        self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes, list[Teller]]] = WeakKeyDictionary()
+        self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes, list[GoalFunction]]] = WeakKeyDictionary()
         self._require_functions()
 
     @property
     def history(self) -> int:
-        """Nothing before the anchor has to be there."""
+        """0: no row before the anchor is needed."""
         return 0
 
     def require(self, ring: Ring) -> None:
-        """Refuse a ring whose steps have no such goals.
+        """Refuse a ring whose steps lack such goals.
 
         Raises:
-            SchemaError: steps are stored without order, or the schema lacks a field, or has one in the way.
+            SchemaError: steps are stored without order, a field is missing, or a field's name is taken.
         """
         self._require_functions()
         leaves = ring.store.leaves
         if ring.alone:
             raise SchemaError(
-                "Hindsight needs steps in order, to know what comes later; this replay stores them as they are given: "
-                "append what Hindsight.copies makes of an episode instead"
+                "Hindsight needs steps in order, to know what comes later; this replay stores single transitions: "
+                "append the copies from Hindsight.copies(episode) instead"
             )
         if ("relabelled",) in leaves:
             raise SchemaError("field 'relabelled': Hindsight gives batches a field of that name; give yours another")
@@ -197,18 +197,18 @@ class Hindsight:
         return f"Hindsight({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: the parameters, functions included, which have to be ones that pickle takes."""
+        """For pickle: the parameters with their functions, which must be picklable."""
         names = [name for name in signature(Hindsight).parameters if name != "k"]
         return partial(Hindsight, **{name: getattr(self, name) for name in names}), ()
 
     # -- reading a replay ---------------------------------------------------------------------------------------
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
-        """The fields ``[B, ...]`` of the windows that start at ``places``, some with another goal, as ``key`` decides.
+        """The fields ``[B, ...]`` of the windows that start at ``places``; ``key`` decides which get another goal.
 
         Raises:
             SchemaError: the ring has no such goals.
-            ShapeError, DTypeError, NotFiniteError, FieldError: a function returned what it must not.
+            ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
         places = vector(places)
         store, mask, amended = ring.store, np.zeros(len(places), np.bool_), list[Any]()
@@ -225,8 +225,8 @@ class Hindsight:
         return fields
 
     def _amend(self, ring: Ring, places: Ints, key: int, out: Array, last: Ints, mask: Any) -> tuple[Any, ...]:
-        """Give rows of a batch other goals, and note which; what changes besides, if anything, for :func:`put`."""
-        store, (fit, tellers) = ring.store, self._fit(ring)
+        """Give rows of a batch other goals and mark them in ``mask``. Returns arguments for :func:`put`, if needed."""
+        store, (fit, functions) = ring.store, self._fit(ring)
         steps = fit.scratch(len(places), self.n)
         found = self._choose(ring, fit, places, key, out, steps)
         if not found:
@@ -235,7 +235,7 @@ class Hindsight:
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, store, steps, found, total)
         else:
-            changed = self._told(store, fit, tellers, steps, found, total)
+            changed = self._computed(store, fit, functions, steps, found, total)
         given = [changed.pop((name,), had) for name, had in zip(RESULTS, steps.recorded, strict=True)]
         _, _, to, copied = store.planned
         kernels.fast().relabel_windows(
@@ -244,8 +244,8 @@ class Hindsight:
         )  # fmt: skip
         return (changed, which, steps.begin[:found], steps.used[:found]) if changed else ()
 
-    def _fit(self, ring: Ring) -> tuple[GoalBytes, list[Teller]]:
-        """Where the ring has its goals, once it is clear that it has them, and the functions of goals."""
+    def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
+        """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
         facts = (
             self.achieved,
             self.desired,
@@ -259,20 +259,20 @@ class Hindsight:
         if known is None or known[0] != facts:
             self.require(ring)
             fit = GoalBytes(ring.store, ("obs", self.achieved), ("obs", self.desired))
-            known = self._fits[ring.store] = facts, fit, self._tellers()
+            known = self._fits[ring.store] = facts, fit, self._goal_functions()
         return known[1:]
 
-    def _tellers(self) -> list[Teller]:
-        """The functions of goals that there are."""
+    def _goal_functions(self) -> list[GoalFunction]:
+        """The functions of goals that were given."""
         functions = {name: getattr(self, f"{name}_fn") for name in RESULTS}
         return [
-            Teller(name, function, self.info is not None)
+            GoalFunction(name, function, self.info is not None)
             for name, function in functions.items()
             if function is not None
         ]
 
     def _choose(self, ring: Ring, fit: GoalBytes, places: Ints, key: int, out: Array, steps: Steps) -> int:
-        """Choose the rows of a batch that get another goal, which, and list the steps of their windows; how many."""
+        """Choose rows and their new goals, and list the steps of their windows. Returns the number of rows."""
         ends, seen = ring.ends()
         _, at, to, _ = ring.store.planned
         others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
@@ -284,7 +284,7 @@ class Hindsight:
         )  # fmt: skip
 
     def _relabelled(self, relabel: Callable[..., Any], store: Store, steps: Steps, found: int, total: int) -> Arrays:
-        """What ``relabel`` changes of each step ``[S, ...]``, by path."""
+        """The fields of each step that ``relabel`` changes, ``[M, ...]``, by path."""
         obs, per = [path for path in store.leaves if path[0] == "obs"], steps.owners(found)
         fields = arrays_of(store, steps.now[:total])
         after = arrays_of(store, steps.after[:total], obs)
@@ -292,10 +292,10 @@ class Hindsight:
         seen = [arrays_of(store, places[per], obs) for places in steps.spans]
         return relabelled(relabel, store.leaves, fields, *seen)
 
-    def _told(
-        self, store: Store, fit: GoalBytes, tellers: list[Teller], steps: Steps, found: int, total: int
+    def _computed(
+        self, store: Store, fit: GoalBytes, functions: list[GoalFunction], steps: Steps, found: int, total: int
     ) -> Arrays:
-        """What the functions of goals tell of each step ``[S]``, and the goals, where the kernels do not put them."""
+        """The results ``[M]`` of the functions of goals, and the goals if the kernels cannot write them."""
         goals = Arrays()
         if fit.packed:
             achieved, desired = steps.goals[0][:total], steps.goals[1][:total]
@@ -308,32 +308,32 @@ class Hindsight:
         if self.info is not None:
             paths = [path for path in store.leaves if path[0] == self.info]
             info = nest(arrays_of(store, steps.now[:total], paths))[self.info]
-        for teller in tellers:
-            goals[teller.path] = teller(achieved, desired, info)
+        for function in functions:
+            goals[function.path] = function(achieved, desired, info)
         return goals
 
     # -- without a replay in order ------------------------------------------------------------------------------
 
     def copies(self, episode: Mapping[str, Any], k: int = 4, *, seed: int, number: int = 0) -> dict[str, Any]:
-        """Relabelled copies of an episode's steps, to be appended to a replay without order, beside the episode.
+        """Relabelled copies of an episode's steps. Append them, after the episode, to a replay without order.
 
-        Each step comes ``k`` times with a goal that ``strategy`` chooses among the steps given, with the same functions
-        as a batch; by "past", the first step does not come. Single transitions, whatever ``n`` is.
+        Each step is copied ``k`` times, with goals that ``strategy`` chooses among the steps given. With "past" the
+        first step has no copies. The copies are single transitions for every ``n``.
 
         Args:
-            episode: field -> ``[T, 1, ...]``, as :meth:`relive.ReplayBuffer.extend` takes the steps of one env,
-                in the order of time, each with its ``next_obs``.
+            episode: field -> ``[T, 1, ...]``, the steps of one env in order of time, each with its ``next_obs``, as
+                for :meth:`relive.ReplayBuffer.extend`.
             k: copies of each step.
-            seed: the copies are a function of (``seed``, ``number``).
-            number: of the episode.
+            seed: with ``number``, the seed of all random choices.
+            number: the episode's number.
 
         Returns:
-            field -> ``[K, 1, ...]`` NumPy arrays, nested alike, step by step.
+            field -> ``[K, 1, ...]`` NumPy arrays, nested as in ``episode``, in the order of the steps.
 
         Raises:
-            SchemaError: the strategy is "random", which needs a replay, or ``k`` is no number of copies.
-            FieldError: the steps have no ``next_obs``, or not these goals.
-            ShapeError, DTypeError, NotFiniteError: a field is not ``[T, 1, ...]``; or as :meth:`read`.
+            SchemaError: the strategy is "random", which needs a replay, or ``k`` is not a number of at least 1.
+            FieldError: the steps lack ``next_obs`` or the goals.
+            ShapeError, DTypeError, NotFiniteError: a field is not ``[T, 1, ...]``, or a function's result is wrong.
         """
         self._require_functions()
         if self.strategy == "random" or not is_count(k, 1):
@@ -353,13 +353,13 @@ class Hindsight:
             achieved = steps["next_obs", self.achieved]
             info: Any = nest(chosen)[self.info] if self.info is not None else {}
             goals = achieved[at], achieved[aim]
-            changed = {teller.path: teller(*goals, info) for teller in self._tellers()}
+            changed = {function.path: function(*goals, info) for function in self._goal_functions()}
             changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
         return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
 
     def _aims(self, count: int, k: int, key: int) -> tuple[Ints, Ints]:
-        """Which step each copy is of, and after which its goal was achieved."""
+        """For each copy, the step that it copies and the step after which its goal was achieved."""
         at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
         kernels.fast().uniforms(np.uint64(key), draws)
         low, high = {

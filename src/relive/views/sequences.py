@@ -34,14 +34,14 @@ RESULTS = {
 
 
 FACTS = ("index", "lengths", "burn_in", "env", "start")
-"""What the kernel notes of each window, in its order; and then the place of its row 0."""
+"""Facts about each window in the kernel's order; the place of its row 0 comes after them."""
 
 
 READ = ("reward", "terminated", "truncated", "_stamp")
 
 
 WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask")
-"""What the kernel reads and writes of a row, in its order."""
+"""The fields of a row that the kernel reads and writes, in its order."""
 
 
 NEVER_LAST = ("obs", "hidden", "terminated", "truncated")
@@ -49,7 +49,7 @@ NEVER_LAST = ("obs", "hidden", "terminated", "truncated")
 
 
 class _Batch:
-    """The rows of a batch that the kernel makes: of a step what it can read, and what the n-step window comes to."""
+    """The layout of a batch's rows, which the kernel fills: the packed fields of a step, and its n-step results."""
 
     def __init__(self, store: Store, last: tuple[str, ...]) -> None:
         taken = {path[0] for path in store.leaves} & {"next", *FACTS}
@@ -70,7 +70,7 @@ class _Batch:
         self.states = [path for path in leaves if path[0] == "hidden"]
         self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
         self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
-        self.apart = bool(self.obs or self.others)
+        self.has_large = bool(self.obs or self.others)
         self.last = last
         self.stored, self.derived = _lasts(store, last)
         small = field_groups(leaves, store.large)[:2]
@@ -80,10 +80,10 @@ class _Batch:
 
 
 def _lasts(store: Store, last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
-    """``last_<name>`` -> ``<name>``, leaf by leaf: those that are fields of a step, and those that are not.
+    """``last_<name>`` -> ``<name>``, leaf by leaf: first those stored with each step, then those to derive.
 
     Raises:
-        SchemaError: there is no field ``<name>``, or ``last_<name>`` is one of another kind.
+        SchemaError: there is no field ``<name>``, or ``last_<name>`` is declared in another way.
     """
     trees: dict[str, dict[Path, Field]] = {}
     for path, leaf in store.leaves.items():
@@ -93,12 +93,12 @@ def _lasts(store: Store, last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[
     for name in last:
         if name not in known:
             raise SchemaError(
-                f"Sequence(last={last!r}): {name!r} is none of the fields that this can name: {', '.join(known)}"
+                f"Sequence(last={last!r}): {name!r} is not one of the fields that last can name: {', '.join(known)}"
             )
         if f"last_{name}" in trees and name not in kept:
             raise SchemaError(
-                f"field 'last_{name}': Sequence(last={last!r}) gives batches a field of that name, as '{name}' is "
-                "declared; declare yours like that, or give it another name"
+                f"field 'last_{name}': Sequence(last={last!r}) gives batches a field of that name, declared like "
+                f"'{name}'; declare yours in the same way, or give it another name"
             )
 
     def leaves_of(names: list[str]) -> dict[Path, Path]:
@@ -131,18 +131,19 @@ class Sequence:
     """Windows of consecutive steps of one episode, for recurrent networks (Kapturowski et al. 2019).
 
     The windows of an episode start at its steps 0, S, 2 S, ..., where S follows from ``overlap``. Each has ``length``
-    steps, but for the last of an episode that ended or was interrupted, which has what is left. A window can be drawn
-    once its last step is complete, and as long as the ``burn_in + length`` rows up to that are in the buffer, or all of
-    the episode before it. Prioritized samplers rate windows, by the ``index`` of their last step.
+    steps. The last window of an ended or interrupted episode may be shorter. A window can be drawn once its last step
+    is complete. The ``burn_in + length`` rows up to it, or all rows of the episode before it, must be in the buffer.
+    Prioritized samplers give each window a priority, by the ``index`` of its last step.
 
-    A batch is a :class:`relive.SequenceBatch` of T' = burn_in + length + n rows ``[T', B, ...]``. The first row of a
-    sequence is ``burn_in`` steps before its window, or its episode's first; then comes the window, where ``mask`` is
-    True, then the up to n rows that its n-step rewards reach beyond it, then padding. ``lengths`` counts the rows up
-    to there. The row after an episode's last step holds the observation that it ended on, what ``last`` names, and
-    nothing else. Besides the fields of a step, each row of burn-in and window has what :class:`relive.NStep` makes of
-    it: ``reward``, ``discount`` and ``steps`` (int32) of up to n rewards, which may lie beyond the window,
-    ``terminated`` and ``truncated`` of the last of those steps, and ``next`` (int64), the row of the batch that holds
-    the observation after them: it is -1, and the others 0, in all further rows. The target is
+    A batch is a :class:`relive.SequenceBatch` of T' = burn_in + length + n rows ``[T', B, ...]``. A sequence starts
+    ``burn_in`` steps before its window, or at its episode's first step. Next come the window, where ``mask`` is True,
+    then up to n rows for the n-step sums that reach beyond it, then padding. ``lengths`` counts the rows without
+    padding. The row after an episode's last step holds its final observation and the fields of ``last``, nothing else.
+
+    Each row of burn-in and window has the fields of a step and the n-step results of :class:`relive.NStep`:
+    ``reward``, ``discount`` and ``steps`` (int32) of up to n rewards, even beyond the window. ``terminated`` and
+    ``truncated`` are those of the last of these steps. ``next`` (int64) is the row of the batch with the observation
+    after them. In all other rows ``next`` is -1 and the others are 0. The target is
     ``seq["reward"] + seq["discount"] * seq.bootstrap(value)``.
 
     Each sequence has ``index`` (int64 ``[B]``), ``lengths``, ``burn_in``, ``env``, ``start``, and ``hidden``, the
@@ -150,23 +151,24 @@ class Sequence:
 
     Args:
         length: steps of a window, at least 1.
-        burn_in: steps before it that are unrolled for the state alone.
-        overlap: of successive windows: "none" (S = length), "half" (S = length // 2), "max" (S = 1), or how many steps.
-        n: rewards per n-step window.
+        burn_in: steps before the window, unrolled only for the state.
+        overlap: steps that successive windows share: "none" (S = length), "half" (S = length // 2), "max" (S = 1), or
+            a number.
+        n: rewards per n-step sum.
         gamma: discount per step.
         drop_tail: leave out windows of less than ``length`` steps.
         time_first: rows as ``[T', B, ...]``, or else as ``[B, T', ...]``.
-        weigh: what :class:`relive.Uniform` draws equally often: "windows"; "steps", so that a window is drawn in
-            proportion to its steps; "episodes", and then each window of the episode.
-        last: fields of the step before, such as ("action", "reward"), for agents that see them beside the observation.
-            Batches get ``last_action`` and ``last_reward`` (of one step, not of n): 0 where an episode starts, and
-            those of its last step beside the observation that it ended on. One row more before the window must then
-            be in the buffer. Where a step has a field ``last_action`` like its ``action``, that is read as it is
-            stored; the row after an episode's last step gets the right one, even if this does not name it. All of
-            these may be changed at any time.
+        weigh: the unit that :class:`relive.Uniform` draws with equal probability: "windows"; "steps", so that a
+            window's chance grows with its steps; or "episodes", and then a window of the episode.
+        last: fields of the previous step, such as ("action", "reward"), for agents that see them with the observation.
+            Batches get ``last_action`` and ``last_reward`` (of one step, not of n). They are 0 at an episode's start;
+            its final observation comes with those of its last step. One more row before the window must then be in the
+            buffer. If steps have a field ``last_action`` declared like ``action``, the stored field is read. The row
+            after an episode's last step gets the right one, even if ``last`` does not name it. All parameters may be
+            changed at any time.
 
     Raises:
-        SchemaError: a parameter out of range, here or when it is set later; an overlap that does not fit the length,
+        SchemaError: a parameter is out of range, here or when it is set later; or the overlap does not fit the length,
             here or at the next batch.
     """
 
@@ -189,32 +191,32 @@ class Sequence:
 
     @property
     def history(self) -> int:
-        """The rows before a window's last."""
+        """The number of rows before a window's last."""
         return self.burn_in + self.length - 1 + bool(self.last)
 
     @property
     def rows(self) -> int:
-        """T', the rows of every sequence of a batch."""
+        """T', the number of rows of every sequence in a batch."""
         return self.burn_in + self.length + self.n
 
     @property
     def rule(self) -> Rule:
-        """Which rows end a window.
+        """The rule that says which rows end a window.
 
         Raises:
-            SchemaError: an overlap that does not fit the length.
+            SchemaError: the overlap does not fit the length.
         """
         return _rule(self.history, self.length, self.overlap, self.drop_tail, self.weigh)
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
-        """The fields ``[T', B, ...]`` of the windows that end at ``places``, and what is known of each, ``[B, ...]``.
+        """The fields ``[T', B, ...]`` of the windows that end at ``places``, and facts about each window, ``[B, ...]``.
 
         Raises:
-            SchemaError: the ring's rule is that of another view, the schema has a field of a name given here, or not
-                one that ``last`` names.
+            SchemaError: the ring has the rule of another view, the schema has a field with a name that batches use, or
+                it lacks a field that ``last`` names.
         """
         if ring.rule != self.rule:
-            raise SchemaError(f"a view that reads through {self!r} has to have its `rule` and `time_first` too")
+            raise SchemaError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
         store = ring.store
         batch = self._layouts.get(store)
         if batch is None or batch.last != tuple(self.last):
@@ -223,7 +225,7 @@ class Sequence:
         count, rows = len(places), self.rows
         shape = (rows, count) if self.time_first else (count, rows)
         out, facts = np.empty((rows * count, batch.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
-        tabled = bool(batch.apart or batch.stored or batch.derived)
+        tabled = bool(batch.has_large or batch.stored or batch.derived)
         table = np.empty(shape if tabled else 0, np.int64)
         bad = kernels.fast().read_sequences(
             places, ring.rows, self.burn_in, self.n, self.gamma, ring.state, ring.counters, ring.step, store.target,
@@ -236,16 +238,16 @@ class Sequence:
         fields = batch.layout.views(packed)
         fields |= {(name,): fact for name, fact in zip(FACTS, known.unbind(), strict=True)}
         fields["is_start",] = is_start
-        fields |= self._apart(store, batch, facts[5], table)
+        fields |= self._large_fields(store, batch, facts[5], table)
         if batch.stored or batch.derived:
             self._complete(ring, batch, facts[5], table, fields)
         return {path: fields[path] for path in batch.order}
 
-    def _apart(self, store: Store, batch: _Batch, first: Ints, table: Ints) -> dict[Path, Tensor]:
-        """What the kernel does not make: hidden states before the ``first`` rows, other fields of all rows."""
-        if not batch.apart:
+    def _large_fields(self, store: Store, batch: _Batch, first: Ints, table: Ints) -> dict[Path, Tensor]:
+        """Fields that the kernel does not read: hidden states before the ``first`` rows, large fields of all rows."""
+        if not batch.has_large:
             return store.gather(batch.states, *store.places(first)) if batch.states else {}
-        # of the row that an episode ended on, only the observation means anything
+        # table < -1 marks the place -2 - table of a final observation; the row's other fields mean nothing
         begin, seen, real = store.places(first, np.where(table < -1, -2 - table, table), table)
         fields = store.gather(batch.states, begin) | store.gather(batch.obs, seen) | store.gather(batch.others, real)
         masks = [path for path in batch.others if padding(path)]
@@ -256,7 +258,7 @@ class Sequence:
         return fields
 
     def _complete(self, ring: Ring, batch: _Batch, first: Ints, table: Ints, fields: dict[Path, Tensor]) -> None:
-        """Add what is derived from the step before each row; what steps are stored with, where an episode ended."""
+        """Add the derived fields of the step before each row, and correct the stored ones where an episode ended."""
         store, ended, before = ring.store, table < -1, np.empty_like(table)
         earlier, here = (before, table) if self.time_first else (before.T, table.T)
         earlier[1:] = np.where(here[1:] == -1, -1, here[:-1])
@@ -270,7 +272,7 @@ class Sequence:
 
 
 def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, Tensor]:
-    """Fields of the steps at ``places``, by the names wanted; zeros where a place is negative."""
+    """Fields of the steps at ``places`` under their new names; zeros where a place is negative."""
     if not wanted:
         return {}
     found = store.gather(list(wanted.values()), *store.places(places))

@@ -28,20 +28,22 @@ WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without ord
 )
 @dataclass(slots=True)
 class NStep:
-    """n-step transitions (Sutton and Barto 2018, section 7.1): windows of up to ``n`` rewards from the anchor on.
+    """n-step transitions (Sutton and Barto 2018, section 7.1): windows of up to ``n`` steps from the anchor on.
 
-    A window stops at a done and at the newest complete step. The batch holds the step's own fields and:
-    ``reward`` rₜ + γrₜ₊₁ + ... over the k steps used, ``discount`` γᵏ(1 - terminated), ``next_obs`` after them, so that
-    the target is always ``reward + discount * V(next_obs)``; ``terminated`` and ``truncated`` of the last of them,
-    ``steps`` k (int32), and the int64 ``index`` and ``next_index`` of the first step and of the row that holds
-    ``next_obs``.
+    A window of k steps stops at a done and at the newest complete step. The target is always
+    ``reward + discount * V(next_obs)``. The batch holds the fields of the first step, and:
+
+    - ``reward``: rₜ + γrₜ₊₁ + ... over the k steps; ``discount``: γᵏ(1 - terminated);
+    - ``next_obs``: the observation after the last step; ``terminated`` and ``truncated``: those of the last step;
+    - ``steps``: k (int32);
+    - ``index`` and ``next_index`` (int64): the indices of the first step and of the row that holds ``next_obs``.
 
     Args:
         n: rewards per window.
         gamma: discount per step, from 0 to 1.
-        each_reward: what each reward counts as, before they are summed: float32 ``[B, n]`` -> ``[B, n]``, such as a
-            normalization with running statistics. A save does not hold it: pass ``load(..., view=...)``. All may be
-            changed at any time.
+        each_reward: changes each reward before they are summed: float32 ``[B, n]`` -> ``[B, n]``, such as a
+            normalization with running statistics. Saves do not hold it: pass ``load(..., view=...)``. All parameters
+            may be changed at any time.
 
     Raises:
         SchemaError: n or gamma is out of range, here or when it is set later.
@@ -53,7 +55,7 @@ class NStep:
 
     @property
     def history(self) -> int:
-        """Nothing before the anchor is read."""
+        """0: no row before the anchor is read."""
         return 0
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
@@ -61,10 +63,10 @@ class NStep:
         return read_windows(ring, self.windows(ring, places))
 
     def windows(self, ring: Ring, places: Ints, amend: Amend | None = None) -> Windows:
-        """All but the large fields, and the places of the next observations, unless those are stored as given.
+        """The windows that start at ``places``, without their large fields.
 
         Raises:
-            SchemaError: n is above 1 where steps have no order.
+            SchemaError: n is above 1 and steps are stored without order.
         """
         if ring.alone and not ring.linked and self.n > 1:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
@@ -74,7 +76,7 @@ class NStep:
         return found
 
     def _summed(self, ring: Ring, places: Ints, steps: Tensor) -> Tensor:
-        """The sum of the rewards of each window, once each has gone through ``each_reward``."""
+        """The discounted sum ``[B]`` of each window's rewards after ``each_reward``."""
         within = np.arange(self.n)
         window = places[:, None] // ring.rows * ring.rows + (places[:, None] + within) % ring.rows
         worth = np.where(within < as_host(steps)[:, None], self.gamma**within, 0.0)
@@ -84,7 +86,7 @@ class NStep:
 
 
 def read_windows(ring: Ring, found: Windows) -> dict[Path, Tensor]:
-    """All fields ``[B, ...]`` of windows."""
+    """All fields ``[B, ...]`` of windows, including the large ones."""
     store = ring.store
     if not store.large:
         return found.fields
@@ -99,6 +101,6 @@ def read_windows(ring: Ring, found: Windows) -> dict[Path, Tensor]:
     return found.fields
 
 
-def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - it reads as the view that it returns
+def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - named like the view it returns
     """Single transitions: :class:`NStep` with n = 1."""
     return NStep(1, gamma)
