@@ -18,7 +18,7 @@ HOSTS := agilerl stable_baselines3 velora
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help setup demo test test-all attacks test-peers test-hosts lint format bench clean outdated
+.PHONY: help setup demo test test-slow test-all attacks test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -33,6 +33,9 @@ demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole
 
 test: lint ## style, types and every quick test
 	@$(PY) -m pytest -n 2 -m "not slow"
+
+test-slow: setup ## the tests that `make test` leaves out
+	@$(PY) -m pytest -n 2 -m slow
 
 test-all: lint ## the same with the slow tests and many more random examples
 	@$(PY) -m pytest -n 2 --hypothesis-profile thorough

@@ -28,6 +28,7 @@ import relive.replay.buffer
 import tagged
 import twins
 from attacks.tally import record
+from covering import covering
 from relive import Collector, Field, FrameStack, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Transition
 from relive import Sequence as SequenceView
 from relive.errors import InvariantError
@@ -355,7 +356,7 @@ def prepared(kind: str, sampler: str) -> Broken:
 CELLS = [(kind, sampler) for kind in KINDS for sampler in EVERY_SAMPLER]
 
 
-@pytest.mark.parametrize(("kind", "sampler"), CELLS)
+@pytest.mark.parametrize(("kind", "sampler"), covering(KINDS, EVERY_SAMPLER))
 def test_a_call_broken_off_at_some_lines_is_made_whole_by_the_next(kind: str, sampler: str) -> None:
     tried, failed = attack(kind, sampler, range(CELLS.index((kind, sampler)) % 31, 200, 97), 1)
     record("an exception at a line of a call that writes, replay", tried, len(failed))
@@ -534,7 +535,7 @@ def wrong_with(kind: str, calls: int, at: int) -> tuple[bool, str]:
 
 
 @pytest.mark.parametrize("kind", ROLLOUTS)
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [47, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rollouts_call_broken_off_at_any_line_leaves_it_as_before_or_as_after(kind: str, stride: int) -> None:
     tried, failed = 0, list[str]()
     for calls in range(len(SCRIPT)):
@@ -607,7 +608,7 @@ def collected(kind: str, mode: AutoresetMode, at: int) -> bool:
 
 @pytest.mark.parametrize("kind", ["replay", "rollout"])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("stride", [61, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [211, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_collection_broken_off_at_any_line_leaves_nothing_that_did_not_happen(
     kind: str, mode: AutoresetMode, stride: int
 ) -> None:
@@ -625,7 +626,7 @@ def test_a_collection_broken_off_at_any_line_leaves_nothing_that_did_not_happen(
     assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
 
 
-@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [89, pytest.param(1, marks=pytest.mark.slow)])
 def test_appending_a_buffer_that_is_broken_off_joins_nothing_that_did_not_follow(stride: int) -> None:
     other = Twin(2, 12).play("..", ".T", "..", "|", "..", "U.", "..", "..").buffer
     tried, failed = 0, list[str]()

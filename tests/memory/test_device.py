@@ -23,6 +23,7 @@ from torch import Tensor
 
 import relive.replay.buffer
 import twins
+from covering import covering
 from elsewhere import ELSEWHERE, far_device
 from relive import (
     Collector,
@@ -102,7 +103,10 @@ class patched:  # noqa: N801
         self._patch.undo()
 
 
-@pytest.fixture(params=["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])])
+PLACES = ["cpu", "stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "stand-in":
         with far_device() as traffic:
@@ -181,8 +185,9 @@ def bits(tensor: Tensor) -> bytes:
 # Batches.
 
 
-@pytest.mark.parametrize("view", twins.VIEWS)
-@pytest.mark.parametrize("dress", twins.DRESSES)
+@pytest.mark.parametrize(
+    ("view", "place", "dress"), covering(twins.VIEWS, PLACES, twins.DRESSES, full=2), indirect=["place"]
+)
 def test_every_view_reads_the_same(place: Place, dress: str, view: str) -> None:
     pair = Pair(place, dress=dress, view=twins.VIEWS[view])
     pair.play(*PLAYS[:9]).check()
@@ -336,9 +341,18 @@ def random_step(schema: Schema, generator: np.random.Generator) -> dict[str, Any
     return step | {"next_obs": schema.rebuild("obs", leaf)}
 
 
-@pytest.mark.parametrize("fields", [RECURRENT.names, ("obs", "action", "reward", "terminated", "truncated", "hidden"),
-                                    ("action", "action_mask", "reward", "terminated", "truncated")])  # fmt: skip
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized, stratified", "recent, uniform"])
+FIELDS = [
+    RECURRENT.names,
+    ("obs", "action", "reward", "terminated", "truncated", "hidden"),
+    ("action", "action_mask", "reward", "terminated", "truncated"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "sampler"),
+    covering(FIELDS, PLACES, ["uniform", "prioritized, stratified", "recent, uniform"], full=2),
+    indirect=["place"],
+)
 def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: str) -> None:
     named = {name: RECURRENT[name] for name in fields}
     schema = Schema(named if "obs" in named else {"obs": (2,), **named})
@@ -649,8 +663,11 @@ HINDSIGHTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dress", ["goals", "image goals", "goals and images"])
-@pytest.mark.parametrize("view", HINDSIGHTS)
+@pytest.mark.parametrize(
+    ("view", "place", "dress"),
+    covering(HINDSIGHTS, PLACES, ["goals", "image goals", "goals and images"], full=2),
+    indirect=["place"],
+)
 def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dress: str) -> None:
     pair = Pair(place, dress=dress, view=HINDSIGHTS[view]).play(*PLAYS)
     for _ in range(3):

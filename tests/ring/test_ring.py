@@ -93,9 +93,9 @@ def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("rows", [2, 3, 4])
 def test_every_short_play_of_one_env_leaves_exactly_the_anchors_of_the_list_of_episodes(rows: int) -> None:
-    for play in plays(".TUB", 4):
+    for play in plays(".TUB", 3):
         check_anchors(1, rows, play)
-    for play in plays(".T", 7):
+    for play in plays(".T", 6):
         check_anchors(1, rows, play)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import random
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+from covering import covering
 from fit import check_fit, deviation, equal, many
 from relive import (
     Field,
@@ -51,15 +53,14 @@ def world(num_envs: int, wrapped: bool, ending: str, **options: Any) -> Twin:
     return twin
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_draws_what_every_view_reads_right(sampler: str, view: str) -> None:
-    for num_envs in (1, 3):
-        for wrapped in (False, True):
-            for ending in ".TUB":
-                twin = world(num_envs, wrapped, ending, sampler=SAMPLERS[sampler](), view=VIEWS[view]())
-                twin.check()
-                check_draws(twin)
+EVERY_WORLD = list(itertools.product((1, 3), (False, True), ".TUB"))
+
+
+@pytest.mark.parametrize(("sampler", "view", "of"), covering(SAMPLERS, VIEWS, EVERY_WORLD, full=2))
+def test_every_sampler_draws_what_every_view_reads_right(sampler: str, view: str, of: tuple[int, bool, str]) -> None:
+    twin = world(*of, sampler=SAMPLERS[sampler](), view=VIEWS[view]())
+    twin.check()
+    check_draws(twin)
 
 
 def check_draws(twin: Twin) -> None:

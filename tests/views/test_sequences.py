@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import oracle
 import tagged
+from covering import covering
 from fit import check_fit, deviation, equal, many
 from relive import (
     Field,
@@ -62,10 +63,11 @@ def check_views(twin: Twin, turn: int = 0, of: int = 1) -> None:
 # Every window of small worlds.
 
 
+@pytest.mark.parametrize("of", [29, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [2, 3, 5])
-def test_every_short_play_reads_as_the_list_of_episodes(rows: int) -> None:
+def test_every_short_play_reads_as_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4))):
-        check_views(Twin(1, rows).play(*play), turn, 5)
+        check_views(Twin(1, rows).play(*play), turn, of)
 
 
 @pytest.mark.slow
@@ -84,20 +86,22 @@ WORLDS: dict[str, Callable[[int, int], str]] = {
 }
 
 
+@pytest.mark.parametrize("of", [11, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("name", WORLDS)
-def test_every_window_of_a_world_is_right_before_and_after_the_ring_came_round(name: str, num_envs: int) -> None:
+def test_every_window_of_a_world_is_right_before_and_after_the_ring_came_round(
+    name: str, num_envs: int, of: int
+) -> None:
     twin = Twin(num_envs, 13)
     for t in range(31):
         twin.add("".join(WORLDS[name](t, env) for env in range(num_envs)))
         if t % 9 == 7:
             twin.interrupt([t % num_envs])
         if t in (6, 15, 16, 25, 30):
-            check_views(twin, t, 3)
+            check_views(twin, t, of)
 
 
-@pytest.mark.parametrize("dress", DRESSES)
-@pytest.mark.parametrize("view", SEQUENCES)
+@pytest.mark.parametrize(("dress", "view"), covering(DRESSES, SEQUENCES))
 def test_observations_states_and_action_masks_of_each_kind_are_read_right(dress: str, view: str) -> None:
     rng = np.random.default_rng(3)
     if dress in ("box", "large"):
@@ -143,19 +147,19 @@ def test_any_play_of_any_envs_reads_right_through_any_window(data: st.DataObject
 
 # Every sampler, as the rows come and go.
 
+ENDINGS = [(num_envs, ending) for ending in ".TUB" for num_envs in (1, 3)]
 
-@pytest.mark.parametrize("view", SEQUENCES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_draws_windows_that_are_there(sampler: str, view: str) -> None:
-    for num_envs in (1, 3):
-        for ending in ".TUB":
-            twin = Twin(num_envs, 13, sampler=SAMPLERS[sampler](), view=SEQUENCES[view]())
-            for t in range(34):
-                twin.add("".join(ending if (t + env) % (5 + env) == 4 else "." for env in range(num_envs)))
-                if t % 11 == 10:
-                    twin.interrupt([0])
-                if t % 3 == 0 or t == 33:
-                    check_draws(twin)
+
+@pytest.mark.parametrize(("sampler", "view", "world"), covering(SAMPLERS, SEQUENCES, ENDINGS, full=2))
+def test_every_sampler_draws_windows_that_are_there(sampler: str, view: str, world: tuple[int, str]) -> None:
+    num_envs, ending = world
+    twin = Twin(num_envs, 13, sampler=SAMPLERS[sampler](), view=SEQUENCES[view]())
+    for t in range(34):
+        twin.add("".join(ending if (t + env) % (5 + env) == 4 else "." for env in range(num_envs)))
+        if t % 11 == 10:
+            twin.interrupt([0])
+        if t % 3 == 0 or t == 33:
+            check_draws(twin)
 
 
 def check_draws(twin: Twin) -> None:
@@ -249,9 +253,11 @@ def weights(twin: Twin, among: list[oracle.Row] | None = None) -> dict[int, floa
     return {i: 1 / len(by_episode) / len(them) for them in by_episode.values() for i in them}
 
 
-@pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
-@pytest.mark.parametrize(("length", "overlap"), [(3, "none"), (5, 3), (4, "max"), (1, "max")])
-def test_windows_are_drawn_in_proportion_to_what_the_view_weighs(length: int, overlap: Any, weigh: Any) -> None:
+@pytest.mark.parametrize(
+    ("shape", "weigh"), covering([(3, "none"), (5, 3), (4, "max"), (1, "max")], ["windows", "steps", "episodes"])
+)
+def test_windows_are_drawn_in_proportion_to_what_the_view_weighs(shape: tuple[int, Any], weigh: Any) -> None:
+    length, overlap = shape
     twin = uneven(view=Sequence(length, 2, overlap, weigh=weigh))
     twin.check()
     chances = weights(twin)
@@ -433,11 +439,12 @@ def test_steps_beyond_the_window_have_all_that_they_were_stored_with_but_no_rewa
 BEFORE = ("action", "reward")
 
 
+@pytest.mark.parametrize("of", [37, pytest.param(11, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [2, 3, 5])
-def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int) -> None:
+def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays(".U|", 4))):
         twin = Twin(1, rows, dress="mixed" if turn % 9 == 0 else "box").play(*play)
-        for view in itertools.islice(views(), turn % 11, None, 11):
+        for view in itertools.islice(views(), turn % of, None, of):
             view.last = BEFORE
             twin.buffer.view = view
             twin.check()

@@ -470,6 +470,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
+            if self._ring.pending is not None:
+                self._writer.mend()
             persist.write(path, *self._saved(), taken=held.close)
 
     @_one_at_a_time
