@@ -727,3 +727,27 @@ def test_a_signal_at_any_instant_leaves_every_step_in_or_out(kind: str, sampler:
     record("SIGINT at a random instant", tried, len(failed))
     assert tried == times
     assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
+
+
+def test_a_save_right_after_a_call_that_was_broken_off_is_whole(tmp_path: Path) -> None:
+    fields = {"obs": Field((2000,), torch.uint8), "action": Field(()), "reward": Field(())}
+    schema = Schema({**fields, "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)})
+    replay = ReplayBuffer(schema, 12, 2, sampler=Prioritized(), seed=0)
+    none = np.zeros(2, np.bool_)
+
+    def add(t: int) -> None:
+        now = np.full(2, t, np.float32)
+        image = np.full((2, 2000), t, np.uint8)  # a large field, which is written apart from the others
+        replay.add(obs=image, action=now, reward=now, terminated=none, truncated=none)
+
+    at = drawn = 0
+    while True:
+        for t in range(9):  # what a call that is broken off was about to overwrite can be drawn
+            add(t)
+        if not broken_off(partial(add, 9), at):
+            break
+        replay.save(tmp_path / "save")
+        batch = ReplayBuffer.load(tmp_path / "save").data()
+        assert torch.equal(batch["obs"][:, 0].float(), batch["reward"])
+        at, drawn = at + 1, drawn + len(batch)
+    assert drawn > at > 10
