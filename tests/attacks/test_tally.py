@@ -19,6 +19,8 @@ def test_what_is_noted_of_one_class_adds_up(tmp_path: Path, monkeypatch: pytest.
     assert tally.table(found).splitlines()[2:] == ["| a | 2 | 1 |", "| b | 1,500 | 3 |"]
 
 
-def test_nothing_is_noted_where_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_noted_where_nobody_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(tally.PLACE, raising=False)
+    monkeypatch.chdir(tmp_path)
     tally.record("a", 1, 1)
+    assert not list(tmp_path.iterdir())
