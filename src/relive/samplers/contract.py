@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LifecycleError, SchemaError
+from ..errors import LifecycleError, ParameterError
 from ..ring.ring import Ints, Ring
 
 __all__ = ["Doubles", "Extras", "Sampler", "refuse_weights", "require_own_ring"]
@@ -92,10 +92,10 @@ def refuse_weights(ring: Ring, sampler: object) -> None:
     """Refuse a ring whose view weighs its sequences; only uniform draws use such weights.
 
     Raises:
-        SchemaError: the rule's ``weigh`` is not "windows".
+        ParameterError: the rule's ``weigh`` is not "windows".
     """
     if ring.rule.weigh != "windows":
-        raise SchemaError(
+        raise ParameterError(
             f"weigh={ring.rule.weigh!r} is for Uniform() alone, and {sampler!r} has weights of its own; "
             "leave weigh at 'windows'"
         )
