@@ -772,7 +772,7 @@ def test_a_grid_of_another_shape_is_refused(name: str, field: str, shape: tuple[
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_grid_on_another_device_is_refused(name: str) -> None:
-    with pytest.raises(errors.DeviceError, match="'truncated': expected cpu.*got meta"):
+    with pytest.raises(errors.DeviceError, match=r"'truncated': expected cpu.*got meta"):
         asked(name, truncated=torch.zeros(4, 6, dtype=torch.bool, device="meta"))
 
 
