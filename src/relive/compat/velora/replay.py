@@ -56,7 +56,7 @@ class ReplayBuffer:
             default generator, which Velora draws from.
 
     Raises:
-        SchemaError: a capacity below 2, or of more than there is memory.
+        ParameterError: a capacity below 2, or of more than there is memory.
     """
 
     states, actions, rewards = Column("obs"), Column("action"), Column("reward")
