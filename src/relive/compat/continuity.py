@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..replay.buffer import ReplayBuffer
 from .trees import mapped
 
-__all__ = ["Continuity", "alike", "breaks"]
+__all__ = ["Continuity", "breaks", "equal_rows"]
 
 SMALL = 4096
 """Arrays of fewer bytes are compared by their bytes: the copies that this takes are cheap."""
@@ -33,7 +33,7 @@ class Continuity:
         """Interrupt the episodes of the envs whose observations ``[N, ...]`` do not follow from their newest step."""
         if self.next_obs is None or _identical(obs, self.next_obs):
             return
-        cut = ~self._done & ~alike(obs, self.next_obs)
+        cut = ~self._done & ~equal_rows(obs, self.next_obs)
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
@@ -49,11 +49,11 @@ class Continuity:
 def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which steps ``[T, N, ...]`` neither end an episode nor lead to the step after them: bool ``[T - 1, N]``."""
     shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
-    return ~done[:-1] & ~alike(shown, expected, 2)
+    return ~done[:-1] & ~equal_rows(shown, expected, 2)
 
 
 def _identical(one: Any, other: Any) -> bool:
-    """Whether small arrays have the same bytes. Usually they do, and this is many times faster than :func:`alike`."""
+    """Whether small arrays have the same bytes. Usually they do, and this is many times faster than :func:`equal_rows`."""
     if type(one) is np.ndarray:  # the check for a mapping takes longer than the comparison
         return one.nbytes < SMALL and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
@@ -62,10 +62,10 @@ def _identical(one: Any, other: Any) -> bool:
     return False
 
 
-def alike(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
     """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one)
-        return np.logical_and.reduce(np.stack([alike(members[key], other[key], front) for key in members]))
+        return np.logical_and.reduce(np.stack([equal_rows(members[key], other[key], front) for key in members]))
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..continuity import alike
+from ..continuity import equal_rows
 from ..trees import mapped
 
 __all__ = ["ConvertsReplays", "steps_of"]
@@ -53,7 +53,7 @@ def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
         after = rows[np.minimum(np.arange(low, low + len(at)) + 1, len(rows) - 1)]
         next_obs = taken("observations", (at + 1) % size) if once else taken("next_observations", at)
         done, timeout = taken("dones", at) != 0, taken("timeouts", at) != 0
-        reset = ~alike(next_obs, taken("observations", after), 2)
+        reset = ~equal_rows(next_obs, taken("observations", after), 2)
         reset[after == at] = False  # nothing follows the newest step
         steps = {"obs": taken("observations", at), "action": taken("actions", at), "reward": taken("rewards", at)}
         yield at, steps | {"next_obs": next_obs, "done": done, "timeout": timeout | (reset & ~done)}
