@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import files as persist
 from ..batches.sequences import SequenceBatch
 from ..batches.tensordicts import as_tensordict
-from ..errors import FieldError, ParameterError, SchemaError
+from ..errors import FieldError, SchemaError
 from ..files.entries import contradictions
 from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
@@ -26,7 +26,7 @@ from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
-from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
+from ..parameters import COUNT_RULE, is_own, refuse_class, require, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.sequence_weights import nothing_to_draw
@@ -358,8 +358,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             EmptyError: there is no complete transition; from this call, not from the first batch.
             ParameterError: ``count`` or ``batch_size`` is not positive; also from this call.
         """
-        if not is_count(count, 1):
-            raise ParameterError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
+        require("batches", COUNT_RULE, count=count)
         require_rows(batch_size)
         if not len(self):
             raise nothing_to_draw(self._ring)
