@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from .. import kernels
-from ..errors import SchemaError, UnfinishedError
+from ..errors import ParameterError, UnfinishedError
 from ..parameters import is_own, refuse_class
 from ..returns.estimators import GAE, Estimator
 from .columns import Columns
@@ -46,7 +46,7 @@ class Finisher:
         """Attach what ``estimator`` computes.
 
         Raises:
-            SchemaError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
+            ParameterError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
         """
         columns, writer = self._columns, self._writer
         in_place = estimator if type(estimator) is GAE and not estimator.normalize else None
@@ -133,4 +133,4 @@ class Finisher:
 def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
-        raise SchemaError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+        raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
