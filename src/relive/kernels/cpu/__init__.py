@@ -8,7 +8,7 @@ from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
 from .random import masses, permutation, uniforms
-from .returns import discounted_return, gae, vtrace
+from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import copy_row
 from .rule import ends_full, window_start
 from .sequences import read_sequences
@@ -26,6 +26,7 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
+    "PLACES",
     "PROGRESS",
     "add_bound",
     "add_rows",
@@ -39,6 +40,7 @@ __all__ = [
     "draw",
     "ends_full",
     "episode_starts",
+    "fill_gae",
     "gae",
     "gather_pairs",
     "gather_rows",
