@@ -2,11 +2,13 @@
 
 from .append import add_rows, append, plan_rows, scatter_rows
 from .bound import add_bound, bind_add, plan_bound
+from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .jit import cache_folder
 from .random import masses, permutation, uniforms
-from .returns import discounted_return, gae, vtrace
+from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
@@ -24,12 +26,15 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
+    "PLACES",
+    "PROGRESS",
     "accept_step",
     "add_bound",
     "add_rows",
     "anchors",
     "append",
     "bind_add",
+    "cache_folder",
     "choose_goals",
     "copy_row",
     "copy_step",
@@ -37,12 +42,14 @@ __all__ = [
     "draw",
     "ends_full",
     "episode_starts",
+    "fill_gae",
     "gae",
     "gather_pairs",
     "gather_rows",
     "gather_windows",
     "ids_of",
     "live",
+    "load_target",
     "magnitudes",
     "mark_windows",
     "masses",

@@ -67,12 +67,12 @@ def _copy(target: Any, source: Any, nbytes: int) -> None:
         memcpy(address_t(target + done), address_t(source + done), np.intp(nbytes - done))
 
 
-@jit
-def accept_step(step: int, table: Ints) -> int:
+def _accept_step(step: int, table: Ints) -> int:
     """See :func:`relive.kernels.reference.rows.accept_step`.
 
-    Everything that is read here exists: the caller holds the tuple, which holds its items. An item's second word is its
-    class, whatever the object is. The further words are read of arrays alone.
+    Everything that is read here exists: the caller holds the tuple, which holds its items, and no other thread of
+    Python runs meanwhile. An item's second word is its class, whatever the object is. The further words are read of
+    arrays alone.
     """
     tensors = 0  # how many came before field i
     for i in range(table.shape[1]):
@@ -113,6 +113,9 @@ def _can_be_narrowed(address: int, nbytes: int) -> bool:
     for k in range(numbers.size):  # to the end, since a loop without a way out is compiled to vector code
         lost += int(abs(numbers[k]) > LARGEST and abs(numbers[k]) != np.inf)
     return lost == 0
+
+
+accept_step = jit(_accept_step, nogil=False)
 
 
 @jit
