@@ -1,9 +1,9 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .append import add_rows, append, plan_rows, scatter_rows
-from .bound import add_bound, bind_add, plan_bound
+from .append import add_rows, plan_rows, scatter_rows
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
+from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
@@ -24,11 +24,8 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
-    "add_bound",
     "add_rows",
     "anchors",
-    "append",
-    "bind_add",
     "choose_goals",
     "copy_row",
     "discounted_return",
@@ -39,13 +36,13 @@ __all__ = [
     "gather_pairs",
     "gather_rows",
     "gather_windows",
+    "handle_of",
     "ids_of",
     "live",
     "magnitudes",
     "mark_windows",
     "masses",
     "permutation",
-    "plan_bound",
     "plan_rows",
     "plan_windows",
     "read_sequences",
