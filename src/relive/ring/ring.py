@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import kernels
-from ..errors import LifecycleError, SchemaError, ShapeError
+from ..errors import LifecycleError, ParameterError, SchemaError
 from ..kernels.ring_state import (
     ALONE,
     COMPLETED,
@@ -100,7 +100,8 @@ class Ring(RingState):
         """What can be drawn; set by the view that reads it.
 
         Raises:
-            SchemaError: it makes no sense, or asks for windows of several steps where steps have no order.
+            ParameterError: it makes no sense.
+            SchemaError: it asks for windows of several steps where steps have no order.
         """
         return self._rule
 
@@ -217,7 +218,7 @@ class Ring(RingState):
         """The public index ``number * N + env`` of live places ``[B]``.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows.
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         places = vector(places)
         index = np.empty(len(places), np.int64) if out is None else out
@@ -240,7 +241,7 @@ class Ring(RingState):
             gamma: discount per step.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows.
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         plan = self.store.plan(vector(places))
         bad = kernels.fast().windows(self.handle, plan.batch.handle, plan.places, n, gamma, plan.rows, plan.last)
@@ -256,7 +257,7 @@ class Ring(RingState):
         """Fields (default: all) of the rows ``places`` ``[...]`` as they are stored; negative places give zeros.
 
         Raises:
-            ShapeError, DTypeError: a place is beyond the last row, or they are no integers.
+            ParameterError, DTypeError: a place is beyond the last row, or they are no integers.
         """
         return self.store.read(places, paths)
 
@@ -270,7 +271,7 @@ class Ring(RingState):
         Before an episode's first frame that one is repeated, or the place is -1, which reads as zeros.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows.
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         places = vector(places)
         frames = np.empty((len(places), depth), np.int64)
@@ -282,7 +283,7 @@ class Ring(RingState):
         """Places ``[B]`` that a user's sampler chose, as kernels take them.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows that can be drawn; the message names the first.
+            ParameterError, ShapeError, DTypeError: they are not places of rows that can be drawn; names the first.
         """
         chosen = vector(places)
         found, unknown = self.find(self.index_of(chosen))
@@ -290,7 +291,7 @@ class Ring(RingState):
         wrong = np.flatnonzero(found[:known] != chosen[:known])
         bad = int(wrong[0]) if len(wrong) else unknown
         if bad >= 0:
-            raise ShapeError(
+            raise ParameterError(
                 f"places: entry {bad} is {chosen[bad]}, a row that cannot be drawn; choose among ring.anchors()"
             )
         return chosen
@@ -378,12 +379,12 @@ def _require_rule(rule: Rule) -> None:
     """Refuse a rule that kernels cannot follow; the views of relive give none.
 
     Raises:
-        SchemaError: it asks for rows that are not there, or for windows without steps.
+        ParameterError: it asks for rows that are not there, or for windows without steps.
     """
     history, length, stride, tails, weigh = rule
     counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
     if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in get_args(Weigh)):
-        raise SchemaError(
+        raise ParameterError(
             f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
             f"all below 2**31, tails True or False, and weigh one of {get_args(Weigh)}"
         )

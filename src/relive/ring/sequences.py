@@ -111,7 +111,7 @@ class Sequences:
         """The sequences whose windows end at ``places`` ``[B]``.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows, or their windows are no longer stored.
+            ParameterError, ShapeError, DTypeError: they are not places of rows, or their windows are no longer stored.
         """
         places, total = vector(places), self.cut.rows
         count = len(places)

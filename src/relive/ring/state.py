@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..errors import SchemaError
+from ..errors import ParameterError
 from ..kernels.ring_state import (
     COLUMNS,
     COMPLETED,
@@ -41,7 +41,7 @@ class RingState:
 
     def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool) -> None:
         if num_envs < 1 or rows < 2:
-            raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
+            raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
         self.leaves, self.layout, self.batch = store.leaves, store.layout, store.batch
         """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from ..batches.sequences import Overlap, stride_of
-from ..errors import SchemaError
+from ..errors import ParameterError
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names
 from ..ring.ring import Ints, Ring
 from ..ring.rule import Rule, Weigh
@@ -81,8 +81,8 @@ class Sequence:
             changed at any time.
 
     Raises:
-        SchemaError: a parameter is out of range, here or when it is set later; or the overlap does not fit the length,
-            here or at the next batch.
+        ParameterError: a parameter is out of range, here or when it is set later; or the overlap does not fit the
+            length, here or at the next batch.
     """
 
     length: int
@@ -117,7 +117,7 @@ class Sequence:
         """The rule that says which rows end a window.
 
         Raises:
-            SchemaError: the overlap does not fit the length.
+            ParameterError: the overlap does not fit the length.
         """
         return _rule(self.history, self.length, self.overlap, self.drop_tail, self.weigh)
 
@@ -125,11 +125,11 @@ class Sequence:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and facts about each window, ``[B, ...]``.
 
         Raises:
-            SchemaError: the ring has the rule of another view, the schema has a field with a name that batches use, or
-                it lacks a field that ``last`` names.
+            ParameterError: the ring has the rule of another view.
+            SchemaError: the schema has a field with a name that batches use, or lacks a field that ``last`` names.
         """
         if ring.rule != self.rule:
-            raise SchemaError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
+            raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
         cut = Cut(self.rows, self.burn_in, self.n, self.time_first, tuple(self.last))
         sequences = self._kept.get(ring)
         if sequences is None or sequences.cut != cut:

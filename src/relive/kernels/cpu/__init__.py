@@ -1,10 +1,12 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
 from .append import add_rows, plan_rows, scatter_rows
+from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
+from .jit import cache_folder
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
 from .rows import copy_row
@@ -24,8 +26,10 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
+    "PROGRESS",
     "add_rows",
     "anchors",
+    "cache_folder",
     "choose_goals",
     "copy_row",
     "discounted_return",
@@ -39,6 +43,7 @@ __all__ = [
     "handle_of",
     "ids_of",
     "live",
+    "load_target",
     "magnitudes",
     "mark_windows",
     "masses",
