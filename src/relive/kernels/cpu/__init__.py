@@ -8,7 +8,7 @@ from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
 from .random import masses, permutation, uniforms
-from .returns import discounted_return, gae, vtrace
+from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import copy_row
 from .rule import ends_full, window_start
 from .sequences import read_sequences
@@ -26,6 +26,7 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
+    "PLACES",
     "PROGRESS",
     "add_rows",
     "anchors",
@@ -36,6 +37,7 @@ __all__ = [
     "draw",
     "ends_full",
     "episode_starts",
+    "fill_gae",
     "gae",
     "gather_pairs",
     "gather_rows",

@@ -5,7 +5,7 @@ from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
 from .random import masses, permutation
-from .returns import discounted_return, gae, refuse_missing, vtrace
+from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
 from .rows import copy_row
 from .rule import ends_full, window_start
 from .sequences import read_sequences
@@ -24,6 +24,7 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
+    "Grid",
     "add_rows",
     "anchors",
     "choose_goals",
