@@ -1,10 +1,10 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .append import add_rows, append, plan_rows, scatter_rows
-from .bound import add_bound, bind_add, plan_bound
+from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
+from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
 from .random import masses, permutation, uniforms
@@ -29,11 +29,8 @@ __all__ = [
     "PLACES",
     "PROGRESS",
     "accept_step",
-    "add_bound",
     "add_rows",
     "anchors",
-    "append",
-    "bind_add",
     "cache_folder",
     "choose_goals",
     "copy_row",
@@ -47,6 +44,7 @@ __all__ = [
     "gather_pairs",
     "gather_rows",
     "gather_windows",
+    "handle_of",
     "ids_of",
     "live",
     "load_target",
@@ -54,7 +52,6 @@ __all__ = [
     "mark_windows",
     "masses",
     "permutation",
-    "plan_bound",
     "plan_rows",
     "plan_windows",
     "read_sequences",

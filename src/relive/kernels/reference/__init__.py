@@ -1,6 +1,6 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
-from .append import add_rows, append, plan_rows, scatter_rows
+from .append import add_rows, plan_rows, scatter_rows
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
@@ -28,7 +28,6 @@ __all__ = [
     "accept_step",
     "add_rows",
     "anchors",
-    "append",
     "choose_goals",
     "copy_row",
     "copy_step",
