@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from ..batches.sequences import SequenceBatch
-    from .buffer import ReplayBuffer
-
 __all__ = ["TRANSITION", "UNIFORM", "GivenSampler", "GivenView", "S_co", "V_co", "gives_batch", "gives_batches"]
 
 if TYPE_CHECKING:
@@ -34,28 +32,35 @@ UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
 """None, the default where no sampler or view is given; type checkers see what the buffer then has."""
 
 
+class HasView(Protocol[V_co]):
+    """What has a view: a replay."""
+
+    @property
+    def view(self) -> V_co:
+        """What reads the batches."""
+        ...
+
+
 class GivesBatch(Protocol[P]):
     """A method whose result is a batch: a TensorDict, or a SequenceBatch where the view reads sequences."""
 
     @overload
-    def __get__(self, buffer: ReplayBuffer[Any, NStep], owner: Any = None) -> Callable[P, TensorDict]: ...
+    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, TensorDict]: ...
     @overload
-    def __get__(self, buffer: ReplayBuffer[Any, SequenceReader], owner: Any = None) -> Callable[P, SequenceBatch]: ...
+    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, SequenceBatch]: ...
     @overload
-    def __get__(self, buffer: ReplayBuffer[Any, Any], owner: Any = None) -> Callable[P, TensorDict]: ...
+    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, TensorDict]: ...
 
 
 class GivesBatches(Protocol[P]):
     """A method whose result is an iterator of such batches."""
 
     @overload
-    def __get__(self, buffer: ReplayBuffer[Any, NStep], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
+    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
     @overload
-    def __get__(
-        self, buffer: ReplayBuffer[Any, SequenceReader], owner: Any = None
-    ) -> Callable[P, Iterator[SequenceBatch]]: ...
+    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Iterator[SequenceBatch]]: ...
     @overload
-    def __get__(self, buffer: ReplayBuffer[Any, Any], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
+    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
 
 
 def gives_batch(method: Callable[Concatenate[Any, P], Any]) -> GivesBatch[P]:
