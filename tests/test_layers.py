@@ -21,6 +21,7 @@ FLOORS: list[set[str]] = [
     {"replay"},
     {"collect", "compat", "processes"},
     {"cluster", "look"},
+    {"__main__"},
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.
 

@@ -27,7 +27,7 @@ def batch_findings(
 ) -> Iterator[Finding]:
     """What is wrong with a drawn batch of n-step transitions, compared with the stored steps."""
     rows = _positions(steps, as_host(batch["index"]).reshape(-1))
-    known = rows >= 0
+    known: Bools = rows >= 0
     window = _windows(steps, np.where(known, rows, 0), n)
     relabelled = _relabelled(steps, batch, rows, desired) & known
     yield from _goals(steps, batch, rows, relabelled, achieved, desired)
@@ -59,7 +59,7 @@ def _sums(
     within, inside = window
     last = within[np.arange(len(within)), inside.sum(1) - 1]
     worth = np.where(inside, gamma ** np.arange(within.shape[1]), 0.0)
-    right = (steps.reward[within].astype(np.float64) * worth).sum(1)
+    right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
     given = as_host(batch["reward"]).reshape(-1).astype(np.float64)
     # the newest step that is stored may be followed by one that a batch has and the audit has not
     rows = rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
@@ -68,7 +68,8 @@ def _sums(
         over = off & steps.ended[within[:, :-1]].any(1) if within.shape[1] > 1 else np.zeros_like(off)
         rule = "n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum"
         yield found(rule, "certain", "rewards of a batch are not the discounted sum of a window that stops at an end",
-                    "stop each window at terminated or truncated, and at the ring's seam", off, int(rows.sum()))  # fmt: skip
+                    "stop each window at terminated or truncated, and at the ring's seam",
+                    off, int(rows.sum()))  # fmt: skip
     if "terminated" in batch:
         flag = as_host(batch["terminated"]).reshape(-1).astype(np.bool_)
         wrong = rows & (flag != steps.terminated[last])
@@ -79,13 +80,14 @@ def _sums(
     if "next_obs" in batch and steps.next_obs is not None:
         equal = np.ones(len(rows), np.bool_)
         for path, leaf in leaves_of(batch["next_obs"]).items():
-            if path in steps.next_obs and path[-1:] not in (("desired_goal",),):
+            if path in steps.next_obs and path != ("desired_goal",):
                 equal &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][last])
         wrong = rows & ~equal
         if wrong.any():
             yield found("n-step-next-observation", "certain",
                         "the next observation of a batch is not the one after the window's last step",
-                        "return the observation after the last step, the final one at an end", wrong, int(rows.sum()))  # fmt: skip
+                        "return the observation after the last step, the final one at an end",
+                    wrong, int(rows.sum()))  # fmt: skip
 
 
 def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints, desired: str) -> Bools:
@@ -111,7 +113,8 @@ def _goals(
         mine = reached[bounds[0, b] : bounds[1, b]]
         foreign[b] = not same_rows(mine, np.broadcast_to(goals[b], mine.shape).astype(mine.dtype)).any()
     if foreign.any():
-        yield found("goal-of-another-episode", "certain", "relabelled rows have a goal that their episode never reached",
+        yield found("goal-of-another-episode", "certain",
+                    "relabelled rows have a goal that their episode never reached",
                     "choose goals among the stored steps of the row's own episode, also after the ring came round",
                     foreign, int(relabelled.sum()))  # fmt: skip
 
@@ -140,11 +143,11 @@ def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
 
     Padding is -1. Draws should be enough for every row to be expected ten times or more.
     """
-    index = np.asarray(draws, np.int64)
+    index: Any = np.asarray(draws, np.int64)
     rows = _positions(steps, index.reshape(-1)).reshape(index.shape)
     rows[index < 0] = -1
     if index.ndim >= 3:
-        yield from _crossing(steps, rows.reshape(-1, rows.shape[-1]))
+        yield from _crossing(steps, rows.reshape(-1, index.shape[2]))
     elif index.ndim == 2:
         yield from _same_order(rows)
     counts = np.bincount(rows[rows >= 0], minlength=len(steps))

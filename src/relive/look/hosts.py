@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,7 +25,8 @@ def read_host(source: Any) -> Experience | None:
 def _in_time(values: Any, position: int, full: bool) -> Any:
     """Rows of a ring ``[R, ...]``, nested or not, from the oldest to the newest."""
     if isinstance(values, dict):
-        return {name: _in_time(part, position, full) for name, part in values.items()}
+        members = cast("dict[str, Any]", values)
+        return {name: _in_time(part, position, full) for name, part in members.items()}
     array = as_host(values)
     return np.concatenate([array[position:], array[:position]]) if full else array[:position]
 
@@ -99,7 +100,8 @@ def _joined(columns: dict[str, list[Any]], sizes: list[int], source: str) -> Exp
 
 def _concatenated(parts: list[Any]) -> Any:
     if isinstance(parts[0], dict):
-        return {name: _concatenated([part[name] for part in parts]) for name in parts[0]}
+        first = cast("dict[str, Any]", parts[0])
+        return {name: _concatenated([part[name] for part in parts]) for name in first}
     return np.concatenate(parts)
 
 

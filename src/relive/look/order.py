@@ -43,7 +43,7 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
     for k in range(1, n):
         size = len(steps) - k
         same = np.ones(size, np.bool_)
-        for path, leaf in (steps.next_obs or {}).items():
+        for leaf in (steps.next_obs or {}).values():
             same &= same_rows(leaf[:size], leaf[k:])
         joined = open_[:size].copy()
         for j in range(1, k):
@@ -159,7 +159,7 @@ def duplicate_rows(steps: Experience) -> Iterator[Finding]:
 def _may_repeat(columns: list[Array]) -> bool:
     """A quick look at the first few numbers of each row: whether a tenth of all rows may repeat others."""
     ordered = np.sort(_digests([column.reshape(len(column), -1)[:, :3] for column in columns]))
-    return np.count_nonzero(ordered[1:] == ordered[:-1]) > len(ordered) / 10
+    return int(np.count_nonzero(ordered[1:] == ordered[:-1])) > len(ordered) / 10
 
 
 def _digests(columns: list[Array]) -> Array:
@@ -167,8 +167,8 @@ def _digests(columns: list[Array]) -> Array:
     rng, total = np.random.default_rng(1), np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         flat = np.ascontiguousarray(column).reshape(len(column), -1)
-        bits = flat.view(f"u{flat.itemsize}")
+        bits: Array = flat.view(f"u{flat.itemsize}")
         for j in range(bits.shape[1]):
-            word = bits[:, j].astype(np.uint64)
+            word: Array = bits[:, j].astype(np.uint64)
             total += (word ^ (word >> np.uint64(29))) * np.uint64(int(rng.integers(2**62)) * 2 + 1)
     return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,16 +32,16 @@ def experience_of(source: Any) -> Experience:
     if isinstance(source, Experience):
         return source
     if isinstance(source, str | os.PathLike):
-        return of_save(FilePath(source))
+        return of_save(FilePath(cast("str", source)))
     if isinstance(source, ReplayBuffer):
-        return of_replay(source)
+        return of_replay(cast("ReplayBuffer", source))
     if isinstance(source, RolloutBuffer):
         return of_rollout(source)
     read = read_host(source)
     if read is not None:
         return read
     if isinstance(source, Mapping) or hasattr(source, "items"):
-        return from_arrays(dict(source.items()))
+        return from_arrays(dict(cast("Mapping[str, Any]", source).items()))
     raise FieldError(
         f"audit: a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
         "of a save, a buffer of a library in docs/audit.md, or a dict of arrays (obs, action, reward, terminated, ...)"
@@ -67,7 +67,8 @@ def of_replay(replay: ReplayBuffer) -> Experience:
     """The transitions of a replay, each with the observation after it."""
     with replay.lock:
         len(replay)  # mends what a call that was broken off left half done
-        ring: Any = replay._ring
+        inside: Any = replay
+        ring: Any = inside._ring
         envs, numbers = ring.live()
         places: Ints = ring.places()
         leaves = {path: numpy_view(tensor.cpu()) for path, tensor in ring.store.read(places).items()}
@@ -127,8 +128,9 @@ def _only(steps: Experience, kept: Bools) -> Experience:
     """Some of the steps; one follows another if only steps that are left out lie between."""
     rows = np.flatnonzero(kept)
     follows = np.append(steps.env[rows[1:]] == steps.env[rows[:-1]], False)
-    part: Any = {name: {path: x[rows] for path, x in (getattr(steps, name) or {}).items()}
-                 for name in ("obs", "action", "others")}  # fmt: skip
+    obs, action, others = (
+        {path: leaf[rows] for path, leaf in leaves.items()} for leaves in (steps.obs, steps.action, steps.others)
+    )
     truncated = None if steps.truncated is None else steps.truncated[rows]
-    return Experience(steps.source, part["obs"], steps.reward[rows], steps.terminated[rows], truncated, steps.env[rows],
-                      follows, action=part["action"], others=part["others"], lacks=steps.lacks, place=rows)  # fmt: skip
+    return Experience(steps.source, obs, steps.reward[rows], steps.terminated[rows], truncated, steps.env[rows],
+                      follows, action=action, others=others, lacks=steps.lacks, place=rows)  # fmt: skip

@@ -47,13 +47,13 @@ def constant_fields(steps: Experience) -> Iterator[Finding]:
         return
     for name, group in (("obs", steps.obs), ("action", steps.action)):
         for path, leaf in group.items():
-            if leaf.size and leaf[0].size and bool((leaf[: len(leaf) // 20 + 2] == leaf[0]).all()):
-                if bool((leaf == leaf[0]).all()):
-                    where = dotted((name, *path))
-                    yield found("constant-field", "possible" if name == "obs" and len(group) > 1 else "likely",
-                                f"'{where}' is the same in all rows",
-                                "check that the loop stores what the env and the policy give at each step",
-                                np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
+            if not (leaf.size and bool((leaf[: len(leaf) // 20 + 2] == leaf[0]).all()) and bool((leaf == leaf[0]).all())):
+                continue
+            where = dotted((name, *path))
+            yield found("constant-field", "possible" if name == "obs" and len(group) > 1 else "likely",
+                        f"'{where}' is the same in all rows",
+                        "check that the loop stores what the env and the policy give at each step",
+                        np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
 
 
 def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
@@ -130,7 +130,8 @@ def priorities(steps: Experience) -> Iterator[Finding]:
     dead = ~live & (weight > 0) & ~bad
     if dead.any():
         yield found("priority-of-dead-row", "certain", "rows that hold no transition have a priority, and are drawn",
-                    "set the priorities of rows that were cleared, or not yet written, to 0", dead, len(weight))  # fmt: skip
+                    "set the priorities of rows that were cleared, or not yet written, to 0",
+                    dead, len(weight))  # fmt: skip
     never = live & (weight == 0)
     if never.any():
         yield found("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
