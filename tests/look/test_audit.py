@@ -40,7 +40,8 @@ def test_nothing_is_found_where_nothing_is_wrong(keep: Callable[[Arrays], Arrays
 PLANTED: dict[str, tuple[Callable[[list[Arrays]], Arrays], str]] = {
     "a reset observation as the final one": (planted.reset_as_final, "reset-as-final-observation"),
     "ignored steps": (planted.ignored_steps, "autoreset-step-stored"),
-    "ignored steps, no next_obs": (lambda e: planted.without_next_obs(planted.ignored_steps(e)), "autoreset-step-stored"),
+    "ignored steps, no next_obs": (
+        lambda e: planted.without_next_obs(planted.ignored_steps(e)), "autoreset-step-stored"),
     "flags a row late": (planted.shifted("flags", 1), "ends-one-row-off"),
     "flags a row early": (planted.shifted("flags", -1), "ends-one-row-off"),
     "flags a row late, no next_obs": (
@@ -50,7 +51,8 @@ PLANTED: dict[str, tuple[Callable[[list[Arrays]], Arrays], str]] = {
     "time limits as terminals": (planted.truncated_as_terminal, "time-limit-as-terminal"),
     "windows over ends": (planted.n_step, "n-step-over-an-end"),
     "the first step's flag": (lambda e: planted.n_step(e, own_flags=True), "n-step-flag-of-first-step"),
-    "no final observation": (lambda e: planted.without_next_obs(planted.stored(e)), "truncation-without-final-observation"),
+    "no final observation": (
+        lambda e: planted.without_next_obs(planted.stored(e)), "truncation-without-final-observation"),
 }  # fmt: skip
 
 
@@ -135,7 +137,8 @@ def test_what_a_collector_stores_is_clean(
 
 def replay_of(arrays: Arrays, view: Any = None, sampler: Any = None, **options: Any) -> ReplayBuffer:
     schema = Schema({
-        "obs": (3,), "action": (2,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool),
+        "obs": (3,), "action": (2,), "reward": (), "terminated": Field((), torch.bool),
+        "truncated": Field((), torch.bool),
     })  # fmt: skip
     replay = ReplayBuffer(schema, 4000, 1, view=view, sampler=sampler, check_ends=False, seed=0, **options)
     replay.extend({name: x[:, None] for name, x in arrays.items()})

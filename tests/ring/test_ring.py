@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
-from relive.errors import FieldError, InvariantError, ReliveError, SchemaError
+from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.kernels import cpu, reference
 from relive.kernels.ring_state import LONGEST
 from relive.memory.ram import ReplayRows
@@ -145,7 +145,7 @@ def test_a_ring_of_two_rows_holds_one_transition_at_a_time() -> None:
 
 @pytest.mark.parametrize(("num_envs", "rows"), [(0, 2), (1, 1), (-1, 5), (3, 0)])
 def test_a_ring_that_can_hold_nothing_is_refused(num_envs: int, rows: int) -> None:
-    with pytest.raises(SchemaError, match="at least 1 env and 2 rows"):
+    with pytest.raises(ParameterError, match="at least 1 env and 2 rows"):
         Ring(num_envs, rows, ReplayRows(LEAVES, 4))
 
 
@@ -230,8 +230,8 @@ def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
         def attach(self, ring: Ring) -> None:
             self.ring = ring
 
-        def nbytes(self, rows: int) -> int:
-            return 0
+        def draw(self, count: int, key: int, update: int, of: int) -> Any:
+            return self.ring.anchors()[:count], {}
 
         def changed(self, places: Any, drawable: Any) -> None:
             told.append((places.copy(), drawable.copy()))

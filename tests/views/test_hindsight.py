@@ -23,7 +23,15 @@ from relive import (
     ReplayBuffer,
     Transition,
 )
-from relive.errors import DTypeError, FieldError, FileFormatError, NotFiniteError, SchemaError, ShapeError
+from relive.errors import (
+    DTypeError,
+    FieldError,
+    FileFormatError,
+    NotFiniteError,
+    ParameterError,
+    SchemaError,
+    ShapeError,
+)
 from relive.kernels import cpu, reference
 from twins import SAMPLERS, Twin, batch_leaves, same_batches
 
@@ -511,14 +519,14 @@ def test_what_a_function_must_not_return_is_refused(functions: dict[str, Any], e
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SchemaError, match=message):
+    with pytest.raises(ParameterError, match=message):
         Hindsight(**arguments)
 
 
 def test_a_parameter_that_is_refused_later_changes_nothing() -> None:
     view = Hindsight(worth, k=3)
     assert view.ratio == 0.75
-    with pytest.raises(SchemaError, match="strategy is one of"):
+    with pytest.raises(ParameterError, match="strategy is one of"):
         view.strategy = "best"
     assert view.strategy == "future"
     assert repr(view).startswith("Hindsight(reward_fn=<function worth at")
@@ -698,7 +706,7 @@ def batch_numbers(tree: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("change", "options", "error", "message"),
     [
-        ({}, {"k": 0}, SchemaError, "expected k of at least 1"),
+        ({}, {"k": 0}, ParameterError, "expected k of at least 1"),
         ({"next_obs": None}, {}, FieldError, "lacks next_obs"),
         ({"reward": np.zeros((7, 2), np.float32)}, {}, ShapeError, r"expected \(steps, 1\) in front of every field"),
         ({"reward": np.zeros((6, 1), np.float32)}, {}, ShapeError, r"expected \(steps, 1\) in front of every field"),
@@ -712,7 +720,7 @@ def test_an_episode_that_cannot_be_copied_is_refused(change: Any, options: Any, 
 
 
 def test_random_goals_need_a_replay() -> None:
-    with pytest.raises(SchemaError, match="a strategy of one episode, got k=4, 'random'"):
+    with pytest.raises(ParameterError, match="a strategy of one episode, got k=4, 'random'"):
         view_of("random").copies({}, seed=0)
 
 

@@ -5,6 +5,9 @@ The fast twins are imported on first use, so that ``import relive`` compiles not
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,9 +22,23 @@ __all__ = ["copy_row", "discounted_return", "fast", "gae", "gather_windows", "ma
 @cache
 def fast() -> Any:
     """The numba twins; the first call imports numba."""
-    from . import cpu
+    with _no_collection():
+        from . import cpu
 
+        cpu.load_target()
     return cpu
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Put off garbage collection: numba makes many lasting objects, and collecting takes as long as loading it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _twin(reward: Tensor) -> Any:

@@ -28,7 +28,7 @@ def batch_findings(
     """What is wrong with a drawn batch of n-step transitions, compared with the stored steps."""
     rows = _positions(steps, as_host(batch["index"]).reshape(-1))
     known: Bools = rows >= 0
-    window = _windows(steps, np.where(known, rows, 0), n)
+    window = _windows(steps, np.maximum(rows, 0), n)
     relabelled = _relabelled(steps, batch, rows, desired) & known
     yield from _goals(steps, batch, rows, relabelled, achieved, desired)
     if reward_fn is None or not relabelled.any():
@@ -58,7 +58,8 @@ def _sums(
     """Rewards, flags and next observations that are not those of a window that stops at an end."""
     within, inside = window
     last = within[np.arange(len(within)), inside.sum(1) - 1]
-    worth = np.where(inside, gamma ** np.arange(within.shape[1]), 0.0)
+    powers: Array = gamma ** np.arange(within.shape[1])
+    worth = np.where(inside, powers, 0.0)
     right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
     given = as_host(batch["reward"]).reshape(-1).astype(np.float64)
     # the newest step that is stored may be followed by one that a batch has and the audit has not

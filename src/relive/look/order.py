@@ -169,6 +169,6 @@ def _digests(columns: list[Array]) -> Array:
         flat = np.ascontiguousarray(column).reshape(len(column), -1)
         bits: Array = flat.view(f"u{flat.itemsize}")
         for j in range(bits.shape[1]):
-            word: Array = bits[:, j].astype(np.uint64)
+            word = np.asarray(bits[:, j], np.uint64)
             total += (word ^ (word >> np.uint64(29))) * np.uint64(int(rng.integers(2**62)) * 2 + 1)
     return total

@@ -47,7 +47,9 @@ def constant_fields(steps: Experience) -> Iterator[Finding]:
         return
     for name, group in (("obs", steps.obs), ("action", steps.action)):
         for path, leaf in group.items():
-            if not (leaf.size and bool((leaf[: len(leaf) // 20 + 2] == leaf[0]).all()) and bool((leaf == leaf[0]).all())):
+            if not (
+                leaf.size and bool((leaf[: len(leaf) // 20 + 2] == leaf[0]).all()) and bool((leaf == leaf[0]).all())
+            ):
                 continue
             where = dotted((name, *path))
             yield found("constant-field", "possible" if name == "obs" and len(group) > 1 else "likely",

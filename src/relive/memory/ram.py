@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import ShapeError
+from ..errors import ParameterError, ShapeError
 from ..steps.arrays import numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
@@ -125,7 +125,9 @@ class ReplayRows:
     def plan(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, out: Array, last: Ints) -> None:
         """Fill the rows of a batch ``out`` (uint8 ``[B, W]``) in one pass, and ``last`` of :class:`Windows`."""
         if len(state) * rows != self.num_rows:
-            raise ShapeError(f"windows: expected the ring's own rows and state, got {len(state)} envs of {rows} rows")
+            raise ParameterError(
+                f"windows: expected the ring's own rows and state, got {len(state)} envs of {rows} rows"
+            )
         _, at, to, copied = self.planned
         bad = kernels.fast().windows(places, rows, steps, gamma, state, self._bytes, at, out, to, copied, last)
         require_rows(places, bad, self.num_rows)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import DTypeError, ShapeError
+from ..errors import DTypeError, ParameterError, ShapeError
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .layout import RowLayout
@@ -59,7 +59,7 @@ def as_places(places: Any) -> Ints:
     """Places ``[...]`` as kernels take them: a contiguous int64 array.
 
     Raises:
-        DTypeError, ShapeError: ``places`` is not an array of whole numbers.
+        DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers.
     """
     if places.__class__ is np.ndarray and places.dtype is _INT64 and places.flags.c_contiguous:
         return places
@@ -70,7 +70,7 @@ def as_places(places: Any) -> Ints:
     if given.size and given.dtype.kind not in "iu":
         raise DTypeError(f"places: expected int64, got {given.dtype}; pass what a sampler drew, or ring.anchors()")
     if given.dtype.kind == "u" and given.max(initial=0) > LAST:
-        raise ShapeError(f"places: {given.max()} is beyond any row; pass what a sampler drew, or ring.anchors()")
+        raise ParameterError(f"places: {given.max()} is beyond any row; pass what a sampler drew, or ring.anchors()")
     return np.asarray(given, np.int64, order="C")
 
 
@@ -78,7 +78,7 @@ def vector(places: Any) -> Ints:
     """Places ``[B]`` as kernels take them.
 
     Raises:
-        DTypeError, ShapeError: ``places`` is not an array of whole numbers with one axis.
+        DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers with one axis.
     """
     found = as_places(places)
     if found.ndim != 1:
@@ -90,10 +90,10 @@ def require_rows(places: Ints, bad: int, rows: int) -> None:
     """Refuse entry ``bad`` of ``places``, which a kernel could not read; -1 means that all are good.
 
     Raises:
-        ShapeError: ``bad`` is not -1.
+        ParameterError: ``bad`` is not -1.
     """
     if bad >= 0:
-        raise ShapeError(
+        raise ParameterError(
             f"places: entry {bad} is {places[bad]}, which is not one of the {rows} rows, or not one that this batch "
             "can start from; pass what a sampler drew, or ring.anchors()"
         )

@@ -17,11 +17,7 @@ from torch import Tensor
 from .. import files as persist
 from ..batches.sequences import SequenceBatch
 from ..batches.tensordicts import as_tensordict
-from ..errors import (
-    FieldError,
-    SchemaError,
-    ShapeError,
-)
+from ..errors import FieldError, ParameterError, SchemaError
 from ..files.entries import contradictions
 from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
@@ -32,7 +28,7 @@ from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
 from ..ring.ring import Ring
-from ..samplers.contract import Sampler
+from ..samplers.contract import AnySampler, completed
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
 from ..steps.schema import Schema, not_named
@@ -65,9 +61,9 @@ __all__ = ["ReplayBuffer"]
 
 
 if TYPE_CHECKING:
-    S_co = TypeVarWithDefault("S_co", bound=Sampler, covariant=True, default=Any)
+    S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)
     V_co = TypeVarWithDefault("V_co", bound=View, covariant=True, default=Any)
-    GivenSampler = TypeVarWithDefault("GivenSampler", bound=Sampler, default=Any)
+    GivenSampler = TypeVarWithDefault("GivenSampler", bound=AnySampler, default=Any)
     GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
 else:
     S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
@@ -133,7 +129,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             a ``torch.utils.data.DataLoader`` draws batches of its own, which its worker seed decides besides.
 
     Raises:
-        SchemaError: a schema without these fields, a capacity of less than 2 rows per env, or of more than the memory.
+        SchemaError: a schema without these fields.
+        ParameterError: a capacity of less than 2 rows per env, or of more than the memory; or a part that is none.
     """
 
     def __init__(
@@ -158,8 +155,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
-        self._sampler: Sampler = sampler or Uniform()
-        self._own_sampler = is_own(self._sampler)
+        self._given_sampler = sampler or Uniform()
+        self._own_sampler = is_own(self._given_sampler)
+        self._sampler = completed(self._given_sampler)
         plan = storage_plan(stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
@@ -180,7 +178,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         num_envs: int = 1,
         *,
         capacity_bytes: int | None = None,
-        sampler: Sampler | None = None,
+        sampler: AnySampler | None = None,
         ordered: bool = True,
         own_next_obs: bool = False,
         device: str | torch.device = "cpu",
@@ -190,9 +188,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         ``sampler`` is only asked how much it would keep, and can be given to a buffer afterwards.
 
         Raises:
-            SchemaError: as the constructor's.
+            SchemaError, ParameterError: as the constructor's.
         """
-        leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, (sampler or Uniform()).nbytes
+        leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, completed(sampler or Uniform()).nbytes
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -262,7 +260,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Each buffer has a view of its own.
 
         Raises:
-            SchemaError: what is set is no view, or one that cannot read what is stored.
+            ParameterError: what is set is not a view.
+            SchemaError: the view cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
         return cast("V_co", self._reader.view)
@@ -275,7 +274,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @property
     def sampler(self) -> S_co:
         """What draws; its parameters may be changed at any time."""
-        return cast("S_co", self._sampler)
+        return cast("S_co", self._given_sampler)
 
     @property
     def seed(self) -> int:
@@ -329,7 +328,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def batch_fields(self) -> tuple[str, ...]:
         """The names of the fields of a batch, as view and sampler are now; nothing has to be stored."""
         self._reader.keep_rule()
-        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
+        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
 
     @overload
     def sample(self: ReplayBuffer[Any, NStep], batch_size: int) -> TensorDict: ...
@@ -342,7 +341,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             EmptyError: there is no complete transition.
-            ShapeError: ``batch_size`` is not positive.
+            ParameterError: ``batch_size`` is not positive.
         """
         return self._batch(batch_size, 1, 1)
 
@@ -357,10 +356,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             EmptyError: there is no complete transition; from this call, not from the first batch.
-            ShapeError: ``count`` or ``batch_size`` is not positive; also from this call.
+            ParameterError: ``count`` or ``batch_size`` is not positive; also from this call.
         """
         if not is_count(count, 1):
-            raise ShapeError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
+            raise ParameterError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
         require_rows(batch_size)
         if not len(self):
             raise nothing_to_draw(self._ring)
@@ -380,7 +379,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             LifecycleError: the sampler knows no priorities.
-            ShapeError: the shapes differ, or are not of the batch's layout, or an index was never issued.
+            ShapeError: the shapes differ, or are not of the batch's layout.
+            ParameterError: an index was never issued, or errors of sequences come without their mask.
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in either case.
         """
         self._reader.keep_rule()
@@ -419,7 +419,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         observation is not known, and for the final observation after an episode, of which only ``obs`` means anything.
 
         Raises:
-            ShapeError: there is no such env.
+            ParameterError: there is no such env.
         """
         return self._reader.slice(env, start, stop)
 
@@ -428,7 +428,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """The transitions that lie at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
 
         Raises:
-            ShapeError: a row out of range, or one that cannot be drawn.
+            ParameterError: a row out of range, or one that cannot be drawn.
         """
         return self._reader.at(rows)
 
@@ -493,7 +493,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
         state, content = self._state()
-        sampler = self._sampler if content["sampler"] is None else None
+        sampler = self._given_sampler if content["sampler"] is None else None
         # a copy, since copy.copy would have both buffers read through one view
         view = copy(self._reader.view) if content["view"] is None else None
         arrays = bare_arrays(state)
@@ -554,9 +554,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             InvariantError: naming the first that does not hold.
         """
         self._ring.check()
-        check = getattr(self._sampler, "check", None)
-        if check is not None:
-            check()
+        self._sampler.check()
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import DTypeError, SchemaError, ShapeError
+from ..errors import DeviceError, DTypeError, ParameterError, ShapeError
 
 __all__ = ["gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
 
@@ -40,7 +40,7 @@ def gae(
         advantage and return (advantage + value), each ``[T, N]``, of the dtype of the input.
 
     Raises:
-        ShapeError, DTypeError: an argument does not fit ``reward``.
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
         FieldError: a truncated step has no final value.
     """
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
@@ -82,7 +82,7 @@ def monte_carlo(
     ``value`` there is no critic: the rest counts as 0, and ``final_value`` is ignored.
 
     Raises:
-        ShapeError, DTypeError: an argument does not fit ``reward``.
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
         FieldError: with ``value``, a truncated step has no final value.
     """
     grid = _grid(reward, value, terminated, truncated, None if value is None else final_value, mask)
@@ -152,14 +152,15 @@ def group_advantage(
         advantage, return and mask of the steps that count, each ``[T, N]``; the advantage is 0 elsewhere.
 
     Raises:
-        ShapeError, DTypeError: an argument does not fit ``reward``, or ``group_size`` does not divide N.
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
+        ParameterError: ``group_size`` does not divide N, or ``per`` is not one of the choices.
     """
     reward, _, terminated, truncated, _, mask = _grid(reward, None, terminated, truncated, None, mask)
     steps, envs = reward.shape
     if group_size < 1 or envs % group_size:
-        raise ShapeError(f"group_size={group_size} does not divide the {envs} envs into whole groups")
+        raise ParameterError(f"group_size={group_size} does not divide the {envs} envs into whole groups")
     if per not in ("step", "episode"):
-        raise SchemaError(f"per is 'step' or 'episode', got {per!r}")
+        raise ParameterError(f"per is 'step' or 'episode', got {per!r}")
     done = terminated | truncated
     real = torch.ones_like(done) if mask is None else mask
     ended = (done & real).cumsum(0) - (done & real).to(torch.int64)  # episodes that ended before this step
@@ -231,8 +232,10 @@ def _grid(
 def _fit(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if x.dtype is dtype and x.shape == shape and x.device == device and x.is_contiguous():
         return x.detach() if x.requires_grad else x
-    if x.shape != shape or x.device != device:
-        message = f"field '{name}': expected {tuple(shape)} on {device}, got {tuple(x.shape)} on {x.device}"
+    if x.device != device:
+        raise DeviceError(f"field '{name}': expected {device}, as 'reward', got {x.device}; pass .to({str(device)!r})")
+    if x.shape != shape:
+        message = f"field '{name}': expected {tuple(shape)}, got {tuple(x.shape)}"
         if name == "value" and tuple(x.shape) == (shape[0] - 1, *shape[1:]):
             message += "; value has one row more than reward: append V(obs[T]), the bootstrap"
         raise ShapeError(message)

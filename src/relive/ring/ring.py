@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 
 from .. import kernels
-from ..errors import LifecycleError, SchemaError, ShapeError
+from ..errors import LifecycleError, ParameterError, SchemaError
 from ..kernels.ring_state import (
     ALONE,
     COMPLETED,
@@ -98,7 +98,8 @@ class Ring(RingState):
         """What can be drawn; set by the view that reads it.
 
         Raises:
-            SchemaError: it makes no sense, or asks for windows of several steps where steps have no order.
+            ParameterError: it makes no sense.
+            SchemaError: it asks for windows of several steps where steps have no order.
         """
         return self._rule
 
@@ -223,7 +224,7 @@ class Ring(RingState):
         """The public index ``number * N + env`` of live places ``[B]``.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows.
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         places = vector(places)
         index = np.empty(len(places), np.int64) if out is None else out
@@ -241,7 +242,7 @@ class Ring(RingState):
         """Places ``[B]`` that a user's sampler chose, as kernels take them.
 
         Raises:
-            ShapeError, DTypeError: they are not places of rows that can be drawn; the message names the first.
+            ParameterError, ShapeError, DTypeError: they are not places of rows that can be drawn; names the first.
         """
         chosen = vector(places)
         found, unknown = self.find(self.index_of(chosen))
@@ -249,7 +250,7 @@ class Ring(RingState):
         wrong = np.flatnonzero(found[:known] != chosen[:known])
         bad = int(wrong[0]) if len(wrong) else unknown
         if bad >= 0:
-            raise ShapeError(
+            raise ParameterError(
                 f"places: entry {bad} is {chosen[bad]}, a row that cannot be drawn; choose among ring.anchors()"
             )
         return chosen
@@ -337,12 +338,12 @@ def _require_rule(rule: Rule) -> None:
     """Refuse a rule that kernels cannot follow; the views of relive give none.
 
     Raises:
-        SchemaError: it asks for rows that are not there, or for windows without steps.
+        ParameterError: it asks for rows that are not there, or for windows without steps.
     """
     history, length, stride, tails, weigh = rule
     counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
     if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in get_args(Weigh)):
-        raise SchemaError(
+        raise ParameterError(
             f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
             f"all below 2**31, tails True or False, and weigh one of {get_args(Weigh)}"
         )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..errors import SchemaError
+from ..errors import ParameterError
 from ..kernels.ring_state import (
     COLUMNS,
     COMPLETED,
@@ -40,7 +40,7 @@ class RingState:
 
     def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool) -> None:
         if num_envs < 1 or rows < 2:
-            raise SchemaError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
+            raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
         self.state: Ints = np.zeros((num_envs, COLUMNS), np.int64)
         self.counters: Ints = np.zeros(COUNTERS, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import SchemaError, UnfinishedError
+from ..errors import ParameterError, UnfinishedError
 from ..parameters import refuse_class
 from ..returns.estimators import Estimator
 from .columns import Columns
@@ -21,11 +21,11 @@ def finish(
     """Attach what an estimator computes to the steps of a rollout.
 
     Raises:
-        SchemaError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
+        ParameterError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
     """
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
-        raise SchemaError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+        raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
     named.require_steps()
     if not (columns.is_full or partial or columns.wrap):
         raise UnfinishedError(

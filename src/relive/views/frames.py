@@ -41,7 +41,7 @@ class FrameStack:
         keys: the members of a nested observation to stack, e.g. ("camera",); default: all.
 
     Raises:
-        SchemaError: a parameter is out of range, here or when it is set later.
+        ParameterError: a parameter is out of range, here or when it is set later.
     """
 
     depth: int = 4

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import FieldError, SchemaError, ShapeError
+from ..errors import FieldError, ParameterError, SchemaError, ShapeError
 from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..kernels.reference.random import key as stream
 from ..memory.store import Array, Store, vector
@@ -116,8 +116,8 @@ class Hindsight:
         relabel: a function of whole steps that replaces all functions above.
 
     Raises:
-        SchemaError: a parameter is out of range, here or when it is set later. When the view is set: the schema lacks
-            such goals, or steps are stored without order.
+        ParameterError: a parameter is out of range, here or when it is set later.
+        SchemaError: when the view is set: the schema lacks such goals, or steps are stored without order.
         ShapeError, NotFiniteError: a function returned a wrong result; raised when a batch is drawn.
     """
 
@@ -139,7 +139,7 @@ class Hindsight:
         relabel: Callable[..., Any] | None = None,
     ) -> None:
         if k is not None and (ratio is not None or not is_number(k, 0)):
-            raise SchemaError(
+            raise ParameterError(
                 f"Hindsight(k={k!r}, ratio={ratio!r}): pass k, a number of at least 0, or ratio, not both"
             )
         self.reward_fn, self.strategy = reward_fn, strategy
@@ -187,7 +187,7 @@ class Hindsight:
     def _require_functions(self) -> None:
         functions = self.reward_fn, self.terminated_fn, self.truncated_fn, self.info
         if (self.relabel is None) == (self.reward_fn is None) or (self.relabel and any(functions)):
-            raise SchemaError(
+            raise ParameterError(
                 "Hindsight: pass reward_fn (and terminated_fn, truncated_fn, info), or else relabel alone"
             )
 
@@ -331,14 +331,16 @@ class Hindsight:
             field -> ``[K, 1, ...]`` NumPy arrays, nested as in ``episode``, in the order of the steps.
 
         Raises:
-            SchemaError: the strategy is "random", which needs a replay, or ``k`` is not a number of at least 1.
+            ParameterError: the strategy is "random", which needs a replay, or ``k`` is not a number of at least 1.
             FieldError: the steps lack ``next_obs`` or the goals.
             ShapeError, DTypeError, NotFiniteError: a field is not ``[T, 1, ...]``, or a function's result is wrong.
         """
         self._require_functions()
         if self.strategy == "random" or not is_count(k, 1):
-            raise SchemaError(f"Hindsight.copies: expected k of at least 1 and a strategy of one episode, got k={k!r}, "
-                              f"{self.strategy!r}")  # fmt: skip
+            raise ParameterError(
+                "Hindsight.copies: expected k of at least 1 and a strategy of one episode, "
+                f"got k={k!r}, {self.strategy!r}"
+            )
         steps = self._episode(episode)
         count = len(steps["reward",])
         at, aim = self._aims(count, k, stream(stream(seed, number), COPIES))

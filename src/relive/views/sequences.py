@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..batches.sequences import Overlap, padding, stride_of
-from ..errors import SchemaError
+from ..errors import ParameterError, SchemaError
 from ..memory.layout import RowLayout, field_groups
 from ..memory.store import Store, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names
@@ -168,8 +168,8 @@ class Sequence:
             changed at any time.
 
     Raises:
-        SchemaError: a parameter is out of range, here or when it is set later; or the overlap does not fit the length,
-            here or at the next batch.
+        ParameterError: a parameter is out of range, here or when it is set later; or the overlap does not fit the
+            length, here or at the next batch.
     """
 
     length: int
@@ -204,7 +204,7 @@ class Sequence:
         """The rule that says which rows end a window.
 
         Raises:
-            SchemaError: the overlap does not fit the length.
+            ParameterError: the overlap does not fit the length.
         """
         return _rule(self.history, self.length, self.overlap, self.drop_tail, self.weigh)
 
@@ -212,11 +212,11 @@ class Sequence:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and facts about each window, ``[B, ...]``.
 
         Raises:
-            SchemaError: the ring has the rule of another view, the schema has a field with a name that batches use, or
-                it lacks a field that ``last`` names.
+            ParameterError: the ring has the rule of another view.
+            SchemaError: the schema has a field with a name that batches use, or lacks a field that ``last`` names.
         """
         if ring.rule != self.rule:
-            raise SchemaError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
+            raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
         store = ring.store
         batch = self._layouts.get(store)
         if batch is None or batch.last != tuple(self.last):

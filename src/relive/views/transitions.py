@@ -46,7 +46,7 @@ class NStep:
             may be changed at any time.
 
     Raises:
-        SchemaError: n or gamma is out of range, here or when it is set later.
+        ParameterError: n or gamma is out of range, here or when it is set later.
     """
 
     n: int = 1

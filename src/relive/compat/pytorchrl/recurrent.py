@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import LifecycleError, SchemaError
+from ...errors import LifecycleError, ParameterError
 from ...replay.buffer import ReplayBuffer
 from ...samplers.contract import Sampler
 from ...steps.schema import Field, Schema
@@ -50,7 +50,7 @@ class Sequences:
         overlap: steps that successive sequences share.
 
     Raises:
-        SchemaError: successive sequences would share all of their steps, or windows are longer than they are.
+        ParameterError: successive sequences would share all of their steps, or windows are longer than they are.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Sequences:
     ) -> None:
         self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
         if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
-            raise SchemaError(
+            raise ParameterError(
                 f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
                 "choose a larger update_every, or a smaller n_step"
             )

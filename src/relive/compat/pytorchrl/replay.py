@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ...errors import SchemaError
+from ...errors import ParameterError
 from ...parameters import seed_or_drawn
 from ...samplers.contract import Sampler
 from ...samplers.uniform import Uniform
@@ -45,7 +45,7 @@ class ReplayBuffer:
             generator is never read.
 
     Raises:
-        SchemaError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
+        ParameterError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
     """
 
     storage_tensors = OffPolicyDataKeys
@@ -69,7 +69,7 @@ class ReplayBuffer:
             self.overlap_length = int(actor.sequence_overlap * self.sequence_length)
             self.non_overlap_length = self.sequence_length - self.overlap_length
             if not 0 <= self.overlap_length < self.sequence_length:
-                raise SchemaError(
+                raise ParameterError(
                     f"sequence_overlap={actor.sequence_overlap!r}: successive sequences of {self.sequence_length} "
                     f"steps would share {self.overlap_length} of them; choose a share from 0 up to, not including, 1"
                 )
@@ -329,8 +329,8 @@ class NStepReplayBuffer(ReplayBuffer):
         n_step: rewards per window; with a recurrent actor at most ``update_every``.
 
     Raises:
-        SchemaError: as :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is above
-            ``update_every``.
+        ParameterError: as :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is
+            above ``update_every``.
         LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
 

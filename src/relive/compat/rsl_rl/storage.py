@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...batches.states import swap_layers
-from ...errors import FieldError, SchemaError, ShapeError
+from ...errors import FieldError, ParameterError, ShapeError
 from ...rollout.buffer import RolloutBuffer
 from ...steps.schema import Field, Schema
 from ..seeds import renew
@@ -47,7 +47,7 @@ class RolloutStorage:
             draws from, for each call that makes minibatches.
 
     Raises:
-        SchemaError: another training type, or sizes that are not positive.
+        ParameterError: another training type, or sizes that are not positive.
     """
 
     Transition = Transition
@@ -77,7 +77,7 @@ class RolloutStorage:
         seed: int | None = None,
     ) -> None:
         if training_type not in READ:
-            raise SchemaError(f"training_type is 'rl' or 'distillation', got {training_type!r}")
+            raise ParameterError(f"training_type is 'rl' or 'distillation', got {training_type!r}")
         self.training_type, self.device, self.actions_shape = training_type, device, actions_shape
         self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
         self.reshuffle_each_epoch = reshuffle_each_epoch

@@ -493,7 +493,8 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         """Tell the TD errors of a batch, ``[B]`` or ``[B, 1]``; returns how many came too late.
 
         Raises:
-            ShapeError: the shapes differ, or an index was never issued.
+            ShapeError: the shapes differ.
+            ParameterError: an index was never issued.
             NotFiniteError: a TD error is NaN or infinite. Nothing is changed in either case.
         """
         return self._replay.update_priorities(indices, torch.as_tensor(td_errors).reshape(-1))

@@ -55,7 +55,7 @@ class ReplayBuffer:
             default generator, which Velora draws from.
 
     Raises:
-        SchemaError: a capacity below 2, or of more than there is memory.
+        ParameterError: a capacity below 2, or of more than there is memory.
     """
 
     def __init__(

@@ -2,9 +2,11 @@
 
 from .append import add_rows, append, plan_rows, scatter_rows
 from .bound import add_bound, bind_add, plan_bound
+from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .jit import cache_folder
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
 from .rows import copy_row
@@ -24,11 +26,13 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
+    "PROGRESS",
     "add_bound",
     "add_rows",
     "anchors",
     "append",
     "bind_add",
+    "cache_folder",
     "choose_goals",
     "copy_row",
     "discounted_return",
@@ -41,6 +45,7 @@ __all__ = [
     "gather_windows",
     "ids_of",
     "live",
+    "load_target",
     "magnitudes",
     "mark_windows",
     "masses",
