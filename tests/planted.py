@@ -29,7 +29,8 @@ def walk(
                 break
         found.append({
             "obs": np.array(obs, np.float32), "action": np.array(action, np.float32),
-            "reward": np.array(reward, np.float32), "terminated": np.array(terminated), "truncated": np.array(truncated),
+            "reward": np.array(reward, np.float32), "terminated": np.array(terminated),
+            "truncated": np.array(truncated),
         })  # fmt: skip
     return found
 
@@ -95,7 +96,7 @@ def truncated_as_terminal(episodes: list[Arrays]) -> Arrays:
 
 
 def n_step(episodes: list[Arrays], n: int = 3, gamma: float = 0.99, own_flags: bool = False) -> Arrays:
-    """Ready-made n-step transitions that run over ends; with ``own_flags`` they stop, and keep the first step's flag."""
+    """n-step transitions that run over ends; with ``own_flags`` they stop there, and keep the first step's flag."""
     found = stored(episodes)
     size = len(found["reward"]) - n
     out = {name: x[:size].copy() for name, x in found.items()}

@@ -179,8 +179,8 @@ def goals(seed: int = 0) -> ReplayBuffer:
             def seen(x: np.ndarray, goal: np.ndarray = desired) -> Any:
                 return {"observation": np.append(x, 0), "achieved_goal": x, "desired_goal": goal}
 
-            replay.add(obs=seen(at), action=after - at, reward=[near(after, desired)], terminated=[reached(after, desired)],
-                       truncated=[t == 14], next_obs=seen(after))  # fmt: skip
+            replay.add(obs=seen(at), action=after - at, reward=[near(after, desired)],
+                       terminated=[reached(after, desired)], truncated=[t == 14], next_obs=seen(after))  # fmt: skip
             at = after
             if reached(after, desired):
                 break

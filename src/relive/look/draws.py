@@ -58,7 +58,7 @@ def _sums(
     """Rewards, flags and next observations that are not those of a window that stops at an end."""
     within, inside = window
     last = within[np.arange(len(within)), inside.sum(1) - 1]
-    powers: Array = gamma ** np.arange(within.shape[1])
+    powers = np.power(gamma, np.arange(within.shape[1], dtype=np.float64))
     worth = np.where(inside, powers, 0.0)
     right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
     given = as_host(batch["reward"]).reshape(-1).astype(np.float64)

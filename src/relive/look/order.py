@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -164,11 +165,12 @@ def _may_repeat(columns: list[Array]) -> bool:
 
 def _digests(columns: list[Array]) -> Array:
     """A 64-bit number for each row ``[S]``, equal for equal rows: random odd multiples of their words, summed."""
-    rng, total = np.random.default_rng(1), np.zeros(len(columns[0]), np.uint64)
+    rng = np.random.default_rng(1)
+    total: Any = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         flat = np.ascontiguousarray(column).reshape(len(column), -1)
-        bits: Array = flat.view(f"u{flat.itemsize}")
+        bits: Any = flat.view(f"u{flat.itemsize}")
         for j in range(bits.shape[1]):
-            word = np.asarray(bits[:, j], np.uint64)
+            word: Any = bits[:, j].astype(np.uint64)
             total += (word ^ (word >> np.uint64(29))) * np.uint64(int(rng.integers(2**62)) * 2 + 1)
     return total
