@@ -31,7 +31,7 @@ from compat.pytorchrl_play import (
 )
 from relive.compat import pytorchrl as ours
 from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
-from relive.compat.trees import mapped, mapped_with
+from relive.compat.trees import mapped
 from relive.errors import DTypeError, EmptyError, LifecycleError, NotFiniteError, ParameterError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
@@ -56,7 +56,7 @@ def made(
 def stacked(steps: list[dict[str, Any]], key: str) -> Any:
     """One key of steps, ``[T, N, ...]``, or a dictionary."""
     first, *others = [step[key] for step in steps]
-    return mapped_with(lambda value, rest: np.stack([value, *rest]), first, others)
+    return mapped(lambda *values: np.stack(values), first, *others)
 
 
 def memory(steps: list[dict[str, Any]], size: int) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from ...errors import ParameterError
 from ...parameters import seed_or_drawn
 from ...samplers.contract import Sampler
 from ...samplers.uniform import Uniform
+from ...steps.arrays import as_host
 from ...views.transitions import NStep
+from ..attributes import alias
 from ..trees import mapped
 from .collected import Collected
 from .flat import Flat
 from .keys import DONE2, STATES, OffPolicyDataKeys
 from .recurrent import Sequences
-from .steps import plain
 
 __all__ = ["NStepReplayBuffer", "ReplayBuffer"]
 
@@ -357,14 +358,7 @@ class NStepReplayBuffer(ReplayBuffer):
         else:
             self._rows.read_windows(n_step)
 
-    @property
-    def gamma(self) -> float:
-        """Discount per step."""
-        return self._view.gamma
-
-    @gamma.setter
-    def gamma(self, gamma: float) -> None:
-        self._view.gamma = gamma
+    gamma = alias("_view.gamma", "Discount per step.")
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         return {"n_step": 1 if self.n_step == 1 else self._stored.steps_used(extras)}
@@ -375,4 +369,4 @@ def _equal(there: Any, given: Any) -> bool:
     if isinstance(there, dict):
         members = cast("Data", there)
         return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)
-    return np.array_equal(there, plain(given), equal_nan=True)
+    return np.array_equal(there, as_host(given), equal_nan=True)

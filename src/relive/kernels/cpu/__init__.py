@@ -1,14 +1,14 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .append import add_rows, append, plan_rows, scatter_rows
-from .bound import add_bound, bind_add, plan_bound
+from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
+from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
 from .random import masses, permutation, uniforms
-from .returns import discounted_return, gae, vtrace
+from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import copy_row
 from .rule import ends_full, window_start
 from .sequences import read_sequences
@@ -26,12 +26,10 @@ from .tree import (
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
+    "PLACES",
     "PROGRESS",
-    "add_bound",
     "add_rows",
     "anchors",
-    "append",
-    "bind_add",
     "cache_folder",
     "choose_goals",
     "copy_row",
@@ -39,10 +37,12 @@ __all__ = [
     "draw",
     "ends_full",
     "episode_starts",
+    "fill_gae",
     "gae",
     "gather_pairs",
     "gather_rows",
     "gather_windows",
+    "handle_of",
     "ids_of",
     "live",
     "load_target",
@@ -50,7 +50,6 @@ __all__ = [
     "mark_windows",
     "masses",
     "permutation",
-    "plan_bound",
     "plan_rows",
     "plan_windows",
     "read_sequences",
