@@ -170,7 +170,8 @@ def _digests(columns: list[Array]) -> Array:
     for column in columns:
         flat = np.ascontiguousarray(column).reshape(len(column), -1)
         bits: Any = flat.view(f"u{flat.itemsize}")
-        for j in range(bits.shape[1]):
+        factors = rng.integers(2**62, size=bits.shape[1]).astype(np.uint64) * np.uint64(2) + np.uint64(1)
+        for j in range(len(factors)):
             word: Any = bits[:, j].astype(np.uint64)
-            total += (word ^ (word >> np.uint64(29))) * np.uint64(int(rng.integers(2**62)) * 2 + 1)
+            total += (word ^ (word >> np.uint64(29))) * factors[j]
     return total
