@@ -165,13 +165,13 @@ def _may_repeat(columns: list[Array]) -> bool:
 
 def _digests(columns: list[Array]) -> Array:
     """A 64-bit number for each row ``[S]``, equal for equal rows: random odd multiples of their words, summed."""
-    rng = np.random.default_rng(1)
+    rng: Any = np.random.default_rng(1)
     total: Any = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         flat = np.ascontiguousarray(column).reshape(len(column), -1)
         bits: Any = flat.view(f"u{flat.itemsize}")
-        factors = rng.integers(2**62, size=bits.shape[1]).astype(np.uint64) * np.uint64(2) + np.uint64(1)
-        for j in range(len(factors)):
-            word: Any = bits[:, j].astype(np.uint64)
-            total += (word ^ (word >> np.uint64(29))) * factors[j]
+        factors: Any = 2 * rng.integers(2**62, size=bits.shape[1], dtype=np.uint64) + 1
+        for factor, numbers in zip(factors, bits.T, strict=True):
+            word: Any = numbers.astype(np.uint64)
+            total += (word ^ (word >> np.uint64(29))) * factor
     return total
