@@ -5,6 +5,7 @@ from .bound import add_bound, bind_add, plan_bound
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .priorities import bind_priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import discounted_return, gae, vtrace
 from .rows import copy_row
@@ -29,10 +30,12 @@ __all__ = [
     "anchors",
     "append",
     "bind_add",
+    "bind_priorities",
     "choose_goals",
     "copy_row",
     "discounted_return",
     "draw",
+    "draw_weighted",
     "ends_full",
     "episode_starts",
     "gae",
@@ -44,13 +47,17 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "note_drawable",
     "permutation",
     "plan_bound",
     "plan_rows",
     "plan_windows",
+    "powers",
+    "rate",
     "read_sequences",
     "relabel_windows",
     "scatter_rows",
+    "set_errors",
     "stack_places",
     "tree_build",
     "tree_cover",
