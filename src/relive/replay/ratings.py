@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import LifecycleError, NotFiniteError, ShapeError
+from ..errors import LifecycleError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.priorities import LARGEST_ERROR, UNUSUAL
 from ..ring.ring import Ints, Ring
 from ..samplers.contract import Sampler
@@ -64,7 +64,7 @@ class Ratings:
             return late
         places, unknown = self.ring.find(where)
         if unknown >= 0:
-            raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
+            raise ParameterError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
         alive = places >= 0
         sampler.update(places[alive], sizes[alive])
         return len(places) - int(np.count_nonzero(alive))
@@ -126,7 +126,7 @@ def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]
             f"{'first' if time_first else 'second'}, got {errors.shape}"
         )
     if mask is None:
-        raise ShapeError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
+        raise ParameterError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
     if mask.shape != errors.shape or mask.dtype != np.bool_:
         raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
     errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN

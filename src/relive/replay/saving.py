@@ -65,7 +65,7 @@ def constructor_arguments(
     """The constructor's arguments for a replay with this state; ``sampler`` and ``view`` where they are not None.
 
     Raises:
-        FileFormatError, SchemaError, KeyError: the state makes no sense.
+        FileFormatError, ParameterError, SchemaError, KeyError: the state makes no sense.
     """
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
     integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs

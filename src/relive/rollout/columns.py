@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -59,6 +59,8 @@ class Columns:
         self._memory: dict[Path, Any] = {}
         self._dtypes: dict[Path, torch.dtype] = {}
         self._attached: set[Path] = set()
+        self.layout = object()
+        """Another one whenever a column has memory made: addresses hold as long as this is the same."""
         self.start = self.count = 0
         """The place of the oldest row, and how many there are."""
         self.own = frozenset[Path]()
@@ -85,6 +87,7 @@ class Columns:
 
     def _find(self) -> None:
         """Note where the own columns lie: on the CPU nobody else can move them."""
+        self.layout = object()
         own = [self._memory[path] for path in self._memory if path in self.own]
         # Assigning through NumPy costs a tenth of what torch does, and copying tensors by address less than that.
         self._own = own
@@ -222,13 +225,28 @@ class Columns:
         self._attached -= columns.keys()
         for path, column in columns.items():
             self._fill(path, column)
-        self._attached |= columns.keys() - self.own
+        self.keep(columns)
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Columns that are written whole become part of the present steps."""
+        self._attached |= {*paths} - self.own
+
+    def is_plain(self, path: Path, dtype: torch.dtype) -> bool:
+        """Whether there is memory in RAM for a column ``[T + 1, N]`` of this dtype, and for none below its name."""
+        memory = self._memory.get(path)
+        plain = self._on_host and memory is not None and memory.ndim == 2 and self._dtypes[path] is dtype
+        return plain and sum(known[0] == path[0] for known in self._memory) == 1
+
+    def address(self, path: Path) -> int:
+        """Where a column in RAM begins; it holds as long as ``layout`` is the same."""
+        return self._memory[path].ctypes.data
 
     def _fill(self, path: Path, column: Tensor) -> None:
         known = self._memory.get(path)
         if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
             self._memory[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
             self._dtypes[path] = column.dtype
+            self.layout = object()
         target = self.view(path)
         split = min(self.num_steps - self.start, self.count)
         target[self.start : self.start + split].copy_(column[:split])

@@ -51,10 +51,10 @@ class _Binding:
         self.weighing, self.minima, self.whole = weighing, tree.minima, tree.whole
         self.facts = np.empty(FACTS)
         self.facts[[ALPHA, EPS, LARGEST]] = weighing.alpha, weighing.eps, largest
-        self.memory = Priorities(
-            *tree.arrays, self.minima, weighing.errors, self.facts, ring.state, ring.store.target
-        )  # keeps alive what the handle points to
-        self.handle: Ints = kernels.fast().bind_priorities(self.memory)
+        self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays)
+        self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
+        self.handle: Ints = kernels.fast().handle_of(self._bound_to)
+        """Addresses only; the attributes above keep alive what they point to."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
@@ -94,7 +94,7 @@ class Prioritized(Sampler):
         eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
 
     Raises:
-        SchemaError: a parameter is out of range, here or when it is set later.
+        ParameterError: a parameter is out of range, here or when it is set later.
     """
 
     watches = True

@@ -1,8 +1,7 @@
 """Drawing by priority and changing priorities: reference/priorities.py's names and, to the bit, results.
 
-A batch takes one compiled call. Python hands over one handle, an int64 array that holds the addresses and sizes of the
-memory, since each array argument of a call takes 0.1 µs. Most of the time goes into cache misses. So a loop first asks
-for the cache lines of all rows of the batch, and the next loop uses them.
+A batch takes one compiled call, and the memory is one handle (:mod:`relive.kernels.cpu.handles`). Most of the time goes
+into cache misses. So a loop first asks for the cache lines of all rows of the batch, and the next loop uses them.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import numpy as np
 
 from ..reference.priorities import ALPHA, EPS, LARGEST, LARGEST_ERROR, UNUSUAL, Floats, Priorities
 from ..reference.tree import FANOUT
-from ..ring_state import HEAD, TAIL
+from ..ring_state import HEAD
+from .handles import Ints, open_ring, vector_of
 from .jit import addressed, f32, fetch, jit, prefetch
-from .places import Ints, place_of
+from .places import oldest, place_of
 from .random import masses
 from .tree import Doubles, climb, heaviest_of, tree_find, tree_shares
 
-__all__ = ["bind_priorities", "draw_weighted", "note_drawable", "powers", "rate", "set_errors"]
+__all__ = ["draw_weighted", "note_drawable", "powers", "rate", "set_errors"]
 
 _i64: Any = np.int64
 _u64: Any = np.uint64
@@ -27,24 +27,16 @@ _WIDTH: Any = np.uint64(FANOUT)
 _UNUSUAL, _LARGEST_ERROR = UNUSUAL, LARGEST_ERROR
 
 
-def bind_priorities(memory: Priorities) -> Ints:
-    """The handle of priorities. The memory has to live, where it is, for as long as the handle is used."""
-    entries = [number for array in memory for number in (array.__array_interface__["data"][0], array.size)]
-    return np.array([*entries, len(memory.state), memory.memory.shape[1]], np.int64)
-
-
 @jit
 def _opened(handle: Ints) -> Priorities:
-    """The memory that :func:`bind_priorities` bound: an address and a size for each array, N, and bytes a row."""
-    envs, width = handle[14], handle[15]
+    """The memory behind a handle; the numbers are the positions of :class:`Priorities`'s members."""
     return Priorities(
-        addressed(handle[0], handle[1], np.float64),
-        addressed(handle[2], handle[3], np.uint64),
-        addressed(handle[4], handle[5], np.float64),
-        addressed(handle[6], handle[7], f32),
-        addressed(handle[8], handle[9], np.float64),
-        addressed(handle[10], (envs, handle[11] // envs), np.int64),
-        addressed(handle[12], (handle[13] // width, width), np.uint8),
+        vector_of(handle, 0, np.float64),
+        vector_of(handle, 1, np.uint64),
+        vector_of(handle, 2, np.float64),
+        vector_of(handle, 3, f32),
+        vector_of(handle, 4, np.float64),
+        open_ring(vector_of(handle, 5, np.int64)),
     )
 
 
@@ -68,9 +60,9 @@ def draw_weighted(
     wanted = np.empty(places.size)
     masses(key, stratified, total, np.nextafter(total, 0.0), wanted)
     tree_find(memory.nodes, memory.offsets, tops, until, wanted, places)
-    width = memory.memory.shape[1]
+    rows, width = memory.ring.memory, memory.ring.memory.shape[1]
     for i in range(places.size):  # a view reads the rows next; they come while the weights are computed
-        fetch(memory.memory, places[i] * width, 2 * width)
+        fetch(rows, places[i] * width, 2 * width)
     least = tree_shares(memory.nodes, memory.errors.size, places, total, probability)
     if lowest > 0.0:
         least = lowest / total
@@ -140,9 +132,8 @@ def rate(
     indices = addressed(index_at, count * index_stride, np.int64)
     doubles = addressed(errors_at, count * errors_stride, np.float64)  # only one of the two is what it seems
     singles = addressed(errors_at, count * errors_stride, f32)
-    envs = memory.state.shape[0]
-    rows = memory.errors.size // envs
-    inverse = 1.0 / rows
+    ring = memory.ring
+    envs, inverse = ring.state.shape[0], 1.0 / ring.rows
     places, sizes, alive = np.empty(count, np.int64), np.empty(count, f32), 0
     for i in range(count):
         index, at = indices[i * index_stride], i * errors_stride
@@ -150,12 +141,11 @@ def rate(
         if index < 0 or not size <= _LARGEST_ERROR:
             return _UNUSUAL
         number, e = _i64(_u64(index) // _u64(envs)), _i64(_u64(index) % _u64(envs))
-        head = memory.state[e, HEAD]
-        if number >= head:
+        if number >= ring.state[e, HEAD]:
             return _UNUSUAL
-        if number < max(memory.state[e, TAIL], head - rows):
+        if number < oldest(e, ring):
             continue
-        places[alive], sizes[alive] = place_of(number, e, rows, inverse), size
+        places[alive], sizes[alive] = place_of(number, e, ring.rows, inverse), size
         _expect(memory, places[alive])
         alive += 1
     places, sizes, weights = places[:alive], sizes[:alive], np.empty(alive)

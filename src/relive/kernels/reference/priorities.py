@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring_state import HEAD
+from ..ring_state import HEAD, RingArrays
 from .places import Ints, oldest, place_of
 from .random import masses
 from .tree import Doubles, Offsets, heaviest, tree_find, tree_set, tree_shares
@@ -62,10 +62,8 @@ class Priorities(NamedTuple):
     """The error of each row, ``[N * R]``; it means nothing where the leaf is 0."""
     facts: Doubles
     """``[FACTS]``: alpha, eps and the largest error."""
-    state: Ints
-    """The ring's cursors, ``[N, 4]``."""
-    memory: NDArray[np.uint8]
-    """The ring's packed rows, ``[N * R, W]``. The fast twin asks for those that it drew."""
+    ring: RingArrays
+    """The ring; in a handle, the ring's own handle. Draws by the fast twin ask for the rows that they drew."""
 
 
 def powers(errors: Floats, alpha: float, eps: float, out: Doubles) -> None:
@@ -134,16 +132,15 @@ def rate(memory: Priorities, index: Ints, errors: Doubles | Floats) -> int:
     changes: an index that was never issued, an error that float32 cannot hold, a priority that is too large, and a row
     whose leaf is 0.
     """
-    places, sizes, late = list[int](), list[float](), 0
-    rows = len(memory.errors) // len(memory.state)
+    places, sizes, late, ring = list[int](), list[float](), 0, memory.ring
     for given, error in zip(index.tolist(), errors.tolist(), strict=True):
-        number, e = divmod(given, len(memory.state))
-        if given < 0 or number >= memory.state[e, HEAD] or not abs(error) <= LARGEST_ERROR:
+        number, e = divmod(given, len(ring.state))
+        if given < 0 or number >= ring.state[e, HEAD] or not abs(error) <= LARGEST_ERROR:
             return UNUSUAL
-        if number < oldest(e, rows, memory.state):
+        if number < oldest(e, ring):
             late += 1
         else:
-            places.append(place_of(number, e, rows))
+            places.append(place_of(number, e, ring.rows))
             sizes.append(abs(error))
     where = np.array(places, np.int64)
     if not (memory.nodes[where] > 0.0).all():
