@@ -212,7 +212,7 @@ class Writer:
             ends = None if final is None else [_kept(value, stored) for value in final]
             self._store(envs[stored], rows, ends, envs)
 
-    def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
+    def _with_last(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> tuple[Sequence[Any], Any]:
         """Which rows to store, where some are left out, and the leaves to store of them.
 
         A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,

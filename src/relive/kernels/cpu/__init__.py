@@ -10,7 +10,7 @@ from .jit import cache_folder
 from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
-from .rows import copy_row
+from .rows import accept_step, copy_row, copy_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
 from .tree import (
@@ -29,11 +29,13 @@ from .windows import gather_pairs, gather_rows, stack_places, windows
 __all__ = [
     "PLACES",
     "PROGRESS",
+    "accept_step",
     "add_rows",
     "anchors",
     "cache_folder",
     "choose_goals",
     "copy_row",
+    "copy_step",
     "discounted_return",
     "draw",
     "draw_weighted",

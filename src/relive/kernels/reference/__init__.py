@@ -7,7 +7,7 @@ from .hindsight import choose_goals, relabel_windows
 from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
-from .rows import copy_row
+from .rows import accept_step, copy_row, copy_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
 from .tree import (
@@ -27,10 +27,12 @@ from .windows import gather_pairs, gather_rows, stack_places, windows
 __all__ = [
     "Grid",
     "Priorities",
+    "accept_step",
     "add_rows",
     "anchors",
     "choose_goals",
     "copy_row",
+    "copy_step",
     "discounted_return",
     "draw",
     "draw_weighted",
