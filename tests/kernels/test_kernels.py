@@ -163,8 +163,10 @@ def test_float32_on_the_cpu_goes_to_the_fast_twin_and_all_else_to_the_reference(
         for name in names:
             monkeypatch.setattr(twin, name, lambda *_args, label=label, name=name: called.append(f"{label} {name}"))
     for x in (torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, device="meta")):
-        for name in names:
-            getattr(kernels, name)(x)
+        grid = kernels.Grid(x, x, x, x, x, x)
+        kernels.gae(grid)
+        kernels.discounted_return(grid, 1.0)
+        kernels.vtrace(x, grid)
     want = [f"{label} {name}" for label in ("fast", "plain", "plain") for name in names]
     assert called == want
 

@@ -118,14 +118,14 @@ def kernel(
 ) -> tuple[Tensor, ...]:
     """What one implementation says, asked without the function in front of it."""
     names = ("reward", "value", "terminated", "truncated", "final_value", "mask")
-    grids = [tensor(block[key], dtype) for key in names]
+    grid = reference.Grid(*(tensor(block[key], dtype) for key in names))
     gamma, lam = numbers["gamma"], numbers["lam"]
     if name == "monte_carlo":
-        return (module.discounted_return(*grids, gamma),)
+        return (module.discounted_return(grid, gamma),)
     if name == "vtrace":
         log_rho = tensor(block["log_rho"], dtype)
-        return module.vtrace(log_rho, *grids, gamma, lam, numbers["rho_clip"], numbers["c_clip"])
-    out = module.gae(*grids, gamma, lam)
+        return module.vtrace(log_rho, grid, gamma, lam, numbers["rho_clip"], numbers["c_clip"])
+    out = module.gae(grid, gamma, lam)
     return out if name == "gae" else out[1:]
 
 

@@ -15,8 +15,20 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .reference import Grid, refuse_missing
 
-__all__ = ["copy_row", "discounted_return", "fast", "gae", "gather_windows", "mark_windows", "permutation", "vtrace"]
+__all__ = [
+    "Grid",
+    "copy_row",
+    "discounted_return",
+    "fast",
+    "gae",
+    "gather_windows",
+    "mark_windows",
+    "permutation",
+    "refuse_missing",
+    "vtrace",
+]
 
 
 @cache
@@ -45,14 +57,14 @@ def _twin(reward: Tensor) -> Any:
     return fast() if reward.dtype is torch.float32 and reward.is_cpu else reference
 
 
-def gae(reward: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+def gae(grid: Grid, *args: float) -> tuple[Tensor, Tensor]:
     """See :func:`relive.kernels.reference.gae`."""
-    return _twin(reward).gae(reward, *args)
+    return _twin(grid.reward).gae(grid, *args)
 
 
-def discounted_return(reward: Tensor, *args: Any) -> Tensor:
+def discounted_return(grid: Grid, gamma: float) -> Tensor:
     """See :func:`relive.kernels.reference.discounted_return`."""
-    return _twin(reward).discounted_return(reward, *args)
+    return _twin(grid.reward).discounted_return(grid, gamma)
 
 
 def vtrace(log_rho: Tensor, *args: Any) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from . import saving
 from .columns import Columns
 from .episodes import Episodes
 from .fields import Fields, as_size
-from .finishing import finish
+from .finishing import Finisher
 from .minibatches import Minibatches, Permutations
 from .named import Name, NamedColumns
 from .sequences import Sequences
@@ -89,6 +89,7 @@ class RolloutBuffer:
         self._writer = Writer(
             fields, self._columns, named, self._episodes, self._states, debug=debug, preset=self._preset
         )
+        self._finisher = Finisher(self._columns, named, self._writer)
         memory = Recycled()
         self._minibatches = Minibatches(named, self.device, self._permutations, memory)
         self._sequences = Sequences(fields, named, self._episodes, self._states, self._permutations, memory)
@@ -201,7 +202,7 @@ class RolloutBuffer:
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
         """
-        finish(estimator, self._columns, self._named, self._writer, last_value, partial)
+        self._finisher.finish(estimator, last_value, partial)
         return self
 
     # -- reading ------------------------------------------------------------------------------------------------------

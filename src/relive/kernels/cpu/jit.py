@@ -25,6 +25,7 @@ __all__ = [
     "fetch",
     "flags",
     "floats",
+    "inlined",
     "intrinsic",
     "jit",
     "memcpy",
@@ -45,15 +46,20 @@ _carray: Any = cast("Any", numba).carray
 _ir: Any = cast("Any", cgutils).ir
 
 
-def jit(function: F) -> F:
+def jit(function: F, **options: Any) -> F:
     """Compile on first call, with a cache on disk."""
-    compiled: Any = cast("Any", numba).njit(error_model="numpy", nogil=True)(function)
+    compiled: Any = cast("Any", numba).njit(**{"error_model": "numpy", "nogil": True} | options)(function)
     try:
         compiled._cache = KernelCache(function)
     except (RuntimeError, OSError):
         warn_once("numba finds no directory that it may write to and that is yours alone: kernels are compiled again "
                   "in every process")  # fmt: skip
     return cast("F", compiled)
+
+
+def inlined(function: F) -> F:
+    """As :func:`jit`, for a part of a hot loop: it becomes a piece of its caller, never a call."""
+    return jit(function, forceinline=True)
 
 
 def cache_folder() -> str | None:
