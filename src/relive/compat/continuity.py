@@ -53,7 +53,7 @@ def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_
 
 
 def _identical(one: Any, other: Any) -> bool:
-    """Whether small arrays have the same bytes. Usually they do, and this is many times faster than :func:`equal_rows`."""
+    """Whether small arrays have the same bytes. Most often they do, and this is faster than :func:`equal_rows`."""
     if type(one) is np.ndarray:  # the check for a mapping takes longer than the comparison
         return one.nbytes < SMALL and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
