@@ -7,6 +7,7 @@ from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .packing import pack_rows, take_rows
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import copy_row
@@ -49,6 +50,7 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
@@ -56,6 +58,7 @@ __all__ = [
     "relabel_windows",
     "scatter_rows",
     "stack_places",
+    "take_rows",
     "tree_build",
     "tree_cover",
     "tree_find",

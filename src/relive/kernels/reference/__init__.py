@@ -4,6 +4,7 @@ from .append import add_rows, plan_rows, scatter_rows
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .packing import pack_rows, take_rows
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
 from .rows import copy_row
@@ -43,6 +44,7 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
@@ -51,6 +53,7 @@ __all__ = [
     "relabel_windows",
     "scatter_rows",
     "stack_places",
+    "take_rows",
     "tree_build",
     "tree_cover",
     "tree_find",
