@@ -8,9 +8,10 @@ from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
 from .packing import pack_rows, take_rows
+from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
-from .rows import copy_row
+from .rows import accept_step, copy_row, copy_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
 from .tree import (
@@ -29,13 +30,16 @@ from .windows import gather_pairs, gather_rows, stack_places, windows
 __all__ = [
     "PLACES",
     "PROGRESS",
+    "accept_step",
     "add_rows",
     "anchors",
     "cache_folder",
     "choose_goals",
     "copy_row",
+    "copy_step",
     "discounted_return",
     "draw",
+    "draw_weighted",
     "ends_full",
     "episode_starts",
     "fill_gae",
@@ -50,13 +54,17 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "note_drawable",
     "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
+    "powers",
+    "rate",
     "read_sequences",
     "relabel_windows",
     "scatter_rows",
+    "set_errors",
     "stack_places",
     "take_rows",
     "tree_build",
