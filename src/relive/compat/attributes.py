@@ -52,11 +52,11 @@ def write_column(name: str, column: Any, values: Any) -> None:
     Raises:
         StepShapeError: a tensor's shape differs.
     """
-    if isinstance(column, Mapping):
+    if isinstance(column, np.ndarray):
+        column[...] = values
+    elif isinstance(column, Mapping):
         for key, member in cast("Mapping[str, Any]", column).items():
             write_column(f"{name}[{key!r}]", member, values[key])
-    elif isinstance(column, np.ndarray):
-        column[...] = values
     else:
         given: Tensor = torch.as_tensor(values)
         if given.shape != column.shape:
