@@ -34,6 +34,7 @@ FACE = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "SchemaChanges",
     "Sequence",
     "SequenceBatch",
     "TDLambda",
@@ -43,6 +44,7 @@ FACE = [
     "WithoutReplacement",
     "__version__",
     "errors",
+    "load_extra",
     "returns",
 ]
 """In the order that ruff keeps: constants and acronyms, classes, the rest."""

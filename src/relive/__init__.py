@@ -8,12 +8,14 @@ from .batches.sequences import SequenceBatch
 from .collect.collector import Collector
 from .errors import ReliveError
 from .replay.buffer import ReplayBuffer
+from .replay.extra import load_extra
 from .replay.mixture import Mixture
 from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout.buffer import RolloutBuffer
 from .samplers.prioritized import Prioritized
 from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
+from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
@@ -36,6 +38,7 @@ __all__ = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "SchemaChanges",
     "Sequence",
     "SequenceBatch",
     "TDLambda",
@@ -45,6 +48,7 @@ __all__ = [
     "WithoutReplacement",
     "__version__",
     "errors",
+    "load_extra",
     "returns",
 ]
 

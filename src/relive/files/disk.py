@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import FileFormatError, NoSaveError
-from .format import MANIFEST, MANIFEST_BYTES, OWN_NAME, FileNote, damaged, parse_kind
+from .format import MANIFEST, MANIFEST_BYTES, OWN_NAME, Contents, FileNote, damaged, parse, parse_kind
 
 __all__ = [
     "Reader",
-    "check_replaceable",
     "open_file",
     "read_manifest",
     "remove_others",
+    "replaceable",
     "sync",
     "take_back",
     "turn",
@@ -186,26 +186,46 @@ def sync(directory: int | None) -> None:
         os.fsync(directory)
 
 
-def check_replaceable(path: Path) -> None:
-    """Refuse to save into a directory that holds anything but a save or the remains of one.
+def replaceable(path: Path) -> Contents:
+    """What is intact of the save in a directory, which may be replaced; nothing if there is no save.
+
+    A tensor counts as intact if its file has the size that the manifest states.
 
     Raises:
-        FileFormatError: names the foreign file.
+        FileFormatError: the directory holds something else than a save or the remains of one; names the foreign file.
     """
     names = os.listdir(path)
     if MANIFEST in names:
-        parse_kind(path / MANIFEST, read_manifest(path))
+        raw = read_manifest(path)
+        parse_kind(path / MANIFEST, raw)
+        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; nothing of it is kept
+            _, found = parse(path / MANIFEST, raw)
+            whole = {file for file, note in found.files.items() if _has_size(path / file, note.nbytes)}
+            return found.of_tensors([name for name, spec in found.specs.items() if spec.file in whole])
     elif foreign := [name for name in names if not OWN_NAME.fullmatch(name)]:
         raise FileFormatError(
             f"'{path}': expected an empty directory or a save, got one with {min(foreign)!r} in it; "
             "give another path, or empty it yourself"
         )
+    return Contents({}, {})
 
 
-def take_back(path: Path, generation: str, created: bool) -> str:
-    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words."""
+def _has_size(path: Path, size: int) -> bool:
+    """Whether a regular file of this size is at the path."""
     try:
-        if generation.encode() in (path / MANIFEST).read_bytes():
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
+def take_back(path: Path, generation: str, manifest: bytes, created: bool) -> str:
+    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words.
+
+    ``manifest`` is empty if it was not yet made.
+    """
+    try:
+        if manifest and manifest == (path / MANIFEST).read_bytes():
             return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
     except FileNotFoundError:
         pass

@@ -98,8 +98,8 @@ def fitting(
 
 
 @contextmanager
-def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
-    """Blame the save for any error while it is loaded.
+def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -> Generator[None]:
+    """Blame the save for any error while it is loaded, but for errors of the ``innocent`` kinds.
 
     Raises:
         FileFormatError: replaces any other error.
@@ -107,7 +107,7 @@ def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
     """
     try:
         yield
-    except (FileFormatError, LifecycleError):
+    except (FileFormatError, LifecycleError, *innocent):
         raise
     except MemoryError as error:
         raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import files as persist
 from ..batches.sequences import SequenceBatch
 from ..batches.tensordicts import as_tensordict
 from ..errors import (
@@ -23,10 +22,11 @@ from ..errors import (
     ShapeError,
 )
 from ..files.entries import contradictions
+from ..files.nested import read_extra
 from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
-from ..memory.estimate import StoragePlan, storage_plan
+from ..memory.estimate import StoragePlan, free_memory, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
@@ -35,8 +35,10 @@ from ..ring.ring import Ring
 from ..samplers.contract import Sampler
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
+from ..steps.changes import DoesNotFitError, Origin, SchemaChanges
 from ..steps.schema import Schema, not_named
 from ..steps.summary import Summary, html, text
+from ..steps.trees import Path
 from ..views.contract import SequenceReader, View
 from ..views.transitions import NStep, Transition
 from .arguments import require_rows
@@ -48,13 +50,17 @@ from .ratings import Ratings
 from .reader import Reader, readable_draw
 from .saving import (
     bare_arrays,
-    constructor_arguments,
-    read_save,
+    changed_arguments,
+    open_save,
     replay_state,
     restore_replay,
+    saved_arguments,
     typed_tensors,
-    whole_arrays,
+    whole_state,
+    write_save,
 )
+from .segments import Segments
+from .sources import Source
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -172,6 +178,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self.check_ends = check_ends
         self._sampler.attach(self._ring)
         self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
+        self._segments = Segments()
+        self.extra: Any = None
+        """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
 
     @staticmethod
     def plan(
@@ -438,7 +447,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Row k of env e is at ``e * R + k % R``, where R rows belong to each env. With ``ordered`` these are also the
         rows that hold the observation an episode ended on. Off the CPU, reward and flags are in RAM nevertheless.
+
+        The views can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
         """
+        self._segments.give_up()
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
     @_one_at_a_time
@@ -457,31 +469,38 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 )
         with other.lock:
             other._writer.mend()
+            self._segments.forget()  # the older rows get new stamps
             self._writer.append(other._ring)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
         """Write all that is stored, and how far the draws have come, to the directory ``path``.
 
-        A save that is there already is replaced, whole or not at all; ``docs/files.md`` has the format.
+        A save that is there already is replaced, whole or not at all; ``docs/files.md`` has the format. If this buffer
+        wrote or loaded it, rows that it holds are kept, and only new ones are written.
+
+        Args:
+            path: the directory.
+            extra: what else belongs to the same instant, such as the ``state_dict`` of the model and the optimizer:
+                nested dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. :meth:`load` and
+                :func:`relive.load_extra` return it. Do not change it before this returns.
 
         Raises:
-            FileFormatError: ``path`` holds something else.
+            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
             OSError: the disk is full, or fails.
         """
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
             if self._ring.pending is not None:
                 self._writer.mend()
-            persist.write(path, *self._saved(), taken=held.close)
+            write_save(path, self._ring, self._saved(), extra, self._segments, held.close)
 
     @_one_at_a_time
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything stored: arrays by name, and what is JSON."""
-        tensors, content = self._saved()
-        return whole_arrays(tensors), content
+        return whole_state(self._ring, self._saved())
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The same, with rows that are read when they are written."""
+        """The same without the rows."""
         settings = {
             "ordered": self.ordered,
             "own_next_obs": self.own_next_obs,
@@ -513,24 +532,45 @@ class ReplayBuffer(Generic[S_co, V_co]):
         path: str | os.PathLike[str],
         *,
         device: str | torch.device = "cpu",
+        capacity: int | None = None,
         sampler: GivenSampler | None = None,
         view: GivenView | None = None,
+        seed: int | None = None,
+        changes: SchemaChanges | None = None,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved; it goes on with the batches that the saved one would have drawn next.
+
+        :attr:`extra` is what was saved with it.
 
         Args:
             path: the directory.
             device: where its rows are to live, wherever the saved ones did.
+            capacity: another number of rows over all envs. If it is smaller, the newest rows of each env are kept.
             sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts empty,
                 and so does another inner sampler of :class:`relive.Recent`.
             view: needed in the same case.
+            seed: draw other batches than the saved buffer would have; number 0 comes next. Give each process that loads
+                the same save a seed of its own, or all of them draw the same batches.
+            changes: fields to drop, rename, cast or add.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+            SchemaError: an argument is out of range, or the save has no such fields.
+            NotFiniteError: a stored number does not fit into the dtype that it is cast to.
         """
-        tensors, content = read_save(path)
-        with contradictions(path), small_pages():
-            return cls._restored(tensors, content, device, sampler, view)
+        with open_save(path) as save:
+            source = Source.of_save(save)
+            with contradictions(path):
+                arguments = {**saved_arguments(source, sampler, view), "device": device}
+            origins = changed_arguments(arguments, capacity, changes)
+            with contradictions(path, DoesNotFitError), small_pages():
+                buffer = cls._made(source, arguments, origins)
+            buffer.extra = read_extra(save, free_memory())
+        if seed is not None:
+            buffer.seed = seed
+        if changes is None:
+            buffer._segments.note(path, source.segments[:-1])
+        return buffer
 
     @classmethod
     def _restored(
@@ -542,8 +582,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
         view: Any,
     ) -> ReplayBuffer:
         """The buffer whose state this is."""
-        buffer = cls(**constructor_arguments(tensors, content, sampler, view), device=device)
-        restore_replay(buffer._ring, buffer._sampler, buffer._progress, tensors, content)
+        source = Source.of_tensors(tensors, content)
+        return cls._made(source, {**saved_arguments(source, sampler, view), "device": device})
+
+    @classmethod
+    def _made(
+        cls, source: Source, arguments: Mapping[str, Any], origins: Mapping[Path, Origin] | None = None
+    ) -> ReplayBuffer:
+        """A buffer with these arguments, and the state of a source; its fields have these ``origins``."""
+        buffer = cls(**arguments)
+        restore_replay(buffer._ring, buffer._sampler, buffer._progress, source, origins)
         return buffer
 
     @_one_at_a_time

@@ -1,0 +1,61 @@
+"""Span: for each env, a range of row numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Ints", "Span"]
+
+
+Ints = NDArray[np.int64]
+
+
+class Span(NamedTuple):
+    """Of each env e the rows with the numbers from ``first[e]`` up to but not including ``until[e]``.
+
+    Its rows are counted env by env in the order of time; "row k" below is the k-th in that order.
+    """
+
+    first: Ints
+    """int64 ``[N]``."""
+    until: Ints
+    """int64 ``[N]``, at least ``first``."""
+
+    @property
+    def count(self) -> int:
+        """How many rows there are, over all envs."""
+        return int((self.until - self.first).sum())
+
+    def rows(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
+        """The envs and numbers of all rows, or of the rows from ``low`` up to ``high``."""
+        ends = np.cumsum(self.until - self.first)
+        row = np.arange(low, int(ends[-1]) if high is None else min(high, int(ends[-1])))
+        env = np.searchsorted(ends, row, side="right")
+        return env, row + (self.until - ends)[env]
+
+    def places(self, size: int, low: int = 0, high: int | None = None) -> Ints:
+        """The places of the same rows in a ring of ``size`` rows per env."""
+        ends = np.cumsum(self.until - self.first)
+        high = int(ends[-1]) if high is None else min(high, int(ends[-1]))
+        env = int(np.searchsorted(ends, low, side="right"))
+        if low < high <= ends[env]:  # all in one env, as most often: one run of places, or two
+            begin = int(low + (self.until - ends)[env]) % size
+            run = np.arange(begin, begin + high - low)
+            return env * size + (run if run[-1] < size else run % size)
+        envs, numbers = self.rows(low, high)
+        return envs * size + numbers % size
+
+    def meet(self, other: Span) -> Span:
+        """The rows that both have."""
+        first = np.maximum(self.first, other.first)
+        return Span(first, np.maximum(np.minimum(self.until, other.until), first))
+
+    def where(self, part: Span) -> slice | Ints:
+        """Which of these rows are those of ``part``, all of which are among them: a slice, or their positions."""
+        if part.count == self.count:
+            return slice(None)
+        begin = np.cumsum(self.until - self.first) - (self.until - self.first) + (part.first - self.first)
+        return np.concatenate([np.arange(a, a + n) for a, n in zip(begin, part.until - part.first, strict=True)])
