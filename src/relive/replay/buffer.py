@@ -32,7 +32,7 @@ from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
 from ..ring.ring import Ring
-from ..samplers.contract import Sampler
+from ..samplers.contract import AnySampler, completed
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
 from ..steps.changes import DoesNotFitError, Origin, SchemaChanges
@@ -71,9 +71,9 @@ __all__ = ["ReplayBuffer"]
 
 
 if TYPE_CHECKING:
-    S_co = TypeVarWithDefault("S_co", bound=Sampler, covariant=True, default=Any)
+    S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)
     V_co = TypeVarWithDefault("V_co", bound=View, covariant=True, default=Any)
-    GivenSampler = TypeVarWithDefault("GivenSampler", bound=Sampler, default=Any)
+    GivenSampler = TypeVarWithDefault("GivenSampler", bound=AnySampler, default=Any)
     GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
 else:
     S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
@@ -164,8 +164,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
-        self._sampler: Sampler = sampler or Uniform()
-        self._own_sampler = is_own(self._sampler)
+        self._given_sampler = sampler or Uniform()
+        self._own_sampler = is_own(self._given_sampler)
+        self._sampler = completed(self._given_sampler)
         plan = storage_plan(stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
         plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
@@ -189,7 +190,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         num_envs: int = 1,
         *,
         capacity_bytes: int | None = None,
-        sampler: Sampler | None = None,
+        sampler: AnySampler | None = None,
         ordered: bool = True,
         own_next_obs: bool = False,
         device: str | torch.device = "cpu",
@@ -201,7 +202,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             SchemaError: as the constructor's.
         """
-        leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, (sampler or Uniform()).nbytes
+        leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, completed(sampler or Uniform()).nbytes
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @property
     def sampler(self) -> S_co:
         """What draws; its parameters may be changed at any time."""
-        return cast("S_co", self._sampler)
+        return cast("S_co", self._given_sampler)
 
     @property
     def seed(self) -> int:
@@ -338,7 +339,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def batch_fields(self) -> tuple[str, ...]:
         """The names of the fields of a batch, as view and sampler are now; nothing has to be stored."""
         self._reader.keep_rule()
-        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *getattr(self._sampler, "extras", ()))
+        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
 
     @overload
     def sample(self: ReplayBuffer[Any, NStep], batch_size: int) -> TensorDict: ...
@@ -512,7 +513,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
         state, content = self._state()
-        sampler = self._sampler if content["sampler"] is None else None
+        sampler = self._given_sampler if content["sampler"] is None else None
         # a copy, since copy.copy would have both buffers read through one view
         view = copy(self._reader.view) if content["view"] is None else None
         arrays = bare_arrays(state)
@@ -602,9 +603,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             InvariantError: naming the first that does not hold.
         """
         self._ring.check()
-        check = getattr(self._sampler, "check", None)
-        if check is not None:
-            check()
+        self._sampler.check()
 
     def __repr__(self) -> str:
         return (

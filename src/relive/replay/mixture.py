@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..batches.sequences import SequenceBatch
-from ..errors import DeviceError, NotFiniteError, SchemaError, ShapeError
+from ..errors import DeviceError, SchemaError, ShapeError
 from ..parameters import is_count, is_number
 from ..steps.arrays import as_host
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
 from .buffer import ReplayBuffer
+from .ratings import doubles, magnitudes
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -92,17 +92,13 @@ class Mixture:
         Buffers whose sampler knows no priorities are left out. Errors as :meth:`ReplayBuffer.update_priorities`.
         """
         source, late = as_host(batch["source"]), 0
-        errors = td_error.detach().double().cpu().numpy() if isinstance(td_error, Tensor) else np.asarray(td_error)
+        errors = doubles(td_error)
         axis = 1 if errors.ndim == 2 and isinstance(batch, SequenceBatch) and batch.time_first else 0
         if errors.shape[axis : axis + 1] != source.shape:
             raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
         real = None if mask is None else as_host(mask)
         counted = errors if real is None or real.shape != errors.shape else np.where(real, errors, 0.0)
-        by_item = np.moveaxis(counted, axis, 0)
-        usable = np.abs(by_item) <= np.finfo(np.float32).max
-        if not usable.all():  # before any buffer is changed
-            bad = np.flatnonzero(~usable.reshape(len(by_item), -1).all(1))[0]
-            raise NotFiniteError(f"td_error: entry {bad} is {by_item[bad]}; mend the loss before it spreads")
+        magnitudes(np.moveaxis(counted, axis, 0))  # raises before any buffer is changed
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)
             if len(rows) and buffer.has_priorities:

@@ -18,7 +18,7 @@ from ..views.contract import View, time_first_of
 from .arguments import whole_numbers
 from .progress import Progress
 
-__all__ = ["Ratings"]
+__all__ = ["Ratings", "doubles", "magnitudes"]
 
 
 RATING = Change()
@@ -49,14 +49,8 @@ class Ratings:
         if sampler is None:
             raise LifecycleError(f"{self.sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
         where = whole_numbers(index, "index")
-        errors, real = _by_item(view, where, _doubles(td_error), None if mask is None else as_host(mask))
-        sizes = np.empty(errors.size, np.float32)
-        bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
-        if bad >= 0:
-            entry = bad // errors[0].size
-            raise NotFiniteError(
-                f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
-            )
+        errors, real = _by_item(view, where, doubles(td_error), None if mask is None else as_host(mask))
+        sizes = magnitudes(errors)
         places, unknown = ring.find(where)
         if unknown >= 0:
             raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
@@ -75,6 +69,27 @@ class Ratings:
         self.progress.late += late
         ring.pending = None
         return late
+
+
+def magnitudes(errors: Any) -> Any:
+    """The sizes of TD errors, item by item: float64 ``[B]`` or ``[B, L]`` -> float32 ``[B]`` or ``[B * L]``.
+
+    Raises:
+        NotFiniteError: one is NaN, infinite, or too large for float32. Names the first item with such an error.
+    """
+    sizes = np.empty(errors.size, np.float32)
+    bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
+    if bad >= 0:
+        entry = bad // errors[0].size
+        raise NotFiniteError(
+            f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
+        )
+    return sizes
+
+
+def doubles(values: Any) -> Any:
+    """Numbers of any dtype, on any device, as float64; NumPy does not know all of torch's dtypes."""
+    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
 
 
 def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
@@ -109,8 +124,3 @@ def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
             "Errors of two axes belong to a view that reads sequences, such as Sequence"
         )
     return message
-
-
-def _doubles(values: Any) -> Any:
-    """Numbers of any dtype, on any device, as float64; NumPy does not know all of torch's."""
-    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)

@@ -16,6 +16,7 @@ from ..files.entries import MOST
 from ..memory.layout import row_layout
 from ..parameters import is_count, is_number
 from ..ring.ring import Ring
+from ..samplers.prioritized import LARGEST_ERROR
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 
@@ -28,9 +29,6 @@ REACH = 2**16
 
 STEPS = 2**31 - 1
 """Rewards that an n-step window may have: their number is an int32."""
-
-
-LARGEST_ERROR = float(np.finfo(np.float32).max)
 
 
 def require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> None:

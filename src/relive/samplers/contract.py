@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import LifecycleError, SchemaError
 from ..ring.ring import Ints, Ring
 
-__all__ = ["Doubles", "Extras", "Sampler", "refuse_weights", "require_own_ring"]
+__all__ = ["AnySampler", "Doubles", "Extras", "Sampler", "completed", "refuse_weights", "require_own_ring"]
 
 
 Doubles = NDArray[np.float64]
@@ -20,61 +21,119 @@ Extras = dict[str, NDArray[Any]]
 """Further fields of a batch, ``[B]``: weight, probability."""
 
 
-class Sampler(Protocol):
-    """Draws anchors of a ring.
+class AnySampler(Protocol):
+    """What a replay takes as a sampler: two methods, documented in :class:`Sampler`."""
 
-    A sampler that keeps facts about the ring may have ``check()``, which raises an InvariantError if they are wrong.
-    :meth:`relive.ReplayBuffer.check` calls it.
+    def attach(self, ring: Ring) -> None:
+        """See :meth:`Sampler.attach`."""
+        ...
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        """See :meth:`Sampler.draw`."""
+        ...
+
+
+class Sampler(ABC):
+    """Draws anchors of a ring: rows that can be drawn. Write :meth:`attach` and :meth:`draw`; the rest has defaults.
+
+    A sampler need not inherit from this class. A plain object with the two methods has the same defaults.
     """
 
+    watches: bool = False
+    """Whether :meth:`changed` must be called."""
+
+    extras: tuple[str, ...] = ()
+    """The names of the further fields that every :meth:`draw` returns."""
+
+    per_row: tuple[str, ...] = ()
+    """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
+
+    @abstractmethod
     def attach(self, ring: Ring) -> None:
         """Prepare to draw from ``ring``; called before all else, and again when the ring's rule has changed.
 
         Also called after an exception, such as Ctrl-C, interrupted a write. Calls of :meth:`changed` may then be
         missing, so a sampler starts again from ``ring.anchors()``.
         """
-        ...
 
-    @property
-    def watches(self) -> bool:
-        """Whether :meth:`changed` must be called."""
-        ...
-
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """The names of the further fields that every :meth:`draw` returns."""
-        ...
-
-    def changed(self, places: Ints, drawable: Any) -> None:
-        """Note that the rows at ``places`` can be drawn from now on (1) or no more (0), in order."""
-        ...
-
+    @abstractmethod
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
-        """Places of anchors ``[count]`` and further fields of the batch, for update ``update`` of ``of`` in a round.
+        """Places of anchors, int64 ``[count]``, and further fields of the batch ``[count]`` by name.
 
-        Draws are functions of ``key``, the batch's stream of random numbers.
+        Args:
+            count: B.
+            key: the batch's stream of random numbers; equal keys give equal draws.
+            update: the number of this batch in its round of updates, from 1.
+            of: how many batches the round has.
 
         Raises:
             EmptyError: there is nothing to draw.
         """
-        ...
+
+    def changed(self, places: Ints, drawable: Any) -> None:  # noqa: B027 - a default, not an omission
+        """Note that the rows at ``places``, int64 ``[K]``, can be drawn from now on (1) or no more (0), in order.
+
+        ``drawable`` is uint8 ``[K]``. Only called if :attr:`watches` is True.
+        """
 
     def nbytes(self, rows: int) -> int:
         """Bytes that the sampler keeps for a full ring of ``rows`` rows over all envs."""
-        ...
-
-    @property
-    def per_row(self) -> tuple[str, ...]:
-        """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
-        ...
+        return 0
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the state that another sampler needs to continue exactly like this one."""
-        ...
+        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Continue exactly like the sampler that gave this state."""
-        ...
+
+    def check(self) -> None:  # noqa: B027
+        """Check what the sampler knows of the ring; :meth:`relive.ReplayBuffer.check` calls it.
+
+        Raises:
+            InvariantError: it is wrong.
+        """
+
+
+class _Defaults(Sampler):
+    """Has the defaults alone."""
+
+    def attach(self, ring: Ring) -> None: ...
+
+    def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
+        raise NotImplementedError
+
+
+class _Completed:
+    """A plain object as a sampler: the members that it lacks are the defaults of :class:`Sampler`."""
+
+    _defaults = _Defaults()
+
+    def __init__(self, given: AnySampler) -> None:
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given if hasattr(self._given, name) else self._defaults, name)
+
+    def __repr__(self) -> str:
+        return repr(self._given)
+
+
+def completed(given: AnySampler) -> Sampler:
+    """The sampler itself if it inherits from :class:`Sampler`; else one that adds the defaults to it.
+
+    Raises:
+        SchemaError: it lacks one of the two methods.
+    """
+    if isinstance(given, Sampler):
+        return given
+    missing = [name for name in ("attach", "draw") if not callable(getattr(given, name, None))]
+    if missing:
+        raise SchemaError(
+            f"sampler={given!r}: expected a sampler such as Prioritized(), or an object with the methods attach(ring) "
+            f"and draw(count, key, update, of); it lacks {' and '.join(missing)}"
+        )
+    return cast("Sampler", _Completed(given))
 
 
 def require_own_ring(mine: Ring | None, ring: Ring, sampler: object) -> Ring:

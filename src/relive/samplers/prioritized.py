@@ -13,7 +13,7 @@ from ..errors import NotFiniteError, ShapeError
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Ints, Ring
-from .contract import Doubles, Extras, refuse_weights, require_own_ring
+from .contract import Doubles, Extras, Sampler, refuse_weights, require_own_ring
 from .sequence_weights import draw_recent, nothing_to_draw, require_weights
 from .sumtree import SumTree
 
@@ -58,7 +58,7 @@ class _Weighing(NamedTuple):
     ),
     eta=(lambda eta: is_number(eta, 0, 1), "eta is a number from 0 to 1"),
 )
-class Prioritized:
+class Prioritized(Sampler):
     """Prioritized experience replay (Schaul et al. 2015): P(i) = pᵢ / Σp with p = (|TD error| + eps)^alpha.
 
     A batch gets ``probability`` (float64, exact) and ``weight`` (float32) = (N · P)^-beta, divided by the largest

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import NotFiniteError, SchemaError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ints, Ring
-from .contract import Extras, require_own_ring
+from .contract import Extras, Sampler, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform
 
@@ -27,7 +27,7 @@ _ETA: Rule = (lambda eta: is_number(eta, 0, 1) and eta > 0, "eta is a number abo
     c_min=(lambda c_min: is_count(c_min, 1), "c_min is a whole number of at least 1"),
     adapt=(is_flag, "adapt is True or False"),
 )
-class Recent:
+class Recent(Sampler):
     """Emphasising recent experience (Wang and Ross 2019): update k of K draws from the newest cₖ transitions.
 
     cₖ = max(N · eta^(1000 k / K), c_min). The N transitions that can be drawn are ordered by completion over all envs.
@@ -57,6 +57,7 @@ class Recent:
         self._inner: Uniform | Prioritized = inner or Uniform()
         if not isinstance(cast("object", self._inner), Uniform | Prioritized):
             raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
+        self._take_over()
         self._ring: Ring | None = None
         self.progress: float | None = None
         """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
@@ -68,25 +69,16 @@ class Recent:
         """The sampler for the newest transitions; it cannot be replaced."""
         return self._inner
 
-    @property
-    def watches(self) -> bool:
-        """Whether the inner sampler watches."""
-        return self.inner.watches
-
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """The inner sampler's extras."""
-        return self.inner.extras
-
-    @property
-    def per_row(self) -> tuple[str, ...]:
-        """The inner sampler's arrays, prefixed with ``inner.``."""
-        return tuple(f"inner.{name}" for name in self.inner.per_row)
-
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
         self._ring = require_own_ring(self._ring, ring, self)
         self.inner.attach(ring)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Have the members of the inner sampler; its arrays' names get the prefix ``inner.``."""
+        self.watches, self.extras = self._inner.watches, self._inner.extras
+        self.per_row = tuple(f"inner.{name}" for name in self._inner.per_row)
 
     def nbytes(self, rows: int) -> int:
         """The inner sampler's bytes."""

@@ -13,6 +13,7 @@ from .. import kernels
 from ..errors import EmptyError, InvariantError
 from ..kernels.reference.random import mix
 from ..ring.ring import Ints, Ring
+from ..ring.rule import Rule
 from .sumtree import SumTree
 
 __all__ = ["WindowWeights", "draw_recent", "nothing_to_draw", "require_weights"]
@@ -85,7 +86,7 @@ class WindowWeights:
         ring, rule = self._ring, self._ring.rule
         number, env = np.divmod(ring.index_of(places), ring.num_envs)
         at = ring.step[places].astype(np.int64)
-        back = at - (rule.length - 1 + (at - rule.length) // rule.stride * rule.stride)
+        back = at - (_whole_before(at, rule) + rule.length - 1)
         there = (at >= rule.length) & (number - back >= ring.oldest[env])
         return (env * ring.rows + (number - back) % ring.rows)[there]
 
@@ -94,17 +95,24 @@ class WindowWeights:
 
         Only windows that end at row ``oldest`` ``[N]`` or later count.
         """
-        ring, (history, length, stride, _, _) = self._ring, self._ring.rule
+        ring, rule = self._ring, self._ring.rule
         number, env = np.divmod(ring.index_of(places), ring.num_envs)
         at = ring.step[places].astype(np.int64)
         begins = number - at
-        low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + history)
+        low = np.where(begins >= ring.oldest[env], begins, ring.oldest[env] + rule.history)
         low = np.maximum(low, oldest[env]) - begins
-        first = np.maximum(low - length + stride, 0) // stride  # whole window i ends at step length - 1 + i * stride
-        last = (at - length) // stride
-        chosen = (random * (1 + np.maximum(last - first + 1, 0))).astype(np.int64)
-        back = np.where(chosen > 0, at - (length - 1 + (last - chosen + 1) * stride), 0)
+        # whole windows of the episode, the newest apart: from the one that ends at step ``low`` or next after it
+        first, last = kernels.reference.window_start(low, rule.length, rule.stride), _whole_before(at, rule)
+        others = np.where(at >= rule.length, np.maximum((last - first) // rule.stride + 1, 0), 0)
+        chosen = (random * (1 + others)).astype(np.int64)  # 0 is the newest, 1 the one before it, and so on
+        start = last - (chosen - 1) * rule.stride
+        back = np.where(chosen > 0, at - (start + rule.length - 1), 0)
         return env * ring.rows + (number - back) % ring.rows
+
+
+def _whole_before(at: Ints, rule: Rule) -> Ints:
+    """The first step of the last whole window before the one that ends at step ``at``; only where at >= length."""
+    return kernels.reference.window_start(at - rule.stride, rule.length, rule.stride)
 
 
 class RecentDraw(NamedTuple):

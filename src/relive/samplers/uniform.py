@@ -9,26 +9,22 @@ import numpy as np
 from .. import kernels
 from ..errors import InvariantError, ShapeError
 from ..ring.ring import Ints, Ring
-from .contract import Extras, refuse_weights, require_own_ring
+from .contract import Extras, Sampler, refuse_weights, require_own_ring
 from .sequence_weights import WindowWeights, nothing_to_draw
 from .sumtree import SumTree
 
 __all__ = ["Uniform", "WithoutReplacement"]
 
 
-class Uniform:
+class Uniform(Sampler):
     """Draws every transition with the same probability, with replacement.
 
     Windows of :class:`relive.Sequence` are drawn as its ``weigh`` says.
     """
 
-    per_row = ()
-    extras = ()
-
     def __init__(self) -> None:
         self._ring: Ring | None = None
         self._windows: WindowWeights | None = None
-        self.watches = False
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
@@ -67,27 +63,16 @@ class Uniform:
         if self._windows is not None:
             self._windows.check()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Empty, as draws depend only on their keys."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing, as there is no state."""
-
     def __repr__(self) -> str:
         return "Uniform()"
 
 
-class WithoutReplacement:
+class WithoutReplacement(Sampler):
     """Epochs: every transition is drawn once, in random order, before any comes again.
 
     An epoch consists of the transitions that could be drawn when it began. Those that have left the buffer since are
     skipped, and new ones wait for the next epoch. A batch may take its rest from the next epoch.
     """
-
-    watches = False
-    per_row = ()
-    extras = ()
 
     def __init__(self) -> None:
         self._ring: Ring | None = None
@@ -102,9 +87,6 @@ class WithoutReplacement:
     def nbytes(self, rows: int) -> int:
         """Bytes of the order of an epoch, int64. A new epoch takes three times as much for a moment."""
         return 8 * rows
-
-    def changed(self, places: Ints, drawable: Any) -> None:
-        """Do nothing: :meth:`draw` looks up what it draws."""
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, all different unless a new epoch begins among them.
