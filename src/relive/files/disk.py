@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +27,7 @@ __all__ = [
     "turn",
     "usable",
     "write_file",
+    "write_files",
 ]
 
 
@@ -52,30 +53,15 @@ def write_file(
     path: Path,
     parts: Iterable[memoryview],
     size: int,
-    written: Callable[[], object] | None = None,
     last: Callable[[], tuple[int, bytes]] | None = None,
 ) -> FileNote:
     """Write a new file of ``size`` bytes to the disk, through all caches.
 
-    ``written`` is called after the last part is read and before the wait for the disk. ``last`` then gives a position
-    and bytes to write there, for content that is known only at the end.
+    ``last`` gives a position and bytes to write there, for content that is known only at the end.
     """
-    crc, start, end = 0, 0, 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
+    descriptor = _create(path)
     try:
-        _allocate(descriptor, size)
-        with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
-            for part in _gathered(parts):
-                hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
-                done = 0
-                while done < len(part):
-                    done += os.write(descriptor, part[done:])
-                crc = hashed.result() if hashed is not None else zlib.crc32(part, crc)
-                end += len(part)
-                if end - start >= AHEAD:
-                    start = _set_going(descriptor, start, end)
-        if written is not None:
-            written()
+        note = _fill(descriptor, parts, size)
         if last is not None:
             place, late = last()
             os.lseek(descriptor, place, os.SEEK_SET)
@@ -83,6 +69,49 @@ def write_file(
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    return note
+
+
+def write_files(
+    files: Mapping[Path, tuple[Iterable[memoryview], int]], written: Callable[[], object] | None = None
+) -> list[FileNote]:
+    """Write new files to the disk, through all caches: the parts of each, and its size in bytes.
+
+    ``written`` is called after the last part of all files is read, and before the first wait for the disk.
+    """
+    descriptors, notes = list[int](), list[FileNote]()
+    try:
+        for path, (parts, size) in files.items():
+            descriptors.append(_create(path))
+            notes.append(_fill(descriptors[-1], parts, size))
+        if written is not None:
+            written()
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return notes
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
+
+
+def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
+    """Write all parts, which are ``size`` bytes, to a new file; not yet through the system's cache."""
+    crc, start, end = 0, 0, 0
+    _allocate(descriptor, size)
+    with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
+        for part in _gathered(parts):
+            hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
+            done = 0
+            while done < len(part):
+                done += os.write(descriptor, part[done:])
+            crc = hashed.result() if hashed is not None else zlib.crc32(part, crc)
+            end += len(part)
+            if end - start >= AHEAD:
+                start = _set_going(descriptor, start, end)
     return FileNote(size, f"{crc:08x}")
 
 

@@ -50,7 +50,7 @@ def to_json(value: Any) -> tuple[Any, dict[str, Array]]:
 
 
 def _to_json(value: Any, keys: tuple[Any, ...], tensors: dict[str, Array]) -> Any:
-    kind = type(value)
+    kind = cast("type[Any]", type(value))
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
@@ -64,13 +64,11 @@ def _to_json(value: Any, keys: tuple[Any, ...], tensors: dict[str, Array]) -> An
         return {"tensor": _named(value.detach(), keys, tensors)}
     if kind is np.ndarray:
         return {"array": _named(value, keys, tensors)}
-    if isinstance(value, np.generic):
+    if issubclass(kind, np.generic):
         return {"scalar": _named(np.asarray(value), keys, tensors)}
     if kind is bytes:
         return {"bytes": _named(np.frombuffer(value, np.uint8), keys, tensors)}
-    raise FileFormatError(
-        f"{_place(keys)}: expected {STORABLE}; got {kind.__name__}; convert it, or leave it out"
-    )
+    raise FileFormatError(f"{_place(keys)}: expected {STORABLE}; got {kind.__name__}; convert it, or leave it out")
 
 
 def _pairs(value: Mapping[Any, Any], keys: tuple[Any, ...], tensors: dict[str, Array]) -> list[Any]:

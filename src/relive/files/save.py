@@ -2,7 +2,8 @@
 
 A save is a ``manifest.json`` and the data files that it names. Data files get new names and never change, so a new save
 may name files of the old one. One rename puts the new manifest in place of the old one, and only then are the data
-files removed that it does not name. So if the writer dies, the directory holds the old save or the new one. Files that no manifest names may remain; the next save removes them.
+files removed that it does not name. So if the writer dies, the directory holds the old save or the new one. Files that
+no manifest names may remain; the next save removes them.
 ``docs/files.md`` has the format.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,13 +79,12 @@ def update(
         try:
             groups, content, kept = change(present)
             text, tensors = format.encode(content), {name: x for group in groups for name, x in group.items()}
-            planned = _planned(groups, generation)
-            files = dict(kept.files)
-            for number, (file, group) in enumerate(planned.items(), 1):
+            planned, sources = _planned(groups, generation), dict[Path, tuple[Iterator[memoryview], int]]()
+            for file, group in planned.items():
                 header = format.header(group)
-                size = len(header) + sum(spec.nbytes for spec in group.values())
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
-                files[file] = disk.write_file(path / file, parts, size, taken if number == len(planned) else None)
+                sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
+            files = kept.files | dict(zip(planned, disk.write_files(sources, taken), strict=True))
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))

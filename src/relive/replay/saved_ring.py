@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import numpy as np
 
-
 from .. import files as persist
 from ..errors import FileFormatError
 from ..files.entries import entry, integers
@@ -74,7 +73,7 @@ def _streamed(
     ring: Ring, span: Span, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]
 ) -> persist.Streamed:
     """What ``dump`` gives of the places of a span's rows, a few MiB at a time."""
-    rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), span.count
+    rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), span.size
     starts = range(0, count, rows)
     return persist.Streamed(
         (count, *shape), dtype, lambda: (dump(span.places(ring.rows, low, low + rows)) for low in starts)
@@ -133,7 +132,7 @@ def _restore_sampler(ring: Ring, sampler: Sampler, source: Source, saved: Span, 
     """Give the sampler the ring and, if it is of the saved kind, its state."""
     content, live = source.content, ring.span
     by_row: set[str] = set(entry(content, "sampler_rows", list))
-    tensors = source.sampler_tensors(by_row, saved.count)
+    tensors = source.sampler_tensors(by_row, saved.size)
     parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
     parts |= {name: tensor.numpy() for name, tensor in tensors.items()}
     was, given = kinds(content.get("sampler")), kinds(describe(sampler))

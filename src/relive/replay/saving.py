@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import files as persist
 from ..errors import FileFormatError
 from ..files.entries import entry, integers, whole
-from ..files.nested import EXTRA, to_json
+from ..files.nested import to_json
 from ..memory.estimate import storage_plan
 from ..memory.layout import row_layout, typed
 from ..ring.ring import Ring

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -97,16 +98,16 @@ def plan_segments(ring: Ring, known: Iterable[Segment], row_bytes: int) -> Segme
     """How to save the live rows of a ring whose directory holds the segments ``known``, the oldest first."""
     live = ring.span
     stable = Span(live.first, np.maximum(live.until - (ring.state[:, NEXT] > 0), live.first))
-    kept = [segment for segment in known if segment.span.meet(live).count]
-    stored = sum(segment.span.count for segment in kept)
-    if stored - _shared(kept, live) > live.count:  # envs that stand still keep rows of the others on the disk
+    kept = [segment for segment in known if segment.span.meet(live).size]
+    stored = sum(segment.span.size for segment in kept)
+    if stored - _shared(kept, live) > live.size:  # envs that stand still keep rows of the others on the disk
         kept = []
     new = Span(np.maximum(kept[-1].span.until, live.first) if kept else live.first, stable.until)
     capacity, least = ring.rows * ring.num_envs, max(SMALL_BYTES // row_bytes, 1)
     small, large = max(capacity // SMALL_SHARE, least), max(capacity // LARGE_SHARE, least)
-    while kept and new.count:  # so segments below `small` at least halve in size from each to the next
+    while kept and new.size:  # so segments below `small` at least halve in size from each to the next
         last = kept[-1].span.meet(live)
-        if last.count > new.count or last.count + new.count > small:
+        if last.size > new.size or last.size + new.size > small:
             break
         new = Span(last.first, new.until)
         kept.pop()
@@ -117,11 +118,11 @@ def plan_segments(ring: Ring, known: Iterable[Segment], row_bytes: int) -> Segme
 
 def _shared(segments: Iterable[Segment], live: Span) -> int:
     """How many rows of the segments are live."""
-    return sum(segment.span.meet(live).count for segment in segments)
+    return sum(segment.span.meet(live).size for segment in segments)
 
 
 def _cut(span: Span, most: int) -> Sequence[Span]:
     """About equal parts of at most about ``most`` rows; none if there are no rows."""
-    parts, length = -(-span.count // most), span.until - span.first
+    parts, length = -(-span.size // most), span.until - span.first
     cuts = [span.first + length * k // max(parts, 1) for k in range(parts + 1)]
-    return [Span(low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [Span(low, high) for low, high in pairwise(cuts)]

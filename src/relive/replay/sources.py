@@ -97,19 +97,19 @@ class Source:
             tensors = self._read([*names, span_name] if apart else names)
             span = _span(tensors, span_name, saved) if apart else saved
             for name in names:
-                fitting(tensors, name, (span.count,))
-            if (span.first < before).any() and span.count:
+                fitting(tensors, name, (span.size,))
+            if (span.first < before).any() and span.size:
                 raise FileFormatError(
                     f"'{self._where(span_name)}': the rows of this segment come before those of the one listed before "
                     "it; restore the manifest and the data files from one copy"
                 )
-            found, before = found + span.meet(saved).count, np.maximum(before, span.until)
+            found, before = found + span.meet(saved).size, np.maximum(before, span.until)
             if apart:
                 self.segments.append(Segment(prefix.split(".")[1], span))
             yield RowPart(span, tensors[names[0]], {path: tensors[f"{prefix}{b}"] for path, b in blocks.items()})
-        if found != saved.count:
+        if found != saved.size:
             raise FileFormatError(
-                f"the segments hold {found} of the {saved.count} rows that the cursors state; restore the manifest and "
+                f"the segments hold {found} of the {saved.size} rows that the cursors state; restore the manifest and "
                 "the data files from one copy"
             )
 
@@ -120,7 +120,7 @@ class Source:
             FileFormatError: one is missing, or has another length.
         """
         full = [name for name in self._shapes if name.startswith("sampler.")]
-        tensors = self._read(full) if full else {}
+        tensors: Mapping[str, Tensor] = self._read(full) if full else {}
         for name in by_row:
             fitting(tensors, f"sampler.{name}", (count,))
         return {name.removeprefix("sampler."): tensors[name] for name in full}
@@ -135,7 +135,9 @@ class Source:
             return [""]
         names = entry(self.content, "segments", list)
         if not all(map(is_segment, names)):
-            raise FileFormatError(f"the save's entry 'segments' is {names!r:.80}; expected names of 16 hexadecimal digits")
+            raise FileFormatError(
+                f"the save's entry 'segments' is {names!r:.80}; expected names of 16 hexadecimal digits"
+            )
         return [segment_prefix(name) for name in names]
 
     def _require_names(self, prefixes: Iterable[str], names: Iterable[str]) -> None:
@@ -156,5 +158,7 @@ def _span(tensors: Mapping[str, Tensor], name: str, saved: Span) -> Span:
     """
     first, until = fitting(tensors, name, (2, len(saved.first)), torch.int64).numpy()
     if (first < 0).any() or (until < first).any() or (until > saved.until).any():
-        raise FileFormatError(f"tensor {name!r:.80}: expected ranges of rows of this buffer, got {[first, until]!s:.200}")
+        raise FileFormatError(
+            f"tensor {name!r:.80}: expected ranges of rows of this buffer, got {[first, until]!s:.200}"
+        )
     return Span(first, until)

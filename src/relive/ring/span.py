@@ -25,7 +25,7 @@ class Span(NamedTuple):
     """int64 ``[N]``, at least ``first``."""
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many rows there are, over all envs."""
         return int((self.until - self.first).sum())
 
@@ -36,17 +36,17 @@ class Span(NamedTuple):
         env = np.searchsorted(ends, row, side="right")
         return env, row + (self.until - ends)[env]
 
-    def places(self, size: int, low: int = 0, high: int | None = None) -> Ints:
-        """The places of the same rows in a ring of ``size`` rows per env."""
+    def places(self, per_env: int, low: int = 0, high: int | None = None) -> Ints:
+        """The places of the same rows in a ring of ``per_env`` rows per env."""
         ends = np.cumsum(self.until - self.first)
         high = int(ends[-1]) if high is None else min(high, int(ends[-1]))
         env = int(np.searchsorted(ends, low, side="right"))
         if low < high <= ends[env]:  # all in one env, as most often: one run of places, or two
-            begin = int(low + (self.until - ends)[env]) % size
+            begin = int(low + (self.until - ends)[env]) % per_env
             run = np.arange(begin, begin + high - low)
-            return env * size + (run if run[-1] < size else run % size)
+            return env * per_env + (run if run[-1] < per_env else run % per_env)
         envs, numbers = self.rows(low, high)
-        return envs * size + numbers % size
+        return envs * per_env + numbers % per_env
 
     def meet(self, other: Span) -> Span:
         """The rows that both have."""
@@ -55,7 +55,8 @@ class Span(NamedTuple):
 
     def where(self, part: Span) -> slice | Ints:
         """Which of these rows are those of ``part``, all of which are among them: a slice, or their positions."""
-        if part.count == self.count:
+        if part.size == self.size:
             return slice(None)
         begin = np.cumsum(self.until - self.first) - (self.until - self.first) + (part.first - self.first)
-        return np.concatenate([np.arange(a, a + n) for a, n in zip(begin, part.until - part.first, strict=True)])
+        runs: list[Ints] = [np.arange(a, a + n) for a, n in zip(begin, part.until - part.first, strict=True)]
+        return np.concatenate(runs)

@@ -118,9 +118,9 @@ def _path(name: Any) -> Path:
 def _holder(tree: Any, name: str) -> tuple[Any, str]:
     """The dict with a field, and the field's key in it."""
     *front, key = _path(name)
-    node = tree
+    node: Any = tree
     for k in front:
-        node = node.get(k) if isinstance(node, dict) else None
+        node = cast("dict[str, Any]", node).get(k) if isinstance(node, dict) else None
     if isinstance(node, tuple) and not isinstance(node, Origin):
         raise FieldError(f"field {name!r} is a member of a tuple; drop, rename, cast or add the whole tuple")
     if not isinstance(node, dict) or key not in node:
@@ -147,13 +147,14 @@ def _take(tree: Any, name: str) -> Any:
 def _put(tree: Any, name: str, node: Any) -> None:
     """Put a field in, with the dicts around it."""
     *front, key = _path(name)
+    holder: Any = tree
     for k in front:
-        tree = tree.setdefault(k, {})
-        if not isinstance(tree, dict):
+        holder = cast("dict[str, Any]", holder).setdefault(k, {})
+        if not isinstance(holder, dict):
             raise FieldError(f"field {name!r}: {k!r} is a field, or a tuple, and has no further fields; rename one")
-    if key in tree:
+    if key in holder:
         raise FieldError(f"field {name!r} is there already; drop or rename the saved one")
-    tree[key] = node
+    cast("dict[str, Any]", holder)[key] = node
 
 
 def _cast(node: Any, dtype: Any, name: str) -> Any:
