@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -24,6 +25,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+import calls
 
 RESULTS = Path(__file__).parent / "results"
 REPORTED = ("torch", "numpy", "numba", "tensordict", "gymnasium")
@@ -80,6 +83,7 @@ class Entry:
     inner: int
     samples: list[float]
     differs: str
+    counts: dict[str, int]  # the function calls of one run
     failed: str = ""  # why it was given up while it was measured
 
 
@@ -120,6 +124,17 @@ def cpu_caches() -> dict[str, str]:
     return caches
 
 
+def commit() -> str:
+    """The commit that is measured, with a + if files differ from it; "" outside a repository."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], capture_output=True, check=False)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + "+" * bool(changed.returncode)
+
+
 def environment() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
@@ -132,6 +147,7 @@ def environment() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
         "date": date.today().isoformat(),
+        "commit": commit(),
     }
 
 
@@ -180,11 +196,12 @@ def enter(contender: Contender, workload: Workload, effort: Effort) -> Entry | s
             one_thread()
             differs = contender.check()
             inner = warm(contender.run, effort)
+            counts = calls.count(contender.run)
     except Exception as error:
         if isinstance(error, ImportError) and not own_fault(contender, error):
             return f"not installed: {reason(error)}"
         return failure(contender, error)
-    return Entry(contender, inner, [], differs)
+    return Entry(contender, inner, [], differs, counts)
 
 
 def sample(entry: Entry, units: int) -> None:
@@ -221,7 +238,7 @@ def interleave(entries: Sequence[Entry], units: int, effort: Effort) -> int:
     return rounds
 
 
-def describe(contender: Contender, outcome: Entry | str, rounds: int) -> dict[str, Any]:
+def describe(contender: Contender, outcome: Entry | str, workload: Workload, rounds: int) -> dict[str, Any]:
     """The JSON of one line."""
     line: dict[str, Any] = {"label": contender.label, "role": contender.role, "note": contender.note}
     if contender.package:
@@ -240,6 +257,7 @@ def describe(contender: Contender, outcome: Entry | str, rounds: int) -> dict[st
         "calls_per_round": outcome.inner,
     }
     if contender.role != "floor":
+        line |= {name: number / workload.units for name, number in outcome.counts.items()}
         line["check"] = outcome.differs or "agrees"
     return line
 
@@ -270,7 +288,7 @@ def measure(workload: Workload, contenders: Sequence[Contender], effort: Effort)
     outcomes = [enter(contender, workload, effort) for contender in contenders]
     entries = [outcome for outcome in outcomes if isinstance(outcome, Entry)]
     rounds = interleave(entries, workload.units, effort)
-    lines = [describe(c, outcome, rounds) for c, outcome in zip(contenders, outcomes, strict=True)]
+    lines = [describe(c, outcome, workload, rounds) for c, outcome in zip(contenders, outcomes, strict=True)]
     result = {"name": workload.name, "rounds": rounds} | summarize(lines) | {"lines": lines}
     print_workload(result)
     return result
@@ -283,7 +301,7 @@ def print_workload(result: dict[str, Any]) -> None:
         if line["status"] == "ok":
             spread = f"{line['q1'] * 1e6:.4g} to {line['q3'] * 1e6:.4g}"
             multiple = f"{line.get('times_floor', math.nan):.3g} x floor"
-            remark = line.get("check", "")
+            remark = f"{line['calls']:.0f} calls; {line['check']}" if "check" in line else ""
             print(f"  {line['label']:<44}{line['median'] * 1e6:>12.4g} us  ({spread}; {multiple}) {remark}")
         else:
             print(f"  {line['label']:<44}{line['status']}")

@@ -72,10 +72,10 @@ def figures(reports: Sequence[Report]) -> str:
         peer = next(line for line in lines if line["role"] == "peer")
         cells = [tables.cell(ours, "s"), f"{tables.cell(peer, 's')} {peer['label']}"]
         out.append(f"| {headline.title} | **{cells[0]}** | {cells[1]} | {tables.ratio(work).split(' (')[0]} |")
-    where = tables.machine(by_name[HEADLINES[0].report]["environment"])
-    return "\n".join(
-        [*out, "", f"The floor is the time to copy the same bytes. {slower(reports)} Measured on {where}."]
-    )
+    first = by_name[HEADLINES[0].report]
+    foot = ["The floor is the time to copy the same bytes.", *([tables.CALLS] if tables.counted(first) else [])]
+    foot += [slower(reports), f"Measured on {tables.machine(first['environment'])}."]
+    return "\n".join([*out, "", " ".join(foot)])
 
 
 LABELS, BARS, ROW, TITLE, MARGIN, WIDTH = 190, 430, 20, 34, 16, 720  # in pixels; labels end where bars begin

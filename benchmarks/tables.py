@@ -19,6 +19,7 @@ ORDER = (
     "capacity",
     "import",
 )
+CALLS = "After each time: how many functions written in Python one operation calls, + how many built-in ones."
 RANK = {"floor": 0, "ours": 1, "peer": 2}
 
 
@@ -56,6 +57,8 @@ def cell(line: dict[str, Any] | None, unit: str) -> str:
     text = quantity(line["median"])
     if line["role"] != "floor" and "times_floor" in line:
         text += f" ({three_digits(line['times_floor'])} ×)"
+    if "calls" in line:
+        text += f" {line['calls']:.0f} + {line['builtins']:.0f}"
     return text
 
 
@@ -86,6 +89,7 @@ def machine(environment: dict[str, Any]) -> str:
     return (
         f"{environment['cpu']}, {environment['cores']} cores, {environment['system']},"
         f" Python {environment['python']}, {packages}; {environment['date']}"
+        + (f", commit {environment['commit']}" if environment.get("commit") else "")
     )
 
 
@@ -104,8 +108,13 @@ def remarks(report: dict[str, Any]) -> list[str]:
             if line.get("check", "agrees") != "agrees":
                 seen.setdefault(line["label"], f"{line['label']}: {line['check']}.")
             elif line["status"] != "ok" and line["role"] == "peer":
-                seen.setdefault(line["label"], f"{line['label']} {line['status']}.")
+                seen.setdefault(line["label"], f"{line['label']} {line['status'].rstrip('.')}.")
     return list(seen.values())
+
+
+def counted(report: dict[str, Any]) -> bool:
+    """Whether function calls were counted."""
+    return any("calls" in line for workload in report["workloads"] for line in workload["lines"])
 
 
 def table(report: dict[str, Any]) -> str:
@@ -133,6 +142,7 @@ def table(report: dict[str, Any]) -> str:
         out.append(row([f"best peer / {ours}", *ratios]))
     foot = "Medians of interleaved rounds in one run, one thread"
     foot += "; in brackets, multiples of the floor." if "floor" in roles.values() else "."
+    foot += f" {CALLS}" if counted(report) else ""
     peers = versions(report)
     foot = " ".join([foot, *remarks(report), *([f"Peers: {peers}."] if peers else [])])
     command = f"python benchmarks/run.py --only {report['name']}"

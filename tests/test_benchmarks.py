@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_a_contender_that_fails_is_named_wherever_that_was_and_the_others_are_me
         Line("ours", "ours", None),
         Line("in setup", "peer", 0),
         Line("when warmed up", "peer", 1),
-        Line("in the first round", "peer", 7),
+        Line("in the first round", "peer", 8),
         Line("in the fourth round", "peer", 35),
         Line("steady", "peer", None),
     ]
@@ -80,7 +81,7 @@ def test_a_contender_that_fails_is_named_wherever_that_was_and_the_others_are_me
     }
     assert all("median" not in line for line in result["lines"] if line["status"] != "ok")
     assert result["rounds"] == 5
-    assert lines[-1].runs == 1 + 5 * 10
+    assert lines[-1].runs == 2 + 5 * 10  # one to warm up, one to count its calls
     assert lines[-2].runs == 35  # and never again
     assert result["best_peer"] == "steady"
     assert capsys.readouterr().err.count("IndexError: index 8 is out of bounds") == 3
@@ -90,6 +91,27 @@ def test_a_workload_in_which_all_fail_is_reported_as_well(harness: Any) -> None:
     effort = harness.Effort(rounds=2, sample_seconds=1e-5, budget_seconds=5.0)
     result = harness.measure(harness.Workload("work", None), [Line("ours", "ours", 0)], effort)
     assert result["best_peer_over_ours"] is None
+
+
+def test_a_line_says_how_many_functions_one_operation_calls(harness: Any) -> None:
+    class Counted(Line):
+        def run(self) -> None:
+            for _ in range(3):
+                textwrap.fill("")  # a function of another package, written in Python
+                len("")  # of the benchmark's own, so it does not count
+
+    Counted.run.__code__ = Counted.run.__code__.replace(co_filename=str(ROOT / "benchmarks" / "bench_one.py"))
+    effort = harness.Effort(rounds=1, sample_seconds=1e-9, budget_seconds=5.0)
+    lines = [Counted("ours", "ours", None), Line("floor", "floor", None)]
+    ours, floor = harness.measure(harness.Workload("work", None, units=3), lines, effort)["lines"]
+    assert ours["calls"] == harness.calls.count(lambda: textwrap.fill("") and None)["calls"] - 1  # the lambda's
+    assert ours["builtins"] > 0
+    assert "calls" not in floor
+
+
+def test_a_cell_shows_the_calls_beside_the_time(pages: Any) -> None:
+    line = {"status": "ok", "median": 35e-6, "role": "ours", "times_floor": 3.67, "calls": 43.0, "builtins": 12.4}
+    assert pages.tables.cell(line, "s") == "35.0 µs (3.67 ×) 43 + 12"
 
 
 def test_the_pages_and_the_chart_show_the_recorded_results(pages: Any) -> None:

@@ -20,12 +20,12 @@ FLOORS: list[set[str]] = [
     {"samplers", "views"},
     {"replay"},
     {"collect", "compat", "processes"},
-    {"cluster", "look"},
+    {"cluster", "look", "compile"},
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.
 
 The rooms ``processes``, ``cluster`` and ``look`` are kept free: for lanes and slots, for shards, and for the command
-line. The flat face is above them all.
+line. The flat face is above them all. The command that compiles every kernel plays through buffers of every kind.
 """
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

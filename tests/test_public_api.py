@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from inspect import cleandoc
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -53,6 +55,7 @@ RETURNS = ["gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize
 
 HIERARCHY: dict[str, tuple[type[Exception], ...]] = {
     "ReliveError": (Exception,),
+    "ParameterError": (errors.ReliveError, ValueError),
     "SchemaError": (errors.ReliveError, ValueError),
     "SpaceError": (errors.SchemaError,),
     "FieldError": (errors.SchemaError,),
@@ -109,6 +112,11 @@ def test_the_error_hierarchy_is_pinned_and_drawn():
         assert getattr(errors, name).__bases__ == bases, name
         assert name in (errors.__doc__ or ""), f"{name} is missing from the drawing in errors' docstring"
     assert relive.ReliveError is errors.ReliveError
+
+
+def test_the_page_of_errors_has_the_same_drawing():
+    drawing = cleandoc(errors.__doc__ or "").split("::")[1].split("Each message")[0]
+    assert dedent(drawing).strip() in (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 
 
 def function_of(member: object) -> object:

@@ -3,10 +3,11 @@
 ::
 
     ReliveError
+    ├── ParameterError (ValueError)    a value out of range, or not one of the choices
     ├── SchemaError (ValueError)       a schema, or data that does not fit it
     │   ├── SpaceError                 a Gymnasium space that has no fixed shape
     │   ├── FieldError                 a missing, unknown or badly named field
-    │   ├── ShapeError                 a wrong shape or number of environments
+    │   ├── ShapeError                 data of a wrong shape
     │   ├── DTypeError                 a dtype that cannot be stored without loss of meaning
     │   └── DeviceError                a tensor on another device than the buffer
     ├── NotFiniteError (ValueError)    NaN, infinity or a number out of range
@@ -37,6 +38,7 @@ __all__ = [
     "LifecycleError",
     "NoSaveError",
     "NotFiniteError",
+    "ParameterError",
     "ReliveError",
     "SchemaError",
     "ShapeError",
@@ -47,6 +49,10 @@ __all__ = [
 
 class ReliveError(Exception):
     """Base of every error that relive raises on purpose."""
+
+
+class ParameterError(ReliveError, ValueError):
+    """An argument of a constructor or of a call is out of range, or not one of the choices."""
 
 
 class SchemaError(ReliveError, ValueError):
@@ -62,7 +68,7 @@ class FieldError(SchemaError):
 
 
 class ShapeError(SchemaError):
-    """A shape, or the number of environments, is not the expected one."""
+    """Data does not have the expected shape."""
 
 
 class DTypeError(SchemaError):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from .errors import SchemaError
+from .errors import ParameterError
 
 __all__ = [
     "GAMMA_RULE",
@@ -36,14 +36,14 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     ``rules`` maps an attribute to its test and the rule in words. A refused value changes nothing.
 
     Raises:
-        SchemaError: from the constructor or the assignment; names the attribute, the value and the rule.
+        ParameterError: from the constructor or the assignment; names the attribute, the value and the rule.
     """
 
     def decorate(cls: type[T]) -> type[T]:
         def check_and_set(self: T, name: str, value: Any) -> None:
             rule = rules.get(name)
             if rule is not None and not rule[0](value):
-                raise SchemaError(f"{cls.__name__}({name}={value!r}): {rule[1]}")
+                raise ParameterError(f"{cls.__name__}({name}={value!r}): {rule[1]}")
             object.__setattr__(self, name, value)
 
         cast("Any", cls).__setattr__ = check_and_set
@@ -85,10 +85,10 @@ def refuse_class(name: str, part: Any) -> None:
     """Refuse a class passed in place of an instance.
 
     Raises:
-        SchemaError: ``part`` is a class; the message shows how to make an instance.
+        ParameterError: ``part`` is a class; the message shows how to make an instance.
     """
     if isinstance(part, type):
-        raise SchemaError(f"{name}={part.__name__}: expected an object, got its class; pass {part.__name__}(...)")
+        raise ParameterError(f"{name}={part.__name__}: expected an object, got its class; pass {part.__name__}(...)")
 
 
 def seed_or_drawn(seed: Any) -> int:
@@ -97,12 +97,12 @@ def seed_or_drawn(seed: Any) -> int:
     So ``torch.manual_seed`` makes a script repeatable, as with ``torch.utils.data.RandomSampler``.
 
     Raises:
-        SchemaError: the seed is neither a whole number nor None.
+        ParameterError: the seed is neither a whole number nor None.
     """
     if seed is None:
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
     if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise SchemaError(f"seed is an int, or None to draw one, got {seed!r}")
+        raise ParameterError(f"seed is an int, or None to draw one, got {seed!r}")
     return int(seed)
 
 
@@ -122,9 +122,9 @@ def require_discounts(estimator: Any) -> None:
     """Refuse a frozen dataclass with a discount, λ or clip out of range.
 
     Raises:
-        SchemaError: names the parameter, the value and the rule.
+        ParameterError: names the parameter, the value and the rule.
     """
     for name in (field.name for field in fields(estimator)):
         value, rule = getattr(estimator, name), _DISCOUNTS.get(name)
         if rule is not None and not rule[0](value):
-            raise SchemaError(f"{type(estimator).__name__}({name}={value!r}): {rule[1]}")
+            raise ParameterError(f"{type(estimator).__name__}({name}={value!r}): {rule[1]}")

@@ -14,7 +14,7 @@ import twins
 from attacks.tally import record
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
-from relive.errors import ReliveError, SchemaError
+from relive.errors import ParameterError, ReliveError
 from relive.memory.device import DeviceRows
 from relive.ring import Ring, Rule
 from twins import Twin
@@ -107,7 +107,9 @@ def goals(ring: Ring, places: Any) -> Any:
 
 LARGE, SMALL = ("obs", "observation"), ("obs", "achieved_goal")
 DOORS: dict[str, Callable[[Ring, Any], Any]] = {
-    "store.windows": lambda ring, places: ring.store.windows(places, ring.rows, 2, 0.5, ring.state),
+    "ring.plan": lambda ring, places: ring.read(ring.plan(places, 2, 0.5)),
+    "ring.frames": lambda ring, places: ring.frames(places, 3, True),
+    "ring.take": lambda ring, places: ring.take(places),
     "store.read": lambda ring, places: ring.store.read(places),
     "store.read of one": lambda ring, places: ring.store.read(places, [LARGE]),
     "store.gather, small": lambda ring, places: ring.store.gather([SMALL], *ring.store.places(places)),
@@ -122,7 +124,7 @@ DOORS: dict[str, Callable[[Ring, Any], Any]] = {
 }
 """By which a view reads rows."""
 
-GATHERS = ("store.read", "store.gather", "store.gather_stacks")
+GATHERS = ("ring.take", "store.read", "store.gather", "store.gather_stacks")
 TAKEN_BY_GATHERS = ("negative", "far before", "a matrix", "a number")
 """Negative places read as zeros there, and any shape is right."""
 
@@ -248,7 +250,7 @@ class Ruling:
 def test_a_rule_that_makes_no_sense_is_refused_and_the_one_before_stays(rule: Any) -> None:
     buffer = filled(Prioritized())
     before = twins.contents(buffer)
-    with pytest.raises(SchemaError, match="rule"):
+    with pytest.raises(ParameterError, match="rule"):
         buffer.view = Ruling(*rule)
     buffer.check()
     assert twins.contents(buffer) == before
@@ -259,5 +261,5 @@ def test_a_view_of_sequences_is_refused_places_whose_window_is_not_there() -> No
     buffer = filled(view=SequenceView(3, 1))
     ring = buffer._ring
     ring.step[ring.anchors()[0]] = -3  # as no ring has it
-    with pytest.raises(SchemaError, match="places: entry 0"):
+    with pytest.raises(ParameterError, match="places: entry 0"):
         buffer.view.read(ring, ring.anchors()[:1])

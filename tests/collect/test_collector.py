@@ -1912,7 +1912,7 @@ def test_what_is_no_number_of_steps_is_refused_before_the_envs_are_reset(count: 
         resets: list[Any] = []
         counted = VectorWrapper(envs)
         counted.reset = lambda resets=resets, **_: resets.append(1)  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises((errors.ShapeError, errors.FullError), match=r"collect\("):
+        with pytest.raises((errors.ParameterError, errors.FullError), match=r"collect\("):
             Collector(counted, policy, buffer).collect(count)
         assert not resets
 
@@ -1942,7 +1942,7 @@ def test_the_seed_is_that_of_the_first_reset_and_not_of_one_after_a_failure() ->
 
 def test_an_unknown_wish_for_final_observations_is_refused() -> None:
     envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
-    with pytest.raises(errors.EnvError, match="'require' or 'mask', got 'ignore'"):
+    with pytest.raises(errors.ParameterError, match="'require' or 'mask', got 'ignore'"):
         Collector(envs, policy, make_buffer(envs, 4), final_obs=cast("Any", "ignore"))
 
 

@@ -31,8 +31,8 @@ from compat.pytorchrl_play import (
 )
 from relive.compat import pytorchrl as ours
 from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
-from relive.compat.trees import mapped, mapped_with
-from relive.errors import DTypeError, EmptyError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from relive.compat.trees import mapped
+from relive.errors import DTypeError, EmptyError, LifecycleError, NotFiniteError, ParameterError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 
@@ -56,7 +56,7 @@ def made(
 def stacked(steps: list[dict[str, Any]], key: str) -> Any:
     """One key of steps, ``[T, N, ...]``, or a dictionary."""
     first, *others = [step[key] for step in steps]
-    return mapped_with(lambda value, rest: np.stack([value, *rest]), first, others)
+    return mapped(lambda *values: np.stack(values), first, *others)
 
 
 def memory(steps: list[dict[str, Any]], size: int) -> dict[str, Any]:
@@ -391,7 +391,7 @@ def test_the_number_of_steps_of_stored_sequences_is_fixed() -> None:
     with pytest.raises(LifecycleError, match=r"windows of 3 rewards.*n_step=1"):
         buffer.update_storage_parameter("n_step", 1)
     assert buffer.n_step == 3
-    with pytest.raises(SchemaError, match=r"n_step=5.*4 steps.*update_every"):
+    with pytest.raises(ParameterError, match=r"n_step=5.*4 steps.*update_every"):
         fed(made("nstep", 40, 5, recurrent=True), play(1, 2))
 
 
@@ -402,7 +402,7 @@ def test_the_shortest_sequences_are_of_the_newest_steps(length: int) -> None:
 
 
 def test_sequences_that_share_all_their_steps_are_refused() -> None:
-    with pytest.raises(SchemaError, match=r"sequence_overlap=1\.0.*4 steps.*4 of them"):
+    with pytest.raises(ParameterError, match=r"sequence_overlap=1\.0.*4 steps.*4 of them"):
         made("replay", 16, recurrent=True, overlap=1.0)
 
 

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from relive.compat.rsl_rl import RolloutStorage, split_and_pad_trajectories, unpad_trajectories
-from relive.errors import EmptyError, FieldError, ShapeError, UnfinishedError
+from relive.errors import EmptyError, FieldError, ParameterError, ShapeError, UnfinishedError
 
 T, N, OBS, ACTIONS = 6, 5, 3, 2
 
@@ -233,9 +233,9 @@ def test_without_a_seed_whatever_seeds_torch_makes_minibatches_equal_as_in_rsl_r
 
 def test_more_minibatches_than_there_is_to_split_are_an_error_and_not_empty_batches() -> None:
     made = fill(storage())
-    with pytest.raises(ShapeError, match="1 to 30"):
+    with pytest.raises(ParameterError, match="1 to 30"):
         made.mini_batch_generator(31)
-    with pytest.raises(ShapeError, match="5 envs make 1 to 5"):
+    with pytest.raises(ParameterError, match="5 envs make 1 to 5"):
         next(made.recurrent_mini_batch_generator(6))
 
 

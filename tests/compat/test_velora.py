@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from relive.compat.velora import BatchExperience, ReplayBuffer, RolloutBatch, RolloutBuffer
-from relive.errors import FieldError, FileFormatError, NoSaveError, SchemaError, ShapeError
+from relive.errors import FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
 
@@ -73,7 +73,7 @@ def test_a_new_buffer_has_veloras_tensors_and_metadata() -> None:
     }
     assert list(buffer.metadata().items()) == list(expected.items())
     assert ReplayBuffer(5, 3, 2, 4, device=torch.device("cpu")).metadata()["device"] == "cpu"
-    with pytest.raises(SchemaError, match="at least 2"):
+    with pytest.raises(ParameterError, match="at least 2"):
         ReplayBuffer(1, 3, 2, 4)
 
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import os
-import shutil
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +14,6 @@ from hypothesis import strategies as st
 
 from relive import kernels
 from relive.kernels import cpu, reference
-from relive.kernels.cpu import jit
 
 SEEDS = [0, 1, 2, 12345, 2**31, 2**32 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -172,8 +163,10 @@ def test_float32_on_the_cpu_goes_to_the_fast_twin_and_all_else_to_the_reference(
         for name in names:
             monkeypatch.setattr(twin, name, lambda *_args, label=label, name=name: called.append(f"{label} {name}"))
     for x in (torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, device="meta")):
-        for name in names:
-            getattr(kernels, name)(x)
+        grid = kernels.Grid(x, x, x, x, x, x)
+        kernels.gae(grid)
+        kernels.discounted_return(grid, 1.0)
+        kernels.vtrace(x, grid)
     want = [f"{label} {name}" for label in ("fast", "plain", "plain") for name in names]
     assert called == want
 
@@ -181,105 +174,3 @@ def test_float32_on_the_cpu_goes_to_the_fast_twin_and_all_else_to_the_reference(
 def test_permutations_are_made_on_the_cpu_by_the_fast_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "permutation", None)
     assert kernels.permutation(5, 1, 2).device.type == "cpu"
-
-
-def test_what_was_compiled_before_any_kernel_changed_is_compiled_again() -> None:
-    kernels = [kernel for kernel in vars(cpu).values() if hasattr(kernel, "py_func")]
-    assert len(kernels) > 20
-    newest = max(path.stat().st_mtime for path in Path(cpu.__file__).parent.parent.rglob("*.py"))
-    for kernel in kernels:
-        assert kernel._cache._cache_file._source_stamp == jit.SOURCES
-    assert jit.SOURCES[0] == newest
-
-
-# The cache of compiled code.
-
-TWICE = "from relive.kernels.cpu.jit import jit\n\n\n@jit\ndef twice(x):\n    return 2 * x\n"
-
-
-def compiled_in(folder: Path) -> Any:
-    """A kernel of a module of its own, which is compiled or found in that module's cache."""
-    (folder / "module.py").write_text(TWICE, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("module", folder / "module.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.twice
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda raw: b"",
-    "truncated": lambda raw: raw[: len(raw) // 2],
-    "one byte less": lambda raw: raw[:-1],
-    "a flipped bit": lambda raw: raw[: len(raw) // 2] + bytes([raw[len(raw) // 2] ^ 16]) + raw[len(raw) // 2 + 1 :],
-    "something else": lambda raw: b"\x80\x05." * 100,
-}
-
-
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", ["empty", *[pytest.param(name, marks=pytest.mark.slow) for name in DAMAGE][1:]])
-def test_a_damaged_cache_file_is_thrown_away_and_made_again(damage: str, ending: str, tmp_path: Path) -> None:
-    assert compiled_in(tmp_path)(21) == 42
-    (file,) = (tmp_path / "__pycache__").glob(f"*.{ending}")
-    whole = file.read_bytes()
-    file.write_bytes(DAMAGE[damage](whole))
-    assert compiled_in(tmp_path)(21) == 42
-    found = compiled_in(tmp_path)
-    assert found(21) == 42
-    assert sum(found.stats.cache_hits.values()) == 1, "what was compiled again was not kept"
-
-
-def test_a_cache_that_cannot_be_written_any_more_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(jit.KernelCache, "_save_overload", full)
-    assert compiled_in(tmp_path)(21) == 42
-
-
-def test_the_directory_for_caches_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = jit.private_directory.__wrapped__()
-    assert folder.parent == tmp_path
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert jit.private_directory.__wrapped__() == folder
-    folder.chmod(0o770)  # somebody may have put something there already
-    with pytest.raises(RuntimeError, match="yours alone"):
-        jit.private_directory.__wrapped__()
-    folder.rmdir()
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RuntimeError, match="yours alone"):
-        jit.private_directory.__wrapped__()
-
-
-HOMELESS = """
-import warnings
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    from relive import kernels
-    assert kernels.permutation(5, 0, 0).tolist() == [2, 3, 0, 1, 4]
-print(*[warning.message for warning in told if "relive" in str(warning.message)], sep="\\n")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("safe", [True, False])
-def test_kernels_run_where_neither_the_package_nor_the_home_can_be_written(safe: bool, tmp_path: Path) -> None:
-    source = Path(cpu.__file__).parents[2]
-    shutil.copytree(source, tmp_path / "relive", ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("cpu", "reference"):
-        (tmp_path / "relive" / "kernels" / part / "__pycache__").touch()  # no directory, not even for root
-    (tmp_path / "tmp").mkdir()
-    if not safe:
-        (tmp_path / "tmp" / f"relive-kernels-{os.getuid()}").symlink_to(tmp_path)
-    environment = {**os.environ, "HOME": os.devnull, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(tmp_path)}
-    for name in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", HOMELESS], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1, done.stdout
-    assert ("caches kernels in" if safe else "compiled again in every process") in done.stdout

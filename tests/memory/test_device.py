@@ -38,7 +38,7 @@ from relive import (
     Transition,
 )
 from relive import files as persist
-from relive.errors import DeviceError, FieldError, FileFormatError, SchemaError
+from relive.errors import DeviceError, FieldError, FileFormatError, ParameterError, SchemaError
 from relive.memory.device import HOSTED, DeviceRows
 from relive.memory.ram import ReplayRows
 from relive.steps.arrays import numpy_view
@@ -636,7 +636,7 @@ def test_what_does_not_fit_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert (fits.rows, fits.device_bytes) == (61, 62 * 64)
     fits.require_memory()
     with pytest.raises(
-        SchemaError, match=r"would take 4,032 bytes on cuda and 4,000 are free; lower the capacity:\n62"
+        ParameterError, match=r"would take 4,032 bytes on cuda and 4,000 are free; lower the capacity:\n62"
     ):
         ReplayBuffer.plan(schema, 62, device="cuda").require_memory()
 

@@ -73,7 +73,7 @@ def test_without_a_limit_that_can_be_read_there_is_none(mine: str, tmp_path: Pat
 def test_free_memory_is_no_more_than_a_group_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_free_in_groups", lambda: 5_000)
     assert plan.free_memory() == 5_000
-    with pytest.raises(errors.SchemaError, match=r"would take [\d,]+ bytes and 5,000 are free"):
+    with pytest.raises(errors.ParameterError, match=r"would take [\d,]+ bytes and 5,000 are free"):
         ReplayBuffer(STEP, 1000)
     monkeypatch.setattr(plan, "_free_in_groups", lambda: None)
     assert (plan.free_memory() or 0) > 5_000
@@ -89,7 +89,7 @@ def test_a_rollout_asks_for_its_memory_to_the_byte_before_it_takes_any(monkeypat
         RolloutBuffer(schema, 16, 3, **options)
         monkeypatch.setattr(plan, "free_memory", lambda size=size: size - 1)
         message = rf"the rollout would take {size:,} bytes(.|\n)*obs(.|\n)*hidden"
-        with pytest.raises(errors.SchemaError, match=message):
+        with pytest.raises(errors.ParameterError, match=message):
             RolloutBuffer(schema, 16, 3, **options)
         monkeypatch.undo()
 
@@ -98,7 +98,7 @@ def test_fields_that_are_added_later_are_asked_for_too(monkeypatch: pytest.Monke
     rollout = RolloutBuffer(STEP, 16, 3)
     monkeypatch.setattr(plan, "free_memory", lambda: 17 * 3 * 4)
     rollout.add_fields(more=())
-    with pytest.raises(errors.SchemaError, match=r"the rollout would take 408 bytes and 204 are free"):
+    with pytest.raises(errors.ParameterError, match=r"the rollout would take 408 bytes and 204 are free"):
         rollout.add_fields(most=(2,))
     assert "most" not in rollout.schema
 
@@ -108,8 +108,8 @@ def test_sizes_that_no_machine_has_are_refused_in_our_own_words(size: int) -> No
     wrong: list[dict[str, Any]] = [{"capacity": size}, {"capacity_bytes": size}, {"capacity": 10, "num_envs": size}]
     for options in wrong:
         for make in (ReplayBuffer, ReplayBuffer.plan):
-            with pytest.raises(errors.SchemaError, match=r"capacity|num_envs"):
+            with pytest.raises(errors.ParameterError, match=r"capacity|num_envs"):
                 make(STEP, **options)
     for steps, envs in ((size, 1), (1, size), (2**40, 2)):
-        with pytest.raises(errors.SchemaError, match="the rollout would take"):
+        with pytest.raises(errors.ParameterError, match="the rollout would take"):
             RolloutBuffer(STEP, steps, envs)

@@ -36,7 +36,7 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, SchemaError, ShapeError
+from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from twins import DRESSES, POISON, SAMPLERS, UNEVEN, VIEWS, Twin, contents, mapped, same_batches, stacked, uneven
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
@@ -115,7 +115,7 @@ class Walk(RuleBasedStateMachine):
         anchors = self.twin.anchors()
         too_many = isinstance(self.buffer.sampler, WithoutReplacement) and size > len(anchors)
         if not anchors or too_many:
-            with pytest.raises(ShapeError if anchors else EmptyError):
+            with pytest.raises(ParameterError if anchors else EmptyError):
                 self.buffer.sample(size)
             return
         for k, batch in enumerate(self.buffer.batches(of, size), start=1):
@@ -164,15 +164,13 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def ask_for_what_is_not_there(self) -> None:
         before = contents(self.buffer)
-        for wrong in (
-            lambda: self.buffer.sample(0),
-            lambda: self.buffer.add(reward=[1.0]),
-            lambda: self.buffer.extend({}),
-        ):
+        with pytest.raises(ParameterError):
+            self.buffer.sample(0)
+        for wrong in (lambda: self.buffer.add(reward=[1.0]), lambda: self.buffer.extend({})):
             with pytest.raises(SchemaError):
                 wrong()
         if self.rated is not None:
-            with pytest.raises(SchemaError):
+            with pytest.raises(ParameterError):
                 self.buffer.update_priorities([10**9], [1.0])
             with pytest.raises(NotFiniteError):
                 self.buffer.update_priorities([0], [math.nan])
@@ -748,10 +746,10 @@ def test_a_step_that_does_not_fit_is_refused_by_name_and_leaves_everything_as_it
 @pytest.mark.parametrize(
     ("envs", "error", "message"),
     [
-        ([0, 0], ShapeError, "different envs"),
-        ([0, 3], ShapeError, "numbers from 0 to 2"),
-        ([-1, 1], ShapeError, "numbers from 0 to 2"),
-        ([[0, 1]], ShapeError, "vector of different envs"),
+        ([0, 0], ParameterError, "each env once"),
+        ([0, 3], ParameterError, "numbers from 0 to 2"),
+        ([-1, 1], ParameterError, "numbers from 0 to 2"),
+        ([[0, 1]], ShapeError, "envs: expected one axis"),
         (np.array([True, False]), DTypeError, "envs: expected integers"),
         ([0.0, 1.0], DTypeError, "envs: expected integers"),
         ([0], ShapeError, r"expected shape \(1"),
@@ -803,11 +801,11 @@ def test_many_steps_of_which_one_does_not_fit_are_refused_as_a_whole() -> None:
 def test_batches_of_no_rows_are_refused(size: Any) -> None:
     twin = three()
     before = contents(twin.buffer)
-    with pytest.raises(ShapeError, match="at least 1"):
+    with pytest.raises(ParameterError, match="at least 1"):
         twin.buffer.sample(size)
-    with pytest.raises(ShapeError, match="at least 1"):
+    with pytest.raises(ParameterError, match="at least 1"):
         twin.buffer.batches(3, size)
-    with pytest.raises(ShapeError, match="at least 1"):
+    with pytest.raises(ParameterError, match="at least 1"):
         twin.buffer.batches(size, 4)
     assert contents(twin.buffer) == before
 
@@ -847,8 +845,8 @@ def test_nothing_is_drawn_before_a_transition_is_complete(name: str) -> None:
         ([True, False], [1.0, 1.0], None, DTypeError, "index: expected integers"),
         ([0, 1, 2], [1.0, math.nan, 1.0], None, NotFiniteError, "td_error: entry 1 is nan"),
         ([0, 1, 2], [1.0, 1.0, -math.inf], None, NotFiniteError, "td_error: entry 2 is -inf"),
-        ([0, -1], [1.0, 1.0], None, ShapeError, "index: entry 1, -1, was never issued"),
-        ([10**6, 0], [1.0, 1.0], None, ShapeError, "index: entry 0, 1000000, was never issued"),
+        ([0, -1], [1.0, 1.0], None, ParameterError, "index: entry 1, -1, was never issued"),
+        ([10**6, 0], [1.0, 1.0], None, ParameterError, "index: entry 0, 1000000, was never issued"),
     ],
 )
 def test_priorities_that_do_not_fit_are_refused_and_leave_everything_as_it_was(
@@ -913,13 +911,13 @@ def test_a_schema_that_makes_no_replay_is_refused(fields: dict[str, Any], messag
     ("capacity", "num_envs"), [(0, 1), (1, 1), (5, 3), (-4, 1), (10, 0), (10, -1), (1e6, 1), (10, 2.0)]
 )
 def test_a_capacity_of_less_than_two_rows_per_env_is_refused(capacity: int, num_envs: int) -> None:
-    with pytest.raises(SchemaError, match=r"capacity|2 rows|env"):
+    with pytest.raises(ParameterError, match=r"capacity|2 rows|env"):
         ReplayBuffer(PLAIN, capacity, num_envs)
 
 
 @pytest.mark.parametrize("seed", [True, 1.5, "7"], ids=repr)
 def test_a_seed_that_is_none_is_refused_at_once(seed: Any) -> None:
-    with pytest.raises(SchemaError, match="seed is an int"):
+    with pytest.raises(ParameterError, match="seed is an int"):
         ReplayBuffer(PLAIN, 10, seed=seed)
 
 
@@ -977,13 +975,13 @@ def test_what_has_no_one_shape_is_refused_by_the_name_of_its_field(kind: str) ->
 def test_batches_beyond_all_memory_are_refused_in_our_own_words(count: int, sampler: Any) -> None:
     replay = ReplayBuffer(PLAIN, 40, 2, sampler=sampler())
     for call in (lambda: replay.sample(count), lambda: replay.batches(2, count)):
-        with pytest.raises(ShapeError, match=rf"batch_size={count}.*at most"):
+        with pytest.raises(ParameterError, match=rf"batch_size={count}.*at most"):
             call()
 
 
 def test_a_class_in_place_of_a_part_is_refused() -> None:
     for part in ({"sampler": Prioritized}, {"view": NStep}):
-        with pytest.raises(SchemaError, match=r"expected an object, got its class; pass \w+\(\.\.\.\)"):
+        with pytest.raises(ParameterError, match=r"expected an object, got its class; pass \w+\(\.\.\.\)"):
             ReplayBuffer(PLAIN, 10, **cast("Any", part))
 
 
@@ -1161,7 +1159,7 @@ def test_what_the_sampler_keeps_counts_where_memory_is_short(monkeypatch: pytest
     rows = ReplayBuffer.plan(PLAIN, 10_000).total_bytes
     monkeypatch.setattr("relive.memory.estimate.free_memory", lambda: rows + 100)
     ReplayBuffer(PLAIN, 10_000)
-    with pytest.raises(SchemaError, match=r"would take [\d,]+ bytes and [\d,]+ are free(.|\n)*sampler(.|\n)*in all"):
+    with pytest.raises(ParameterError, match=r"would take [\d,]+ bytes and [\d,]+ are free(.|\n)*sampler(.|\n)*in all"):
         ReplayBuffer(PLAIN, 10_000, sampler=Prioritized())
 
 
@@ -1182,11 +1180,13 @@ def test_minima_are_counted_once_they_are_asked_for() -> None:
 
 def test_a_capacity_is_given_in_rows_or_in_bytes_and_has_to_fit_into_memory() -> None:
     for wrong in ({}, {"capacity": 10, "capacity_bytes": 10_000}, {"capacity_bytes": 50}, {"capacity_bytes": -1}):
-        with pytest.raises(SchemaError, match="capacity"):
+        with pytest.raises(ParameterError, match="capacity"):
             ReplayBuffer(PLAIN, **wrong)
-        with pytest.raises(SchemaError, match="capacity"):
+        with pytest.raises(ParameterError, match="capacity"):
             ReplayBuffer.plan(PLAIN, **wrong)
-    with pytest.raises(SchemaError, match=r"would take [\d,]+ bytes and [\d,]+ are free; lower the capacity:\n.*rows"):
+    with pytest.raises(
+        ParameterError, match=r"would take [\d,]+ bytes and [\d,]+ are free; lower the capacity:\n.*rows"
+    ):
         ReplayBuffer(PLAIN, 10**15)
     assert ReplayBuffer.plan(PLAIN, 10**15).rows == 10**15  # to plan costs nothing
 
@@ -1359,7 +1359,7 @@ def test_a_slice_is_every_row_of_an_env_in_the_order_of_time() -> None:
                     assert got["reward"] == step.reward
                     assert (got["terminated"].item(), got["truncated"].item()) == (step.terminated, step.truncated)
     for env in (-1, 2):
-        with pytest.raises(ShapeError, match="slice"):
+        with pytest.raises(ParameterError, match="slice"):
             twin.buffer.slice(env)
 
 

@@ -18,7 +18,7 @@ import torch
 from attacks import forger
 from relive import Mixture, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from relive import files as persist
-from relive.errors import FileFormatError, InvariantError, SchemaError
+from relive.errors import FileFormatError, InvariantError, ParameterError
 from relive.memory.blocks import small_pages, zeroed
 from relive.steps.schema import Field
 from twins import Twin
@@ -292,7 +292,7 @@ def test_a_forged_save_is_refused(forged: str, tmp_path: Path) -> None:
 )
 def test_forged_shares_are_refused_and_change_nothing(shares: Any) -> None:
     mixture = Mixture({name: filled(10) for name in ("a", "b")}, {"a": 0.25, "b": 0.75})
-    with pytest.raises(SchemaError):
+    with pytest.raises(ParameterError):
         mixture.load_state_dict({} if shares is None else {"shares": shares})
     assert mixture.shares == {"a": 0.25, "b": 0.75}
 

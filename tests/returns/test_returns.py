@@ -118,14 +118,14 @@ def kernel(
 ) -> tuple[Tensor, ...]:
     """What one implementation says, asked without the function in front of it."""
     names = ("reward", "value", "terminated", "truncated", "final_value", "mask")
-    grids = [tensor(block[key], dtype) for key in names]
+    grid = reference.Grid(*(tensor(block[key], dtype) for key in names))
     gamma, lam = numbers["gamma"], numbers["lam"]
     if name == "monte_carlo":
-        return (module.discounted_return(*grids, gamma),)
+        return (module.discounted_return(grid, gamma),)
     if name == "vtrace":
         log_rho = tensor(block["log_rho"], dtype)
-        return module.vtrace(log_rho, *grids, gamma, lam, numbers["rho_clip"], numbers["c_clip"])
-    out = module.gae(*grids, gamma, lam)
+        return module.vtrace(log_rho, grid, gamma, lam, numbers["rho_clip"], numbers["c_clip"])
+    out = module.gae(grid, gamma, lam)
     return out if name == "gae" else out[1:]
 
 
@@ -770,6 +770,12 @@ def test_a_grid_of_another_shape_is_refused(name: str, field: str, shape: tuple[
             asked(name, **{field: torch.zeros(shape, dtype=torch.bool if flags else torch.float32)})
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_grid_on_another_device_is_refused(name: str) -> None:
+    with pytest.raises(errors.DeviceError, match=r"'truncated': expected cpu.*got meta"):
+        asked(name, truncated=torch.zeros(4, 6, dtype=torch.bool, device="meta"))
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_values_without_the_bootstrap_row_are_refused_with_what_to_do(name: str) -> None:
     with pytest.raises(errors.ShapeError, match=r"'value'.*\(5, 6\).*\(4, 6\).*bootstrap"):
@@ -796,25 +802,25 @@ def test_parameters_that_make_no_sense_are_refused() -> None:
         for wrong in ({"gamma": 1.1}, {"gamma": float("nan")}, {"lam": -0.1}, {"lam": float("nan")}):
             ((name, value),) = wrong.items()
             with pytest.raises(
-                errors.SchemaError, match=rf"{estimator.__name__}\({name}={value}\): {name} is a number from 0 to 1"
+                errors.ParameterError, match=rf"{estimator.__name__}\({name}={value}\): {name} is a number from 0 to 1"
             ):
                 estimator(**wrong)
     for estimator in (returns.MonteCarlo, partial(returns.GroupAdvantage, 2)):
-        with pytest.raises(errors.SchemaError, match=r"gamma=99"):
+        with pytest.raises(errors.ParameterError, match=r"gamma=99"):
             estimator(gamma=99)
-    with pytest.raises(errors.SchemaError, match=r"VTrace\(rho_clip=0\)"):
+    with pytest.raises(errors.ParameterError, match=r"VTrace\(rho_clip=0\)"):
         returns.VTrace(rho_clip=0)
     assert returns.VTrace(rho_clip=float("inf"), c_clip=2.0).rho_clip == float("inf")
 
 
 @pytest.mark.parametrize("group_size", [0, -2, 4, 5, 12])
 def test_a_group_size_that_does_not_divide_the_envs_is_refused(group_size: int) -> None:
-    with pytest.raises(errors.SchemaError, match="group_size"):
+    with pytest.raises(errors.ParameterError, match="group_size"):
         asked("group_advantage", group_size=group_size)
 
 
 def test_groups_are_compared_per_step_or_per_episode_only() -> None:
-    with pytest.raises(errors.SchemaError, match="'step' or 'episode'"):
+    with pytest.raises(errors.ParameterError, match="'step' or 'episode'"):
         asked("group_advantage", per="env")
 
 

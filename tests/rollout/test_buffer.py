@@ -194,7 +194,7 @@ def test_a_full_rollout_refuses_a_step_and_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(("steps", "envs"), [(0, 2), (2, 0), (-1, 2), (4.0, 2), (4, True)])
 def test_a_rollout_without_room_is_refused(steps: int, envs: int) -> None:
-    with pytest.raises(errors.SchemaError, match=rf"got {steps} and {envs}"):
+    with pytest.raises(errors.ParameterError, match=rf"got {steps} and {envs}"):
         RolloutBuffer(SCHEMA, steps, envs)
 
 
@@ -582,7 +582,7 @@ def test_a_sample_is_drawn_without_replacement_by_the_next_permutation() -> None
 
 @pytest.mark.parametrize("size", [0, -1, 11])
 def test_a_sample_larger_than_the_rollout_is_refused(size: int) -> None:
-    with pytest.raises(errors.ShapeError, match=rf"sample\({size}\).*holds 10 transitions; ask for 1 to 10"):
+    with pytest.raises(errors.ParameterError, match=rf"sample\({size}\).*holds 10 transitions; ask for 1 to 10"):
         filled([step(t) for t in range(5)]).sample(size)
 
 
@@ -646,7 +646,7 @@ def test_dropping_the_last_batch_drops_other_rows_each_epoch() -> None:
     ids=str,
 )
 def test_minibatches_that_do_not_fit_are_refused_at_the_call(options: Any, says: str) -> None:
-    with pytest.raises(errors.ShapeError, match=says):
+    with pytest.raises(errors.ParameterError, match=says):
         filled([step(t) for t in range(3)]).minibatches(**options)
 
 
@@ -669,7 +669,7 @@ def test_unreal_steps_are_counted_and_served_nowhere_but_stay_in_their_columns()
     assert sorted(ids(list(rollout.minibatches(2)))) == [0, 200, 201]
     assert sorted(ids(rollout.sample(3))) == [0, 200, 201]
     assert rollout["action"].tolist() == [[0, 1], [100, 101], [200, 201]]
-    with pytest.raises(errors.ShapeError, match="3 transitions"):
+    with pytest.raises(errors.ParameterError, match="3 transitions"):
         rollout.sample(4)
 
 
@@ -1084,10 +1084,10 @@ def test_a_final_value_may_be_given_with_its_step_or_written_in_place() -> None:
     [
         (([0], [0], [1.0, 2.0]), errors.ShapeError),
         (([0, 1], [0], [1.0, 2.0]), errors.ShapeError),
-        (([2], [0], [1.0]), errors.ShapeError),
-        (([-1], [0], [1.0]), errors.ShapeError),
-        (([0], [2], [1.0]), errors.ShapeError),
-        (([0], [-1], [1.0]), errors.ShapeError),
+        (([2], [0], [1.0]), errors.ParameterError),
+        (([-1], [0], [1.0]), errors.ParameterError),
+        (([0], [2], [1.0]), errors.ParameterError),
+        (([0], [-1], [1.0]), errors.ParameterError),
         (([0], [0], [[1.0]]), errors.ShapeError),
         (([0], [0], np.array([1j])), errors.DTypeError),
         (([0.7], [0], [1.0]), errors.SchemaError),
@@ -1280,7 +1280,7 @@ def test_a_seed_that_is_not_given_is_one_number_of_torchs_default_generator() ->
 
 @pytest.mark.parametrize("estimator", ["gae", None, 5, {}], ids=str)
 def test_what_is_no_estimator_is_refused_with_one_that_is(estimator: Any) -> None:
-    with pytest.raises(errors.SchemaError, match=r"finish\(.*expected an estimator, such as relive\.GAE\("):
+    with pytest.raises(errors.ParameterError, match=r"finish\(.*expected an estimator, such as relive\.GAE\("):
         filled([step(0), step(1)]).finish(estimator)
 
 
@@ -1349,7 +1349,7 @@ def test_lengths_beyond_all_episodes_are_whole_episodes() -> None:
 
 def test_a_class_in_place_of_an_estimator_is_refused() -> None:
     with pytest.raises(
-        errors.SchemaError, match=r"estimator=GAE: expected an object, got its class; pass GAE\(\.\.\.\)"
+        errors.ParameterError, match=r"estimator=GAE: expected an object, got its class; pass GAE\(\.\.\.\)"
     ):
         filled([step(0), step(1)]).finish(cast("Any", GAE))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from relive import Field, RolloutBuffer, Schema
-from relive.errors import SchemaError, ShapeError
+from relive.errors import ParameterError, SchemaError
 from relive.memory.blocks import Recycled
 
 T, N = 7, 5
@@ -50,7 +50,7 @@ def test_batches_of_whole_envs_have_all_steps_and_the_same_as_trajectories(epoch
 def test_whole_envs_keep_their_order_without_shuffling_and_sizes_are_checked() -> None:
     buffer = filled()
     assert [batch.envs.tolist() for batch in buffer.env_batches(2, shuffle=False)] == [[0, 1], [2, 3], [4]]
-    with pytest.raises(ShapeError, match="5 envs make 1 to 5"):
+    with pytest.raises(ParameterError, match="5 envs make 1 to 5"):
         buffer.env_batches(num_batches=6)
 
 

@@ -791,26 +791,26 @@ def test_normalising_needs_advantages() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"length": 0}, errors.ShapeError, "length=0.*at least 1"),
-        ({"length": -3}, errors.ShapeError, "length=-3"),
-        ({"length": 2.5}, errors.ShapeError, "length=2.5"),
-        ({"overlap": "half"}, errors.ShapeError, "'half'.*length"),
-        ({"overlap": 1}, errors.ShapeError, "overlap=1.*length"),
-        ({"length": 3, "overlap": 3}, errors.ShapeError, "overlap=3.*0 to 2"),
-        ({"length": 3, "overlap": 7}, errors.ShapeError, "overlap=7.*0 to 2"),
-        ({"length": 3, "overlap": -1}, errors.ShapeError, "overlap=-1.*0 to 2"),
-        ({"length": 3, "overlap": 0.5}, errors.ShapeError, "overlap=0.5"),
-        ({"length": 3, "overlap": "most"}, errors.ShapeError, "'most'.*'none', 'half', 'max'"),
-        ({"length": 3, "overlap": None}, errors.ShapeError, "overlap=None"),
-        ({"batch_size": 2, "num_batches": 2}, errors.ShapeError, "batch_size.*num_batches.*batch_steps"),
-        ({"batch_size": 2, "batch_steps": 2}, errors.ShapeError, "batch_size.*num_batches.*batch_steps"),
-        ({"num_batches": 2, "batch_steps": 2}, errors.ShapeError, "batch_size.*num_batches.*batch_steps"),
-        ({"batch_size": 0}, errors.ShapeError, "batch_size=0"),
-        ({"batch_size": -1}, errors.ShapeError, "batch_size=-1"),
-        ({"num_batches": 0}, errors.ShapeError, "num_batches=0.*1 to 9"),
-        ({"num_batches": 10}, errors.ShapeError, "num_batches=10.*9 sequences.*1 to 9"),
-        ({"batch_steps": 0}, errors.ShapeError, "batch_steps=0"),
-        ({"batch_steps": -2}, errors.ShapeError, "batch_steps=-2"),
+        ({"length": 0}, errors.ParameterError, "length=0.*at least 1"),
+        ({"length": -3}, errors.ParameterError, "length=-3"),
+        ({"length": 2.5}, errors.ParameterError, "length=2.5"),
+        ({"overlap": "half"}, errors.ParameterError, "'half'.*length"),
+        ({"overlap": 1}, errors.ParameterError, "overlap=1.*length"),
+        ({"length": 3, "overlap": 3}, errors.ParameterError, "overlap=3.*0 to 2"),
+        ({"length": 3, "overlap": 7}, errors.ParameterError, "overlap=7.*0 to 2"),
+        ({"length": 3, "overlap": -1}, errors.ParameterError, "overlap=-1.*0 to 2"),
+        ({"length": 3, "overlap": 0.5}, errors.ParameterError, "overlap=0.5"),
+        ({"length": 3, "overlap": "most"}, errors.ParameterError, "'most'.*'none', 'half', 'max'"),
+        ({"length": 3, "overlap": None}, errors.ParameterError, "overlap=None"),
+        ({"batch_size": 2, "num_batches": 2}, errors.ParameterError, "batch_size.*num_batches.*batch_steps"),
+        ({"batch_size": 2, "batch_steps": 2}, errors.ParameterError, "batch_size.*num_batches.*batch_steps"),
+        ({"num_batches": 2, "batch_steps": 2}, errors.ParameterError, "batch_size.*num_batches.*batch_steps"),
+        ({"batch_size": 0}, errors.ParameterError, "batch_size=0"),
+        ({"batch_size": -1}, errors.ParameterError, "batch_size=-1"),
+        ({"num_batches": 0}, errors.ParameterError, "num_batches=0.*1 to 9"),
+        ({"num_batches": 10}, errors.ParameterError, "num_batches=10.*9 sequences.*1 to 9"),
+        ({"batch_steps": 0}, errors.ParameterError, "batch_steps=0"),
+        ({"batch_steps": -2}, errors.ParameterError, "batch_steps=-2"),
         ({"fields": ("obs", "rewrad")}, errors.FieldError, "'rewrad'.*did you mean 'reward'"),
         ({"fields": "obs"}, errors.FieldError, "tuple of column names"),
         ({"fields": ()}, errors.FieldError, "tuple of column names"),
@@ -1050,7 +1050,7 @@ def test_chunks_have_the_fields_that_are_wanted() -> None:
     assert all("obs" not in seq for seq in chunks)
     assert torch.equal(torch.cat([seq["reward"] for seq in chunks]), WORLD.columns["reward",])
     for length in (0, -1):
-        with pytest.raises(errors.ShapeError, match=f"length={length}"):
+        with pytest.raises(errors.ParameterError, match=f"length={length}"):
             rollout.chunks(length)
     with pytest.raises(errors.FieldError, match="did you mean 'reward'"):
         rollout.chunks(3, fields=("rewrad",))
@@ -1066,7 +1066,7 @@ def test_chunks_start_where_a_state_is_kept(every: int) -> None:
             assert torch.equal(seq["hidden"]["actor"][1], want["hidden"]["actor"][1])
             assert torch.equal(seq["reward"], want["reward"])
     for length in (1, every + 1 + (every == 3)):
-        with pytest.raises(errors.ShapeError, match=rf"chunks\({length}\).*every {every} steps"):
+        with pytest.raises(errors.ParameterError, match=rf"chunks\({length}\).*every {every} steps"):
             rollout.chunks(length)
 
 
@@ -1205,10 +1205,10 @@ def test_a_rollout_that_keeps_states_now_and_then_reads_and_saves_like_any_other
 
 @pytest.mark.parametrize(("every", "schema", "wrap"), [(0, SMALL, False), (-1, SMALL, False), (2, SMALL, True)])
 def test_states_that_cannot_be_kept_now_and_then_are_refused(every: int, schema: Schema, wrap: bool) -> None:
-    with pytest.raises(errors.SchemaError, match=f"hidden_every={every}"):
+    with pytest.raises(errors.ParameterError, match=f"hidden_every={every}"):
         RolloutBuffer(schema, 4, 2, hidden_every=every, wrap=wrap)
     without = Schema({"obs": (2,), "terminated": FLAG, "truncated": FLAG})
-    with pytest.raises(errors.SchemaError, match=r"hidden_every=2.*'hidden'"):
+    with pytest.raises(errors.ParameterError, match=r"hidden_every=2.*'hidden'"):
         RolloutBuffer(without, 4, 2, hidden_every=2)
 
 

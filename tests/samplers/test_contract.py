@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from relive import Mixture, ReplayBuffer
-from relive.errors import InvariantError, SchemaError
+from relive.errors import InvariantError, ParameterError
 from relive.samplers import Sampler
 from twins import Twin
 
@@ -105,7 +105,7 @@ def test_a_plain_object_keeps_the_members_that_it_has(tmp_path: Any) -> None:
     ("given", "lacks"), [(object(), "attach and draw"), ({"a": 1}, "attach and draw"), ("uniform", "attach and draw")]
 )
 def test_what_lacks_one_of_the_two_methods_is_refused_by_name(given: Any, lacks: str) -> None:
-    with pytest.raises(SchemaError, match=rf"sampler=.*attach\(ring\) and draw\(.*lacks {lacks}"):
+    with pytest.raises(ParameterError, match=rf"sampler=.*attach\(ring\) and draw\(.*lacks {lacks}"):
         ReplayBuffer(Twin().schema, 20, sampler=given)
 
 

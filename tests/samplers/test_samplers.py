@@ -33,7 +33,14 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.errors import EmptyError, InvariantError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from relive.errors import (
+    EmptyError,
+    InvariantError,
+    LifecycleError,
+    NotFiniteError,
+    ParameterError,
+    ShapeError,
+)
 from relive.kernels import cpu, reference
 from twins import SAMPLERS, VIEWS, Twin, batch_leaves, contents, same_batches
 
@@ -278,7 +285,7 @@ def test_an_epoch_survives_a_clear_and_a_change_of_view() -> None:
 def test_more_than_there_is_cannot_be_drawn_without_replacement() -> None:
     twin = Twin(1, 12, sampler=WithoutReplacement()).play(".", ".", ".", "T")
     before = contents(twin.buffer)
-    with pytest.raises(ShapeError, match=r"sample\(5\): there are 4 transitions"):
+    with pytest.raises(ParameterError, match=r"sample\(5\): there are 4 transitions"):
         twin.buffer.sample(5)
     assert contents(twin.buffer) == before
     assert sorted(twin.buffer.sample(4)["index"].tolist()) == [0, 1, 2, 3]
@@ -606,7 +613,7 @@ def test_an_error_too_large_to_be_weighed_changes_nothing() -> None:
 def test_an_index_that_was_never_issued_is_refused_and_nothing_changes(bad: int) -> None:
     twin = rated(ERRORS)
     before = contents(twin.buffer)
-    with pytest.raises(ShapeError, match=f"index: entry 1, {bad}, was never issued"):
+    with pytest.raises(ParameterError, match=f"index: entry 1, {bad}, was never issued"):
         twin.buffer.update_priorities([0, bad], [5.0, 5.0])
     assert contents(twin.buffer) == before
 
@@ -923,13 +930,13 @@ def test_a_sampler_belongs_to_one_buffer(make: Callable[[], Any]) -> None:
     ],
 )
 def test_parameters_of_priorities_are_checked_when_they_are_given_and_when_they_are_set(name: str, value: Any) -> None:
-    with pytest.raises(SchemaError, match=rf"Prioritized\({name}=.*\): {name} is "):
+    with pytest.raises(ParameterError, match=rf"Prioritized\({name}=.*\): {name} is "):
         Prioritized(**{name: value})
     twin = rated(ERRORS, alpha=0.6, beta=0.4)
     sampler = twin.buffer.sampler
     before, known = repr(sampler), twin.buffer.data()
     chances = sampler.priorities()
-    with pytest.raises(SchemaError, match=rf"Prioritized\({name}=.*\): {name} is "):
+    with pytest.raises(ParameterError, match=rf"Prioritized\({name}=.*\): {name} is "):
         setattr(sampler, name, value)
     assert repr(sampler) == before
     assert sampler.priorities().tolist() == chances.tolist()
@@ -946,17 +953,17 @@ def test_parameters_of_priorities_are_checked_when_they_are_given_and_when_they_
     ],
 )
 def test_parameters_of_the_window_are_checked_when_they_are_given_and_when_they_are_set(name: str, value: Any) -> None:
-    with pytest.raises(SchemaError, match=rf"Recent\({name}=.*\): {name} is "):
+    with pytest.raises(ParameterError, match=rf"Recent\({name}=.*\): {name} is "):
         Recent(**{name: value})
     sampler = uneven(sampler=Recent(0.9, 3)).buffer.sampler
-    with pytest.raises(SchemaError, match=rf"Recent\({name}=.*\): {name} is "):
+    with pytest.raises(ParameterError, match=rf"Recent\({name}=.*\): {name} is "):
         setattr(sampler, name, value)
     assert repr(sampler) == "Recent(0.9, 3, inner=Uniform(), adapt=False)"
 
 
 @pytest.mark.parametrize("make", [lambda: Recent(inner=WithoutReplacement()), lambda: Recent(inner=Recent())])
 def test_a_window_is_drawn_from_uniformly_or_by_priority_and_in_no_other_way(make: Callable[[], Any]) -> None:
-    with pytest.raises(SchemaError, match=r"Recent: inner is Uniform\(\) or Prioritized\(\)"):
+    with pytest.raises(ParameterError, match=r"Recent: inner is Uniform\(\) or Prioritized\(\)"):
         make()
     with pytest.raises(AttributeError):
         Recent().inner = Prioritized()  # pyright: ignore[reportAttributeAccessIssue]
@@ -1121,7 +1128,7 @@ def test_a_seed_that_is_set_later_numbers_batches_from_0_again() -> None:
             assert same_batches(other.buffer.sample(12), batch)
             assert same_batches(again.sample(12), batch)
         assert other.buffer.stats()["batches"] == 4
-    with pytest.raises(SchemaError, match="seed is an int"):
+    with pytest.raises(ParameterError, match="seed is an int"):
         other.buffer.seed = 1.5
     assert other.buffer.seed == 7
 
@@ -1142,7 +1149,7 @@ def test_what_is_asked_between_batches_does_not_change_them() -> None:
             other.buffer.stats()
             other.buffer.data()
             other.buffer.check()
-            with pytest.raises(ShapeError):
+            with pytest.raises(ParameterError):
                 other.buffer.sample(0)
             assert same_batches(one.buffer.sample(6), other.buffer.sample(6))
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, ShapeError
+from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, ParameterError, ShapeError
 from relive.kernels import cpu, reference
 from relive.samplers.sumtree import SumTree
 
@@ -330,7 +330,7 @@ def test_a_position_outside_is_refused_by_name_and_nothing_is_written(position: 
     before = bits(tree._nodes)
     calls: list[Callable[[], Any]] = [lambda: tree.set([0, position], 9.0), lambda: tree.get([0, position])]
     for call in calls:
-        with pytest.raises(ShapeError, match=rf"entry 1 is {position}, not in 0\.\.3"):
+        with pytest.raises(ParameterError, match=rf"entry 1 is {position}, not in 0\.\.3"):
             call()
     assert bits(tree._nodes) == before
 
@@ -515,7 +515,7 @@ def test_of_several_weights_for_one_leaf_the_last_stays() -> None:
         (lambda t: t.load_state_dict({"nodes": 1}), FieldError, r"'leaves', got \['nodes'\]"),
         (lambda t: t.load_state_dict({"leaves": np.ones(5)}), ShapeError, r"expected shape \(4,\), got \(5,\)"),
         (lambda t: t.load_state_dict({"leaves": [1.0, 1.0, -1.0, 1.0]}), NotFiniteError, "entry 2, for position 2"),
-        (lambda t: SumTree(0), ShapeError, "at least 1 leaf"),
+        (lambda t: SumTree(0), ParameterError, "at least 1 leaf"),
     ],
 )
 def test_wrong_input_is_refused_with_what_to_do(call: Any, error: type[Exception], message: str) -> None:

@@ -30,7 +30,7 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.errors import EmptyError, SchemaError, ShapeError
+from relive.errors import EmptyError, ParameterError, SchemaError, ShapeError
 from relive.kernels import cpu, reference
 from twins import DRESSES, SAMPLERS, SEQUENCES, Twin, contents, recurrent, same_batches
 
@@ -555,7 +555,7 @@ def test_a_view_wrapped_around_sequences_reads_them() -> None:
     twin.buffer.view = Halved(Sequence(4))
     assert torch.equal(twin.buffer.data()["obs"], plain["obs"] / 2)
     twin.buffer.view = Forgetful(Sequence(4))
-    with pytest.raises(SchemaError, match="must also have its `rule`"):
+    with pytest.raises(ParameterError, match="must also have its `rule`"):
         twin.buffer.sample(1)
 
 
@@ -665,13 +665,13 @@ def part(batch: SequenceBatch, chosen: torch.Tensor) -> SequenceBatch:
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SchemaError, match=message):
+    with pytest.raises(ParameterError, match=message):
         Sequence(**arguments)
     twin = Twin(1, 20, view=Sequence(2)).play(*"." * 8)
     before, view = contents(twin.buffer), repr(twin.buffer.view)
     *_, (name, value) = arguments.items()
     if (name, value) != ("overlap", 4):  # which is wrong for some lengths only
-        with pytest.raises(SchemaError, match=message):
+        with pytest.raises(ParameterError, match=message):
             setattr(twin.buffer.view, name, value)
     assert contents(twin.buffer) == before
     assert repr(twin.buffer.view) == view
@@ -682,7 +682,7 @@ def test_windows_that_share_more_steps_than_they_have_are_refused_when_both_are_
     twin = Twin(1, 20, view=view).play(*"." * 9)
     before = contents(twin.buffer)
     view.length = 3
-    with pytest.raises(SchemaError, match="overlap=3: successive sequences of 3 steps"):
+    with pytest.raises(ParameterError, match="overlap=3: successive sequences of 3 steps"):
         twin.buffer.sample(2)
     assert contents(twin.buffer) == before
     view.overlap = 2
@@ -703,11 +703,11 @@ def test_steps_without_order_have_no_sequences() -> None:
 
 @pytest.mark.parametrize("sampler", [Prioritized, WithoutReplacement, lambda: Recent(inner=Prioritized())])
 def test_weights_for_a_sampler_that_has_its_own_are_refused(sampler: Any) -> None:
-    with pytest.raises(SchemaError, match="weigh='steps' is for Uniform"):
+    with pytest.raises(ParameterError, match="weigh='steps' is for Uniform"):
         Twin(1, 20, sampler=sampler(), view=Sequence(2, weigh="steps"))
     twin = Twin(1, 20, sampler=sampler()).play(*"." * 9)
     before, view = contents(twin.buffer), twin.buffer.view
-    with pytest.raises(SchemaError, match="leave weigh at 'windows'"):
+    with pytest.raises(ParameterError, match="leave weigh at 'windows'"):
         twin.buffer.view = Sequence(2, weigh="steps")
     assert contents(twin.buffer) == before
     assert twin.buffer.view is view
@@ -727,7 +727,7 @@ def test_errors_of_another_layout_than_the_batch_are_refused() -> None:
     before = contents(twin.buffer)
     with pytest.raises(ShapeError, match=r"expected \[T, B\] of 3 sequences, as the view has time first, got \(3, 5\)"):
         twin.buffer.update_priorities(batch["index"], errors.T, mask.T)
-    with pytest.raises(ShapeError, match="pass mask=seq\\['mask'\\]"):
+    with pytest.raises(ParameterError, match="pass mask=seq\\['mask'\\]"):
         twin.buffer.update_priorities(batch["index"], errors)
     with pytest.raises(ShapeError, match="mask: expected bool"):
         twin.buffer.update_priorities(batch["index"], errors, mask.T)
@@ -765,16 +765,13 @@ def test_the_twins_read_the_same_bytes(seed: int) -> None:
             twin.interrupt([0])
     buffer, ring = twin.buffer, twin.buffer._ring
     buffer.data()
-    places, batch = ring.anchors(), view._layouts[ring.store]
-    total, answers = view.rows, []
-    time_first = bool(rng.integers(2))
-    for kernel in (cpu, reference):
+    places, batch = ring.anchors(), view._kept[ring]
+    total, answers, handle = view.rows, [], batch.handle.copy()
+    handle[-1] = rng.integers(2)  # time first, or not
+    for kernel, taken in ((cpu, ring.handle), (reference, ring.arrays)):
         out = np.full((total * len(places), batch.layout.nbytes), 7, np.uint8)
         facts, table = np.full((6, len(places)), -9, np.int64), np.full(len(out) if seed % 3 else 0, -9, np.int64)
-        kernel.read_sequences(
-            places, rows, view.burn_in, view.n, 0.97, ring.state, ring.counters, ring.step, ring.store.target,
-            batch.at, time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
-        )  # fmt: skip
+        kernel.read_sequences(taken, handle, 0.97, places, out, batch.blank, facts, table)
         answers.append((out, facts, table))
     for fast, plain in zip(*answers, strict=True):
         assert fast.tobytes() == plain.tobytes()

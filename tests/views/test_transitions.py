@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import oracle
 from covering import covering
 from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, Sequence, Transition, Uniform
-from relive.errors import LifecycleError, SchemaError
+from relive.errors import LifecycleError, ParameterError, SchemaError
 from twins import DRESSES, VIEWS, Twin, batch_leaves, same_batches
 
 
@@ -318,11 +318,11 @@ WINDOWS = [
 def test_windows_that_make_no_sense_are_refused_when_they_are_made_and_when_they_are_set(
     wrong: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SchemaError, match=message):
+    with pytest.raises(ParameterError, match=message):
         NStep(**wrong)
     twin = Twin(1, 5, view=NStep(2, 0.5)).play(".", ".", ".")
     ((name, value),) = wrong.items()
-    with pytest.raises(SchemaError, match=message):
+    with pytest.raises(ParameterError, match=message):
         setattr(twin.buffer.view, name, value)
     assert twin.buffer.view == NStep(2, 0.5)
     twin.check()
@@ -406,10 +406,10 @@ class Own:
 @pytest.mark.parametrize("wrong", [None, 5, "NStep", Uniform()])
 def test_what_is_no_view_is_refused_and_the_view_stays(wrong: Any) -> None:
     twin = Twin(1, 8, view=NStep(2, 0.5)).play(*"..T..")
-    with pytest.raises(SchemaError, match=r"view=.*: expected a view, such as NStep\(3, gamma=0\.99\)"):
+    with pytest.raises(ParameterError, match=r"view=.*: expected a view, such as NStep\(3, gamma=0\.99\)"):
         twin.buffer.view = wrong
     twin.check()
-    with pytest.raises(SchemaError, match=r"view=.*: expected"):
+    with pytest.raises(ParameterError, match=r"view=.*: expected"):
         twin.buffer.view = NStep
     twin.check()
 
@@ -516,10 +516,10 @@ def test_a_member_that_is_not_there_cannot_be_stacked(dress: str, keys: tuple[st
 def test_stacks_that_make_no_sense_are_refused_when_they_are_made_and_when_they_are_set(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
     rule = rf"FrameStack\({name}={value!r}\): .*(depth is at least 1 and pad 'repeat' or 'zeros'|window is|keys is)"
-    with pytest.raises(SchemaError, match=rule):
+    with pytest.raises(ParameterError, match=rule):
         FrameStack(**wrong)
     twin = Twin(1, 5, view=FrameStack(2)).play(".", ".", "T")
-    with pytest.raises(SchemaError, match=rule):
+    with pytest.raises(ParameterError, match=rule):
         setattr(twin.buffer.view, name, value)
     assert twin.buffer.view == FrameStack(2)
     twin.check()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from ..errors import FieldError, ShapeError
+from ..errors import FieldError, ParameterError, ShapeError
 from ..parameters import is_count
 from ..steps.schema import unknown_field
 from ..steps.trees import Path
@@ -41,21 +41,23 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
     """The number of steps between the starts of successive windows.
 
     Raises:
-        ShapeError: ``length`` is below 1, or ``overlap`` is not below ``length``.
+        ParameterError: ``length`` is below 1, or ``overlap`` is not below ``length``.
     """
     if length is None:
         if overlap != "none":
-            raise ShapeError(f"overlap={overlap!r} needs a length; whole trajectories do not overlap")
+            raise ParameterError(f"overlap={overlap!r} needs a length; whole trajectories do not overlap")
         return WHOLE
     if not is_count(length, 1):
-        raise ShapeError(f"length={length!r}: a sequence has at least 1 step")
+        raise ParameterError(f"length={length!r}: a sequence has at least 1 step")
     strides = {"none": length, "half": max(length // 2, 1), "max": 1}
     if isinstance(overlap, str) and overlap in strides:
         return strides[overlap]
     if not is_count(overlap, -WHOLE):
-        raise ShapeError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
+        raise ParameterError(f"overlap={overlap!r}: expected 'none', 'half', 'max' or a number of steps")
     if not 0 <= cast("int", overlap) < length:
-        raise ShapeError(f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them")
+        raise ParameterError(
+            f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them"
+        )
     return length - cast("int", overlap)
 
 

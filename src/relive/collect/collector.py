@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import EnvError, FullError, ShapeError
+from ..errors import EnvError, FullError, ParameterError
 from ..parameters import is_count
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
@@ -55,7 +55,8 @@ class Collector:
         autoreset_mode: overrides ``envs.metadata["autoreset_mode"]``.
 
     Raises:
-        EnvError: the autoreset mode is unknown, or the number of envs is not the buffer's.
+        EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
+        ParameterError: ``final_obs`` or ``autoreset_mode`` is not one of the choices.
         FieldError: the schema has no ``action``.
         DTypeError: the schema has ``is_start``, and not as ``Field((), torch.bool)``, or ``last_action`` or
             ``last_reward``, and not as ``action`` and ``reward`` are.
@@ -131,15 +132,16 @@ class Collector:
             LifecycleError: another collector has played in these envs meanwhile; :meth:`reset` takes them back.
             EnvError: a truncated episode whose final observation is hidden, or a field missing from ``info``.
             FieldError: the policy's answer lacks a field of the schema, or it takes or returns one that is not there.
-            ShapeError, DTypeError: no whole number of steps; or actions, or other fields, that do not fit the schema.
-                The envs have not seen such an action.
+            ParameterError: ``num_steps`` is not a whole number of at least 1.
+            ShapeError, DTypeError: actions, or other fields, do not fit the schema. The envs have not seen such an
+                action.
         """
         buffer = self.buffer
         if self._under_way:  # something broke off the last collection, and maybe what it does then
             self._give_up()
         count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else 1 if num_steps is None else num_steps
         if not is_count(count, 1):
-            raise ShapeError(f"collect({num_steps!r}): ask for a whole number of vector steps, at least 1")
+            raise ParameterError(f"collect({num_steps!r}): ask for a whole number of vector steps, at least 1")
         if self._obs is None:
             self.reset(seed=None if self._was_reset else self.seed)
         else:  # a learned initial state may have changed since the last collection

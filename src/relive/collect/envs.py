@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError, LifecycleError
+from ..errors import EnvError, LifecycleError, ParameterError
 from ..steps.arrays import as_host
 from ..steps.trees import Path, descend
 
@@ -35,7 +35,8 @@ class VectorEnvs:
         mode: the autoreset mode; None for what ``metadata`` says.
 
     Raises:
-        EnvError: ``final_obs`` is something else, or the autoreset mode is unknown.
+        ParameterError: ``final_obs`` or ``mode`` is not one of the choices.
+        EnvError: the envs do not report their autoreset mode.
     """
 
     def __init__(self, given: Any, final_obs: Literal["require", "mask"], mode: Any) -> None:
@@ -44,7 +45,7 @@ class VectorEnvs:
         self.envs = vectorized(self.given)
         self._unwrapped = getattr(self.given, "unwrapped", self.given)
         if final_obs not in ("require", "mask"):
-            raise EnvError(f"final_obs is 'require' or 'mask', got {final_obs!r}")
+            raise ParameterError(f"final_obs is 'require' or 'mask', got {final_obs!r}")
         self.final_obs: Literal["require", "mask"] = final_obs
         self.mode = autoreset_mode(self.envs, mode)
         self._player = object()
@@ -167,12 +168,15 @@ def autoreset_mode(envs: Any, given: Any) -> str:
     """The value of the gymnasium.vector.AutoresetMode: "NextStep", "SameStep" or "Disabled".
 
     Raises:
-        EnvError: the env does not say, or says something else.
+        ParameterError: ``given`` is no such mode.
+        EnvError: nothing is given, and the env does not say, or says something else.
     """
     metadata: dict[str, Any] = envs.metadata or {}
     told = metadata.get("autoreset_mode") if given is None else given
     mode: Any = getattr(told, "value", told)
     if mode not in ("NextStep", "SameStep", "Disabled"):
+        if given is not None:
+            raise ParameterError(f"autoreset_mode is a gymnasium.vector.AutoresetMode or None, got {given!r}")
         raise EnvError(
             f"the vector env's metadata['autoreset_mode'] is {mode!r}; expected a gymnasium.vector.AutoresetMode. "
             "Without it the ends of episodes cannot be told: set it, or pass Collector(..., autoreset_mode=...)"

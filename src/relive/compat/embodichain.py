@@ -20,7 +20,8 @@ from ..returns.functions import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..rollout.packed import PackedRows
 from ..steps.schema import Field, Schema
-from ..steps.trees import Path, dotted
+from ..steps.trees import dotted
+from .trees import leaves_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -174,14 +175,8 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     steps = as_tensordict(fields, (envs, rows - 1), rollout.device)
     if not flatten:
         return steps
-    flat = {path: _flat(x) for path, x in _leaves(steps).items()}
+    flat = {path: _flat(x) for path, x in leaves_of(steps).items()}
     return as_tensordict(flat, (envs * (rows - 1),), rollout.device)
-
-
-def _leaves(rollout: TensorDict) -> dict[Path, Tensor]:
-    """The tensors of a rollout by path."""
-    found: Any = rollout.items(True, True)
-    return {name if isinstance(name, tuple) else (name,): x for name, x in found}
 
 
 def _flat(steps: Tensor) -> Tensor:
@@ -216,7 +211,7 @@ def iterate_minibatches(
     """
     total = int(rollout.batch_size[0])
     wanted = rollout if fields is None else rollout.select(*fields)
-    leaves = _leaves(wanted)
+    leaves = leaves_of(wanted)
     rows = PackedRows({path: x.unsqueeze(0) for path, x in leaves.items()}, pack=False)
     order = kernels.permutation(total, seed_or_drawn(seed), 0)
     for low in range(0, total, batch_size):

@@ -5,6 +5,9 @@ The fast twins are imported on first use, so that ``import relive`` compiles not
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -12,30 +15,56 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .reference import Grid, refuse_missing
 
-__all__ = ["copy_row", "discounted_return", "fast", "gae", "gather_windows", "mark_windows", "permutation", "vtrace"]
+__all__ = [
+    "Grid",
+    "copy_row",
+    "discounted_return",
+    "fast",
+    "gae",
+    "gather_windows",
+    "mark_windows",
+    "permutation",
+    "refuse_missing",
+    "vtrace",
+]
 
 
 @cache
 def fast() -> Any:
     """The numba twins; the first call imports numba."""
-    from . import cpu
+    with _no_collection():
+        from . import cpu
 
+        cpu.load_target()
     return cpu
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Put off garbage collection: numba makes many lasting objects, and collecting takes as long as loading it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _twin(reward: Tensor) -> Any:
     return fast() if reward.dtype is torch.float32 and reward.is_cpu else reference
 
 
-def gae(reward: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+def gae(grid: Grid, *args: float) -> tuple[Tensor, Tensor]:
     """See :func:`relive.kernels.reference.gae`."""
-    return _twin(reward).gae(reward, *args)
+    return _twin(grid.reward).gae(grid, *args)
 
 
-def discounted_return(reward: Tensor, *args: Any) -> Tensor:
+def discounted_return(grid: Grid, gamma: float) -> Tensor:
     """See :func:`relive.kernels.reference.discounted_return`."""
-    return _twin(reward).discounted_return(reward, *args)
+    return _twin(grid.reward).discounted_return(grid, gamma)
 
 
 def vtrace(log_rho: Tensor, *args: Any) -> tuple[Tensor, Tensor]:

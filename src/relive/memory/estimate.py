@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import SchemaError
+from ..errors import ParameterError
 from ..parameters import is_count
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
@@ -110,13 +110,15 @@ def storage_plan(
     ``sampler_bytes(rows)`` is the sampler's memory in RAM.
 
     Raises:
-        SchemaError: neither or both are given, a size is not a whole number, or an env gets less than 2 rows.
+        ParameterError: neither or both are given, a size is not a whole number, or an env gets less than 2 rows.
     """
     if (capacity is None) == (capacity_bytes is None):
-        raise SchemaError("pass either capacity, in rows, or capacity_bytes")
+        raise ParameterError("pass either capacity, in rows, or capacity_bytes")
     for name, size in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("num_envs", num_envs)):
         if size is not None and not (is_count(size, 1) and size <= LARGEST):
-            raise SchemaError(f"{name} is a whole number from 1 to 2**62, got {size!r}; pass int(...) if that is meant")
+            raise ParameterError(
+                f"{name} is a whole number from 1 to 2**62, got {size!r}; pass int(...) if that is meant"
+            )
     known = {dotted(path): field.nbytes for path, field in leaves.items()}
     known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())
     if device.type == "cpu":
@@ -130,7 +132,7 @@ def storage_plan(
     fields = known | {"padding": row - sum(known.values())}
     wanted = capacity if capacity is not None else fit
     if wanted < 2 * num_envs:
-        raise SchemaError(
+        raise ParameterError(
             f"a capacity of {wanted} rows ({row} bytes each): each of the {num_envs} envs needs at least 2"
         )
     rows = int(wanted // num_envs * num_envs)
@@ -141,11 +143,11 @@ def require_free(size: int, device: torch.device, what: str, advice: str) -> Non
     """Check that memory is free in RAM or on a device before it is taken.
 
     Raises:
-        SchemaError: less than ``size`` bytes are free.
+        ParameterError: less than ``size`` bytes are free.
     """
     free, where = (free_memory(), "") if device.type == "cpu" else (_free_on(device), f" on {device}")
     if free is not None and size > free:
-        raise SchemaError(f"{what} would take {size:,} bytes{where} and {free:,} are free; {advice}")
+        raise ParameterError(f"{what} would take {size:,} bytes{where} and {free:,} are free; {advice}")
 
 
 def free_memory() -> int | None:

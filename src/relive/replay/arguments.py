@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import DTypeError, FieldError, NotFiniteError, ShapeError
+from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, ShapeError
 from ..parameters import is_count
 from ..ring.ring import Ints
 from ..steps.arrays import as_host
@@ -34,10 +34,12 @@ def require_rows(batch_size: int) -> None:
     """Refuse a size that no batch can have.
 
     Raises:
-        ShapeError: it is not a whole number from 1 to ``MOST``.
+        ParameterError: it is not a whole number from 1 to ``MOST``.
     """
     if not is_count(batch_size, 1) or batch_size > MOST:
-        raise ShapeError(f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}")
+        raise ParameterError(
+            f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}"
+        )
 
 
 def whole_numbers(values: Any, name: str) -> Ints:

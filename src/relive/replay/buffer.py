@@ -16,11 +16,7 @@ from torch import Tensor
 
 from ..batches.sequences import SequenceBatch
 from ..batches.tensordicts import as_tensordict
-from ..errors import (
-    FieldError,
-    SchemaError,
-    ShapeError,
-)
+from ..errors import FieldError, ParameterError, SchemaError
 from ..files.entries import contradictions
 from ..files.nested import read_extra
 from ..kernels.reference.random import key as stream
@@ -139,7 +135,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
             a ``torch.utils.data.DataLoader`` draws batches of its own, which its worker seed decides besides.
 
     Raises:
-        SchemaError: a schema without these fields, a capacity of less than 2 rows per env, or of more than the memory.
+        SchemaError: a schema without these fields.
+        ParameterError: a capacity of less than 2 rows per env, or of more than the memory; or a part that is none.
     """
 
     def __init__(
@@ -200,7 +197,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         ``sampler`` is only asked how much it would keep, and can be given to a buffer afterwards.
 
         Raises:
-            SchemaError: as the constructor's.
+            SchemaError, ParameterError: as the constructor's.
         """
         leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, completed(sampler or Uniform()).nbytes
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
@@ -272,7 +269,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Each buffer has a view of its own.
 
         Raises:
-            SchemaError: what is set is no view, or one that cannot read what is stored.
+            ParameterError: what is set is not a view.
+            SchemaError: the view cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
         return cast("V_co", self._reader.view)
@@ -352,7 +350,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             EmptyError: there is no complete transition.
-            ShapeError: ``batch_size`` is not positive.
+            ParameterError: ``batch_size`` is not positive.
         """
         return self._batch(batch_size, 1, 1)
 
@@ -367,10 +365,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             EmptyError: there is no complete transition; from this call, not from the first batch.
-            ShapeError: ``count`` or ``batch_size`` is not positive; also from this call.
+            ParameterError: ``count`` or ``batch_size`` is not positive; also from this call.
         """
         if not is_count(count, 1):
-            raise ShapeError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
+            raise ParameterError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
         require_rows(batch_size)
         if not len(self):
             raise nothing_to_draw(self._ring)
@@ -390,7 +388,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Raises:
             LifecycleError: the sampler knows no priorities.
-            ShapeError: the shapes differ, or are not of the batch's layout, or an index was never issued.
+            ShapeError: the shapes differ, or are not of the batch's layout.
+            ParameterError: an index was never issued, or errors of sequences come without their mask.
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in either case.
         """
         self._reader.keep_rule()
@@ -429,7 +428,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         observation is not known, and for the final observation after an episode, of which only ``obs`` means anything.
 
         Raises:
-            ShapeError: there is no such env.
+            ParameterError: there is no such env.
         """
         return self._reader.slice(env, start, stop)
 
@@ -438,7 +437,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """The transitions that lie at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
 
         Raises:
-            ShapeError: a row out of range, or one that cannot be drawn.
+            ParameterError: a row out of range, or one that cannot be drawn.
         """
         return self._reader.at(rows)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..batches.sequences import SequenceBatch
-from ..errors import DeviceError, SchemaError, ShapeError
+from ..errors import DeviceError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count, is_number
 from ..steps.arrays import as_host
 from ..steps.summary import Summary, html, text
@@ -35,7 +35,8 @@ class Mixture:
         shares: name -> share; they are normalised to sum to 1.
 
     Raises:
-        SchemaError: no buffer, different schemas, or shares that do not fit them.
+        SchemaError: the buffers have different schemas.
+        ParameterError: there is no buffer, or the shares do not fit the buffers.
         DeviceError: the buffers are on different devices.
     """
 
@@ -58,7 +59,7 @@ class Mixture:
         """One batch ``[batch_size]``.
 
         Raises:
-            ShapeError: ``batch_size`` is not positive.
+            ParameterError: ``batch_size`` is not positive.
             EmptyError: a buffer that has rows in the batch holds no complete transition.
             SchemaError: not all views read transitions, or sequences of one shape.
         """
@@ -67,7 +68,7 @@ class Mixture:
     def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
         """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`, from this call."""
         if not (is_count(count, 1) and is_count(batch_size, 1)):
-            raise ShapeError(f"batches({count!r}, {batch_size!r}): ask for whole numbers of at least 1")
+            raise ParameterError(f"batches({count!r}, {batch_size!r}): ask for whole numbers of at least 1")
         views = [buffer.view for buffer in self.buffers.values()]
         if len({(time_first_of(view), getattr(view, "rows", None)) for view in views}) > 1:
             raise SchemaError(
@@ -114,11 +115,11 @@ class Mixture:
         """Go on with those shares.
 
         Raises:
-            SchemaError: they do not fit the buffers; nothing is changed.
+            ParameterError: they do not fit the buffers; nothing is changed.
         """
         shares = state.get("shares")
         if not isinstance(shares, Mapping):
-            raise SchemaError(f"Mixture: expected what state_dict() gave, with its 'shares', got {state!r:.200}")
+            raise ParameterError(f"Mixture: expected what state_dict() gave, with its 'shares', got {state!r:.200}")
         self.shares = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
 
     def __str__(self) -> str:
@@ -142,12 +143,12 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
     """The shares in the order of the names, such that they sum to 1.
 
     Raises:
-        SchemaError: a share is missing, too much, negative or infinite, or none is positive.
+        ParameterError: a share is missing, too much, negative or infinite, or none is positive.
     """
     fits = names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
     total = sum(shares.values()) if fits else 0.0
     if not 0 < total < np.inf:
-        raise SchemaError(
+        raise ParameterError(
             f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, "
             f"got {dict(shares)!r:.200}"
         )

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import kernels
-from ..errors import LifecycleError, NotFiniteError, ShapeError
+from ..errors import LifecycleError, NotFiniteError, ParameterError, ShapeError
 from ..ring.ring import Change, Ints, Ring
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import LARGEST_ERROR, Prioritized
@@ -53,7 +53,7 @@ class Ratings:
         sizes = magnitudes(errors)
         places, unknown = ring.find(where)
         if unknown >= 0:
-            raise ShapeError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
+            raise ParameterError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
         if errors.ndim == 2:
             sizes = sampler.reduced(errors, real).astype(np.float32)
         alive = places >= 0
@@ -108,7 +108,7 @@ def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]
             f"{'first' if time_first else 'second'}, got {errors.shape}"
         )
     if mask is None:
-        raise ShapeError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
+        raise ParameterError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
     if mask.shape != errors.shape or mask.dtype != np.bool_:
         raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
     errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN

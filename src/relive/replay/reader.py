@@ -11,15 +11,16 @@ import numpy as np
 from ..batches.sequences import SequenceBatch
 from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
-from ..errors import LifecycleError, ReliveError, SchemaError, ShapeError
+from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..parameters import is_count, is_own, refuse_class
-from ..ring.ring import Change, Ints, Ring
+from ..ring.adding import Change
+from ..ring.ring import Ints, Ring
+from ..ring.sequences import FACTS
 from ..samplers.contract import Sampler
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
 from ..views.contract import View, rule_of, time_first_of
 from ..views.frames import FrameStack
-from ..views.sequences import FACTS
 from .arguments import whole_numbers
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ class Reader:
         """Read through this view from now on.
 
         Raises:
-            SchemaError: it is no view, or one that cannot read what is stored.
+            ParameterError: it is not a view.
+            SchemaError: it cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
         refuse_class("view", view)
         if not hasattr(view, "read"):
-            raise SchemaError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
+            raise ParameterError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
         for part in _parts(view):
             reader = _READERS.get(id(part))
             if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
@@ -90,7 +92,7 @@ class Reader:
         """The batch of the transitions at ``places``, with the sampler's ``extras``."""
         try:
             batch = self.view.read(self.ring, places, key)
-        except SchemaError as error:
+        except (ParameterError, SchemaError) as error:
             if is_own(self.view):
                 raise
             raise type(error)(f"{self.view!r}: {error}") from error
@@ -115,7 +117,7 @@ class Reader:
         """The transitions at ``rows`` of the ring's memory, int64 ``[B]``.
 
         Raises:
-            ShapeError: a row out of range, or one that cannot be drawn.
+            ParameterError: a row out of range, or one that cannot be drawn.
         """
         self.keep_rule()
         places = whole_numbers(rows, "rows")
@@ -123,18 +125,20 @@ class Reader:
         if good.all():
             good = self.ring.find(self.ring.index_of(places))[0] == places
         if not good.all():
-            raise ShapeError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
+            raise ParameterError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
         return self.read(places, {}, None)
 
     def slice(self, env: int, start: int, stop: int | None) -> TensorDict:
         """Rows of one env as they are stored, through no view: from ``start`` up to ``stop``, 0 is the oldest.
 
         Raises:
-            ShapeError: there is no such env.
+            ParameterError: there is no such env.
         """
         ring = self.ring
         if not (is_count(env) and env < ring.num_envs):
-            raise ShapeError(f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}")
+            raise ParameterError(
+                f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}"
+            )
         places = ring.live_places(env)[slice(start, stop)]
         fields = ring.store.read(places)
         facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
@@ -155,7 +159,7 @@ def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple
     """What a user's sampler drew, once it is clear that it can be read.
 
     Raises:
-        ShapeError, SchemaError: it cannot.
+        ParameterError, SchemaError: it cannot.
     """
     who = f"{sampler!r}.draw({count})"
     given: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []
@@ -164,7 +168,7 @@ def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple
     chosen, further = given
     try:
         places = ring.require_anchors(chosen)
-    except SchemaError as error:
+    except (ParameterError, SchemaError) as error:
         raise type(error)(f"{who}: {error}") from error
     extras = {name: as_host(value) for name, value in cast("Mapping[str, Any]", further).items()}
     for name, array in {"places": places, **extras}.items():

@@ -156,7 +156,7 @@ def saved_arguments(source: Source, sampler: Any, view: Any) -> dict[str, Any]:
     """The constructor's arguments for a replay with this state; ``sampler`` and ``view`` where they are not None.
 
     Raises:
-        FileFormatError, SchemaError, KeyError: the state makes no sense.
+        FileFormatError, ParameterError, SchemaError, KeyError: the state makes no sense.
     """
     content = source.content
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")

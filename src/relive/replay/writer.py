@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import ParameterError, ShapeError
 from ..memory.store import Store
 from ..ring.ring import Ints, Ring, missing_final
 from ..samplers.contract import Sampler
@@ -116,13 +116,16 @@ class Writer:
         """The envs that a caller names, int64 ``[K]``.
 
         Raises:
-            DTypeError, ShapeError: they are not different numbers of envs.
+            DTypeError, ShapeError: they are not a vector of whole numbers.
+            ParameterError: one comes twice, or there is no such env.
         """
         chosen = whole_numbers(envs, "envs").copy()  # a call that is broken off keeps it for the next
-        if chosen.ndim != 1 or len(set(chosen.tolist())) != len(chosen):
-            raise ShapeError(f"envs: expected a vector of different envs, got {chosen.tolist()}")
+        if chosen.ndim != 1:
+            raise ShapeError(f"envs: expected one axis, got shape {chosen.shape}; pass a list such as [0, 2]")
+        if len(set(chosen.tolist())) != len(chosen):
+            raise ParameterError(f"envs: expected each env once, got {chosen.tolist()}; add one step after another")
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.ring.num_envs):
-            raise ShapeError(f"envs: expected numbers from 0 to {self.ring.num_envs - 1}, got {chosen.tolist()}")
+            raise ParameterError(f"envs: expected numbers from 0 to {self.ring.num_envs - 1}, got {chosen.tolist()}")
         return chosen
 
     def interrupt(self, envs: Any) -> None:
@@ -209,7 +212,7 @@ class Writer:
             ends = None if final is None else [_kept(value, stored) for value in final]
             self._store(envs[stored], rows, ends, envs)
 
-    def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
+    def _with_last(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> tuple[Sequence[Any], Any]:
         """Which rows to store, where some are left out, and the leaves to store of them.
 
         A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,

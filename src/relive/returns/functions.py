@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import DTypeError, SchemaError, ShapeError
+from ..errors import DeviceError, DTypeError, ParameterError, ShapeError
 
 __all__ = ["gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
 
@@ -40,11 +40,11 @@ def gae(
         advantage and return (advantage + value), each ``[T, N]``, of the dtype of the input.
 
     Raises:
-        ShapeError, DTypeError: an argument does not fit ``reward``.
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
         FieldError: a truncated step has no final value.
     """
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
-    return kernels.gae(*grid, gamma, lam)
+    return kernels.gae(grid, gamma, lam)
 
 
 def lambda_returns(
@@ -82,11 +82,11 @@ def monte_carlo(
     ``value`` there is no critic: the rest counts as 0, and ``final_value`` is ignored.
 
     Raises:
-        ShapeError, DTypeError: an argument does not fit ``reward``.
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
         FieldError: with ``value``, a truncated step has no final value.
     """
     grid = _grid(reward, value, terminated, truncated, None if value is None else final_value, mask)
-    return kernels.discounted_return(*grid, gamma)
+    return kernels.discounted_return(grid, gamma)
 
 
 def vtrace(
@@ -118,8 +118,8 @@ def vtrace(
         advantage and vs, each ``[T, N]``.
     """
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
-    ratio = _fit("log_rho", log_rho, grid[0].shape, grid[0].dtype, grid[0].device)
-    return kernels.vtrace(ratio, *grid, gamma, lam, rho_clip, c_clip)
+    ratio = _fit("log_rho", log_rho, grid.reward)
+    return kernels.vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)
 
 
 def group_advantage(
@@ -152,14 +152,15 @@ def group_advantage(
         advantage, return and mask of the steps that count, each ``[T, N]``; the advantage is 0 elsewhere.
 
     Raises:
-        ShapeError, DTypeError: an argument does not fit ``reward``, or ``group_size`` does not divide N.
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
+        ParameterError: ``group_size`` does not divide N, or ``per`` is not one of the choices.
     """
     reward, _, terminated, truncated, _, mask = _grid(reward, None, terminated, truncated, None, mask)
     steps, envs = reward.shape
     if group_size < 1 or envs % group_size:
-        raise ShapeError(f"group_size={group_size} does not divide the {envs} envs into whole groups")
+        raise ParameterError(f"group_size={group_size} does not divide the {envs} envs into whole groups")
     if per not in ("step", "episode"):
-        raise SchemaError(f"per is 'step' or 'episode', got {per!r}")
+        raise ParameterError(f"per is 'step' or 'episode', got {per!r}")
     done = terminated | truncated
     real = torch.ones_like(done) if mask is None else mask
     ended = (done & real).cumsum(0) - (done & real).to(torch.int64)  # episodes that ended before this step
@@ -199,9 +200,6 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tenso
     return (centred / ((centred.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)).to(x.dtype)
 
 
-Grid = tuple[Tensor, Any, Tensor, Tensor, "Tensor | None", "Tensor | None"]
-
-
 def _grid(
     reward: Tensor,
     value: Tensor | None,
@@ -209,33 +207,36 @@ def _grid(
     truncated: Tensor,
     final_value: Tensor | None,
     mask: Tensor | None,
-) -> Grid:
+) -> kernels.Grid:
     """The arguments as contiguous tensors of one shape, float dtype and device, or a clear error."""
     shape = reward.shape
     if len(shape) != 2 or not shape[0] or not shape[1]:
         raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
     double = reward.dtype is torch.float64 or (value is not None and value.dtype is torch.float64)
-    dtype = torch.float64 if double else torch.float32
-    device = reward.device
-    after = (shape[0] + 1, shape[1])
-    return (
-        _fit("reward", reward, shape, dtype, device),
-        None if value is None else _fit("value", value, after, dtype, device),
-        _fit("terminated", terminated, shape, torch.bool, device),
-        _fit("truncated", truncated, shape, torch.bool, device),
-        None if final_value is None else _fit("final_value", final_value, shape, dtype, device),
-        None if mask is None else _fit("mask", mask, shape, torch.bool, device),
+    numbers = _fit("reward", reward, reward, torch.float64 if double else torch.float32)
+    return kernels.Grid(
+        numbers,
+        None if value is None else _fit("value", value, numbers, rows=shape[0] + 1),
+        _fit("terminated", terminated, numbers, torch.bool),
+        _fit("truncated", truncated, numbers, torch.bool),
+        None if final_value is None else _fit("final_value", final_value, numbers),
+        None if mask is None else _fit("mask", mask, numbers, torch.bool),
     )
 
 
-def _fit(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if x.dtype is dtype and x.shape == shape and x.device == device and x.is_contiguous():
-        return x.detach() if x.requires_grad else x
-    if x.shape != shape or x.device != device:
-        message = f"field '{name}': expected {tuple(shape)} on {device}, got {tuple(x.shape)} on {x.device}"
-        if name == "value" and tuple(x.shape) == (shape[0] - 1, *shape[1:]):
+def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
+    """``x`` as a contiguous tensor that fits ``like``, which may have another number of rows and another dtype."""
+    dtype, shape = dtype or like.dtype, like.shape if rows is None else (rows, *like.shape[1:])
+    if x.device != like.device:
+        device = str(like.device)
+        raise DeviceError(f"field '{name}': expected {device}, as 'reward', got {x.device}; pass .to({device!r})")
+    if x.shape != shape:
+        message = f"field '{name}': expected {tuple(shape)}, got {tuple(x.shape)}"
+        if name == "value" and tuple(x.shape) == tuple(like.shape):
             message += "; value has one row more than reward: append V(obs[T]), the bootstrap"
         raise ShapeError(message)
     if dtype is torch.bool and x.dtype is not torch.bool:
         raise DTypeError(f"field '{name}': expected torch.bool, got {x.dtype}; pass .bool()")
-    return x.detach().to(dtype).contiguous()
+    if x.dtype is not dtype or not x.is_contiguous():
+        x = x.to(dtype).contiguous()
+    return x.detach() if x.requires_grad else x

@@ -20,7 +20,7 @@ from . import saving
 from .columns import Columns
 from .episodes import Episodes
 from .fields import Fields, as_size
-from .finishing import finish
+from .finishing import Finisher
 from .minibatches import Minibatches, Permutations
 from .named import Name, NamedColumns
 from .sequences import Sequences
@@ -57,7 +57,8 @@ class RolloutBuffer:
             torch's default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number.
 
     Raises:
-        SchemaError: sizes that are not positive, a schema that uses the buffer's own names, or more than the memory.
+        SchemaError: a schema that uses the buffer's own names.
+        ParameterError: sizes that are not positive, or that need more than the free memory.
     """
 
     _preset = True
@@ -88,6 +89,7 @@ class RolloutBuffer:
         self._writer = Writer(
             fields, self._columns, named, self._episodes, self._states, debug=debug, preset=self._preset
         )
+        self._finisher = Finisher(self._columns, named, self._writer)
         memory = Recycled()
         self._minibatches = Minibatches(named, self.device, self._permutations, memory)
         self._sequences = Sequences(fields, named, self._episodes, self._states, self._permutations, memory)
@@ -122,7 +124,8 @@ class RolloutBuffer:
                 field of the schema may be given again with further members.
 
         Raises:
-            SchemaError: there is a column of that name, rows of it would be lost, or memory is short.
+            SchemaError: there is a column of that name, or rows of it would be lost.
+            ParameterError: memory is short.
             LifecycleError: rows are reserved, or hidden states are kept every few steps.
         """
         self._writer.add_fields(fields)
@@ -166,7 +169,8 @@ class RolloutBuffer:
 
         Raises:
             FieldError: the schema has no ``value``.
-            ShapeError: a step or env out of range, or different lengths.
+            ParameterError: a step or env is out of range.
+            ShapeError: the vectors differ in length.
         """
         self._writer.set_final_value(steps, envs, values)
 
@@ -195,12 +199,12 @@ class RolloutBuffer:
             partial: finish a rollout that is not full.
 
         Raises:
-            SchemaError: ``estimator`` is not an estimator.
+            ParameterError: ``estimator`` is not an estimator.
             EmptyError: no step was added.
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
         """
-        finish(estimator, self._columns, self._named, self._writer, last_value, partial)
+        self._finisher.finish(estimator, last_value, partial)
         return self
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -311,7 +315,7 @@ class RolloutBuffer:
 
         Raises:
             EmptyError: no step was added.
-            ShapeError: there are fewer real transitions, or ``batch_size`` is not positive.
+            ParameterError: there are fewer real transitions, or ``batch_size`` is not positive.
         """
         return self._minibatches.sample(batch_size, fields)
 
@@ -342,7 +346,7 @@ class RolloutBuffer:
 
         Raises:
             EmptyError: no step was added.
-            ShapeError: sizes that do not fit the rollout.
+            ParameterError: sizes that do not fit the rollout.
             FieldError: an unknown column.
         """
         return self._minibatches.minibatches(
@@ -392,7 +396,7 @@ class RolloutBuffer:
 
         Raises:
             EmptyError: no step was added.
-            ShapeError: lengths, overlaps or sizes that make no sense.
+            ParameterError: lengths, overlaps or sizes that make no sense.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         windows = self._sequences.cut(length, overlap, complete, drop_tail, epochs)
@@ -426,7 +430,7 @@ class RolloutBuffer:
 
         Raises:
             EmptyError: no step was added.
-            ShapeError: sizes that do not fit the number of envs.
+            ParameterError: sizes that do not fit the number of envs.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         return self._sequences.env_batches(batch_size, num_batches, epochs, shuffle, sequences, fields)
@@ -444,7 +448,7 @@ class RolloutBuffer:
 
         Raises:
             EmptyError: no step was added.
-            ShapeError: a length below 1, or one that is no multiple of ``hidden_every``.
+            ParameterError: a length below 1, or one that is no multiple of ``hidden_every``.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         return self._sequences.chunks(length, fields)

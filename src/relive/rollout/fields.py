@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import FieldError, SchemaError
+from ..errors import FieldError, ParameterError, SchemaError
 from ..memory.estimate import readable, require_free
 from ..parameters import is_count
 from ..steps.checker import StepChecker, refuse_sparse
@@ -26,10 +26,12 @@ def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
     """(T, N) of a rollout.
 
     Raises:
-        SchemaError: they are not positive.
+        ParameterError: they are not positive.
     """
     if not (is_count(num_steps, 1) and is_count(num_envs, 1)):
-        raise SchemaError(f"num_steps and num_envs are whole numbers of at least 1, got {num_steps!r} and {num_envs!r}")
+        raise ParameterError(
+            f"num_steps and num_envs are whole numbers of at least 1, got {num_steps!r} and {num_envs!r}"
+        )
     return int(num_steps), int(num_envs)
 
 
@@ -47,7 +49,8 @@ class Fields:
         every: k; the recurrent states of ``hidden`` are kept for every k-th step alone.
 
     Raises:
-        SchemaError: the schema has a name that the buffer adds, or the columns need more than the free memory.
+        SchemaError: the schema has a name that the buffer adds.
+        ParameterError: the columns need more than the free memory.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Fields:
         """Ask for the memory of columns before it is taken.
 
         Raises:
-            SchemaError: there is less.
+            ParameterError: there is less.
         """
         taken = self.sizes(leaves)
         fields = "".join(f"\n  {name}  {readable(size)}" for name, size in taken.items())

@@ -1,63 +1,136 @@
-"""What ``finish`` does: gives an estimator the columns it reads, and attaches those it returns."""
+"""Finisher: what ``finish`` does. It gives an estimator the columns it reads, and attaches those it returns."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..errors import SchemaError, UnfinishedError
-from ..parameters import refuse_class
-from ..returns.estimators import Estimator
+import numpy as np
+import torch
+
+from .. import kernels
+from ..errors import ParameterError, UnfinishedError
+from ..parameters import is_own, refuse_class
+from ..returns.estimators import GAE, Estimator
 from .columns import Columns
 from .fields import KEPT_APART
-from .named import NamedColumns
+from .named import ADVANTAGE, NamedColumns
 from .writer import Writer
 
-__all__ = ["finish"]
+__all__ = ["Finisher"]
+
+RETURN = ("return",)
+FLAGS = ("terminated", "truncated", "mask")
 
 
-def finish(
-    estimator: Estimator, columns: Columns, named: NamedColumns, writer: Writer, last_value: Any, partial: bool
-) -> None:
-    """Attach what an estimator computes to the steps of a rollout.
+class Finisher:
+    """Attaches what an estimator computes to the steps of a rollout.
 
-    Raises:
-        SchemaError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
+    Args:
+        columns: of the rollout.
+        named: the same by name.
+        writer: of the rollout; it knows whether the bootstrap row is written.
     """
+
+    def __init__(self, columns: Columns, named: NamedColumns, writer: Writer) -> None:
+        self._columns, self._named, self._writer = columns, named, writer
+        self._layout: object = None
+        """The layout of the columns that ``_places`` belongs to."""
+        self._places: Any = None
+        """Where the columns of GAE lie, as its kernel takes them; None if it cannot work in place."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: without addresses."""
+        return {**self.__dict__, "_layout": None, "_places": None}
+
+    def finish(self, estimator: Estimator, last_value: Any, partial: bool) -> None:
+        """Attach what ``estimator`` computes.
+
+        Raises:
+            ParameterError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
+        """
+        columns, writer = self._columns, self._writer
+        in_place = estimator if type(estimator) is GAE and not estimator.normalize else None
+        if in_place is None:
+            _require_estimator(estimator)
+        if not columns.count:
+            self._named.require_steps()
+        if not (columns.count == columns.num_steps or partial or columns.wrap):
+            raise UnfinishedError(
+                f"{columns.count} of {columns.num_steps} steps are written; add the rest, or finish(..., partial=True)"
+            )
+        if last_value is not None:
+            writer.set_last({"value": last_value})
+        if columns.layout is not self._layout:
+            self._bind()
+        if in_place is not None and self._places is not None and not columns.start:
+            if not writer.has_last:
+                self._require_ends()
+            self._fill(in_place)
+        else:
+            self._attach(estimator)
+
+    def _attach(self, estimator: Estimator) -> None:
+        """Call the estimator with tensors, and copy what it returns."""
+        for name in estimator.reads:
+            if name not in KEPT_APART:
+                self._named.leaves((name,))
+        if "value" in estimator.reads and not self._writer.has_last:
+            self._require_ends()
+        looks = self._columns.device.type == "cpu" or not is_own(estimator)
+        self._named.attach(estimator(**{name: self._read(name, looks) for name in estimator.reads}))
+
+    def _read(self, name: str, looks: bool) -> Any:
+        """A column as estimators take it: ``value`` with its bootstrap row, bookkeeping only where it matters.
+
+        Without ``looks`` it always comes: to look whether it matters would wait for the device.
+        """
+        named = self._named
+        if name == "mask" and looks and not named.has_mask():
+            return None
+        if name == "final_value" and (name not in named or (looks and not named.has_truncations())):
+            return None
+        return self._columns.with_last(("value",)) if name == "value" and name in named else named[name]
+
+    def _require_ends(self) -> None:
+        """Without a bootstrap value every env must just have finished an episode."""
+        named = self._named
+        going_on = ~(named["terminated"][-1] | named["truncated"][-1])
+        if named.has_mask():
+            going_on &= named["mask"][-1]
+        if bool(going_on.any()):
+            env = int(going_on.nonzero()[0])
+            raise UnfinishedError(
+                f"the episode of env {env} goes on after the last step and its bootstrap value is missing; "
+                "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
+            )
+
+    # -- in place -----------------------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """Find out where the columns of GAE lie, and whether its kernel can write them in place."""
+        columns = self._columns
+        self._layout, self._places = columns.layout, None
+        named = {"reward", "value", "final_value", *FLAGS, "advantage", "return"}
+        dtypes = {name: torch.bool if name in FLAGS else torch.float32 for name in named}
+        if all(columns.is_plain((name,), dtype) for name, dtype in dtypes.items()):
+            places = ((("return" if name == "ret" else name),) for name in kernels.fast().PLACES[2:])
+            addresses = [columns.address(path) if path[0] in named else 0 for path in places]
+            self._places = np.array([columns.num_envs, 0, *addresses], np.int64)
+
+    def _fill(self, estimator: GAE) -> None:
+        """Let the kernel write advantages and returns into their columns; it writes nothing if it refuses.
+
+        The kernel is one line, so an interrupted call leaves both columns as before or both as after.
+        """
+        columns, places = self._columns, self._places
+        places[1] = columns.count * columns.num_envs
+        missing = kernels.fast().fill_gae(places, float(estimator.gamma), float(estimator.lam))
+        if missing >= 0:
+            kernels.refuse_missing(missing, columns.num_envs)
+        columns.keep((ADVANTAGE, RETURN))
+
+
+def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
-        raise SchemaError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
-    named.require_steps()
-    if not (columns.is_full or partial or columns.wrap):
-        raise UnfinishedError(
-            f"{columns.count} of {columns.num_steps} steps are written; add the rest, or finish(..., partial=True)"
-        )
-    if last_value is not None:
-        writer.set_last({"value": last_value})
-    for name in estimator.reads:
-        if name not in KEPT_APART:
-            named.leaves((name,))
-    if "value" in estimator.reads and not writer.has_last:
-        _require_ends(named)
-    named.attach(estimator(**{name: _read(name, columns, named) for name in estimator.reads}))
-
-
-def _require_ends(named: NamedColumns) -> None:
-    """Without a bootstrap value every env must just have finished an episode."""
-    going_on = ~(named["terminated"][-1] | named["truncated"][-1])
-    if named.has_mask():
-        going_on &= named["mask"][-1]
-    if bool(going_on.any()):
-        env = int(going_on.nonzero()[0])
-        raise UnfinishedError(
-            f"the episode of env {env} goes on after the last step and its bootstrap value is missing; "
-            "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
-        )
-
-
-def _read(name: str, columns: Columns, named: NamedColumns) -> Any:
-    """A column as estimators take it: ``value`` with its bootstrap row, bookkeeping only where it matters."""
-    if name == "mask" and not named.has_mask():
-        return None
-    if name == "final_value" and (name not in named or not named.has_truncations()):
-        return None
-    return columns.with_last(("value",)) if name == "value" and name in named else named[name]
+        raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")

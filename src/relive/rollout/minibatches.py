@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
-from ..errors import FieldError, ShapeError
+from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
 from ..parameters import is_count, seed_or_drawn
 from ..returns.functions import normalize
@@ -77,7 +77,7 @@ class Minibatches:
         rows = self._columns.real_rows()
         total = self._columns.count(rows)
         if not (is_count(batch_size, 1) and batch_size <= total):
-            raise ShapeError(f"sample({batch_size!r}): the rollout holds {total} transitions; ask for 1 to {total}")
+            raise ParameterError(f"sample({batch_size!r}): the rollout holds {total} transitions; ask for 1 to {total}")
         order = self._permutation(rows)[:batch_size]
         batch = {path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()}
         return self._columns.batch(batch, (batch_size,))
@@ -142,20 +142,20 @@ def parts(
     """(begin, end) of each minibatch of ``total`` items.
 
     Raises:
-        ShapeError: sizes that do not fit.
+        ParameterError: sizes that do not fit.
     """
     if (batch_size is None) == (num_batches is None):
-        raise ShapeError("pass either batch_size or num_batches")
+        raise ParameterError("pass either batch_size or num_batches")
     if num_batches is not None:
         if not (is_count(num_batches, 1) and num_batches <= total):
-            raise ShapeError(f"num_batches={num_batches!r}: {total} {items} make 1 to {total} minibatches")
+            raise ParameterError(f"num_batches={num_batches!r}: {total} {items} make 1 to {total} minibatches")
         size, more = divmod(total, num_batches)
         if drop_last:
             more = 0
         return list(pairwise(i * size + min(i, more) for i in range(num_batches + 1)))
     assert batch_size is not None
     if not is_count(batch_size, 1) or (drop_last and batch_size > total):
-        raise ShapeError(f"batch_size={batch_size!r}: the rollout holds {total} {items}; ask for 1 to {total}")
+        raise ParameterError(f"batch_size={batch_size!r}: the rollout holds {total} {items}; ask for 1 to {total}")
     bounds = list(range(0, total + 1, batch_size))
     return list(pairwise(bounds if drop_last or bounds[-1] == total else [*bounds, total]))
 
@@ -164,10 +164,10 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
     """(begin, end) of minibatches of at most ``batch_steps`` steps; an item that is longer comes alone.
 
     Raises:
-        ShapeError: ``batch_steps`` is not positive.
+        ParameterError: ``batch_steps`` is not positive.
     """
     if not is_count(batch_steps, 1):
-        raise ShapeError(f"batch_steps={batch_steps!r}: ask for at least 1")
+        raise ParameterError(f"batch_steps={batch_steps!r}: ask for at least 1")
     until: list[int] = np.cumsum(lengths).tolist()
     begin, found = 0, list[tuple[int, int]]()
     while begin < len(lengths):
@@ -182,10 +182,10 @@ def require_epochs(epochs: int) -> None:
     """Require a positive number of passes.
 
     Raises:
-        ShapeError: it is not.
+        ParameterError: it is not.
     """
     if not is_count(epochs, 1):
-        raise ShapeError(f"epochs={epochs!r}: ask for at least 1 pass over the rollout")
+        raise ParameterError(f"epochs={epochs!r}: ask for at least 1 pass over the rollout")
 
 
 def require_advantage(normalize_advantage: bool, wanted: list[Path]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ..batches.sequences import WHOLE, EnvBatch, Overlap, SequenceBatch, stride_of
-from ..errors import ShapeError
+from ..errors import ParameterError
 from ..memory.blocks import Recycled
 from ..memory.layout import LARGE_FIELD
 from ..steps.trees import Path
@@ -110,7 +110,7 @@ class Sequences:
         steps, every = self._columns.steps, self._fields.every
         size = steps if length is None else length
         if size % every and size < steps:
-            raise ShapeError(f"chunks({size}): states are kept every {every} steps; ask for a multiple of them")
+            raise ParameterError(f"chunks({size}): states are kept every {every} steps; ask for a multiple of them")
         wanted = self._columns.wanted_of_steps(fields)
         reader = self._reader(wanted, 0)
         flags = self._episodes.flags()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..batches.states import swap_layers
-from ..errors import SchemaError
+from ..errors import ParameterError
 from ..files.entries import fitting
 from ..parameters import is_count
 from ..steps.schema import Schema
@@ -73,10 +73,10 @@ def kept_every(every: int, schema: Schema, wrap: bool) -> int:
     """How many steps lie between two recurrent states that are kept.
 
     Raises:
-        SchemaError: not a positive number, or above 1 where there are no states, or where the rollout wraps.
+        ParameterError: not a positive number, or above 1 where there are no states, or where the rollout wraps.
     """
     if not is_count(every, 1) or (every > 1 and (wrap or "hidden" not in schema)):
-        raise SchemaError(
+        raise ParameterError(
             f"hidden_every={every!r}: expected at least 1; more than that needs a field 'hidden', and no wrap"
         )
     return int(every)
@@ -100,7 +100,7 @@ class KeptStates:
             hidden = {path: field for path, field in fields.schema.leaves.items() if path[0] == "hidden"}
             self.rows = Columns(hidden, -(-fields.num_steps // fields.every), fields.num_envs, fields.device, False)
 
-    def write(self, rows: Columns, row: int, checked: list[Any]) -> list[Any]:
+    def write(self, rows: Columns, row: int, checked: Sequence[Any]) -> list[Any]:
         """Keep the states of a step if it is their turn; what is left to store elsewhere."""
         sparse = [path[0] == "hidden" for path in self._fields.schema.leaves]
         if row % self._fields.every == 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import kernels
 from ..batches.sequences import WHOLE, EnvBatch, SequenceBatch, padding
 from ..batches.tensordicts import as_tensordict
-from ..errors import FieldError, ShapeError
+from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
 from ..memory.layout import RowLayout
 from ..returns.functions import normalize
@@ -60,11 +60,11 @@ def splitter(
     """How an epoch's windows, in their order, are split into batches: (begin, end) of each; by default all in one.
 
     Raises:
-        ShapeError: sizes that make no sense.
+        ParameterError: sizes that make no sense.
     """
     given = [size for size in (batch_size, num_batches, batch_steps) if size is not None]
     if len(given) > 1:
-        raise ShapeError("sequences: pass at most one of batch_size, num_batches and batch_steps")
+        raise ParameterError("sequences: pass at most one of batch_size, num_batches and batch_steps")
     if batch_steps is not None:
         parts_by_steps(np.zeros(0, np.int64), batch_steps)
         return lambda windows: parts_by_steps(windows[:, LENGTH], batch_steps)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..batches.tensordicts import as_tensordict
-from ..errors import FieldError, FullError, LifecycleError, NotFiniteError, SchemaError, ShapeError
+from ..errors import FieldError, FullError, LifecycleError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..steps.arrays import as_tensor, check_castable
 from ..steps.checker import refuse_sparse
 from ..steps.schema import Spec
@@ -79,12 +79,12 @@ class Writer:
         for name in KEPT_APART:
             if name in values:
                 (apart[name],) = self._fields.checked(name, values.pop(name)).values()
+        columns, states = self._columns, self._states.rows
         try:
-            checked = self._fields.check(values)
+            checked = self._fields.check(values, None if states else columns.copier)
         except (RuntimeError, TypeError):
             refuse_sparse(values)
             raise
-        columns, states = self._columns, self._states.rows
         row = columns.next_row
         if self.debug and "reward" in values:
             reward = values["reward"]
@@ -221,7 +221,7 @@ class Writer:
         count, num_envs = self._columns.count, self._columns.num_envs
         beyond = (rows < 0) | (rows >= count) | (columns < 0) | (columns >= num_envs)
         if bool(beyond.any()):
-            raise ShapeError(f"set_final_value: steps are below {count}, envs below {num_envs}")
+            raise ParameterError(f"set_final_value: steps are below {count}, envs below {num_envs}")
         check_castable(given, target.dtype, "final_value")
         rows = self._columns.place(rows).to(target.device)
         target[rows, columns.to(target.device)] = given.to(device=target.device, dtype=target.dtype)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LifecycleError, SchemaError
+from ..errors import LifecycleError, ParameterError
 from ..ring.ring import Ints, Ring
 
 __all__ = ["AnySampler", "Doubles", "Extras", "Sampler", "completed", "refuse_weights", "require_own_ring"]
@@ -123,13 +123,13 @@ def completed(given: AnySampler) -> Sampler:
     """The sampler itself if it inherits from :class:`Sampler`; else one that adds the defaults to it.
 
     Raises:
-        SchemaError: it lacks one of the two methods.
+        ParameterError: it lacks one of the two methods.
     """
     if isinstance(given, Sampler):
         return given
     missing = [name for name in ("attach", "draw") if not callable(getattr(given, name, None))]
     if missing:
-        raise SchemaError(
+        raise ParameterError(
             f"sampler={given!r}: expected a sampler such as Prioritized(), or an object with the methods attach(ring) "
             f"and draw(count, key, update, of); it lacks {' and '.join(missing)}"
         )
@@ -151,10 +151,10 @@ def refuse_weights(ring: Ring, sampler: object) -> None:
     """Refuse a ring whose view weighs its sequences; only uniform draws use such weights.
 
     Raises:
-        SchemaError: the rule's ``weigh`` is not "windows".
+        ParameterError: the rule's ``weigh`` is not "windows".
     """
     if ring.rule.weigh != "windows":
-        raise SchemaError(
+        raise ParameterError(
             f"weigh={ring.rule.weigh!r} is for Uniform() alone, and {sampler!r} has weights of its own; "
             "leave weigh at 'windows'"
         )

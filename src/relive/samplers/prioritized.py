@@ -76,7 +76,7 @@ class Prioritized(Sampler):
         eta: the error of a sequence of TD errors is eta · max + (1 - eta) · mean (Kapturowski et al. 2019).
 
     Raises:
-        SchemaError: a parameter is out of range, here or when it is set later.
+        ParameterError: a parameter is out of range, here or when it is set later.
     """
 
     watches = True

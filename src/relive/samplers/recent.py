@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import NotFiniteError, SchemaError
+from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ints, Ring
 from .contract import Extras, Sampler, require_own_ring
@@ -41,7 +41,7 @@ class Recent(Sampler):
         adapt: let eta follow the progress of learning: pass each episode's return to :meth:`observe`.
 
     Raises:
-        SchemaError: a parameter is out of range, here or when it is set later.
+        ParameterError: a parameter is out of range, here or when it is set later.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Recent(Sampler):
         self.c_min, self.adapt = c_min, adapt
         self._inner: Uniform | Prioritized = inner or Uniform()
         if not isinstance(cast("object", self._inner), Uniform | Prioritized):
-            raise SchemaError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
+            raise ParameterError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
         self._take_over()
         self._ring: Ring | None = None
         self.progress: float | None = None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import kernels
-from ..errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ShapeError
+from ..errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.tree import FANOUT
 from ..memory.blocks import zeroed
 
@@ -55,7 +55,7 @@ class SumTree:
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise ShapeError(f"a sum tree needs at least 1 leaf, got size {size}")
+            raise ParameterError(f"a sum tree needs at least 1 leaf, got size {size}")
         self._size = int(size)
         self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
         self._root = self._offsets[-1:].astype(np.int64)
@@ -84,7 +84,7 @@ class SumTree:
         """The weights ``[B]`` (float64) of the leaves at ``positions`` (integers, ``[B]``).
 
         Raises:
-            ShapeError: a position is not in 0..size - 1; names the first one.
+            ParameterError: a position is not in 0..size - 1; names the first one.
         """
         index = _integers(positions)
         out = np.empty(index.size)
@@ -99,7 +99,8 @@ class SumTree:
         If a leaf occurs several times, its last weight counts. An error names the first bad entry and writes nothing.
 
         Raises:
-            ShapeError: a position is not in 0..size - 1, or the number of values differs from that of positions.
+            ParameterError: a position is not in 0..size - 1.
+            ShapeError: the number of values differs from the number of positions.
             NotFiniteError: a value is NaN, infinite, negative, or so large that a sum could become infinite.
         """
         index = _integers(positions)
@@ -203,9 +204,9 @@ class SumTree:
         _require("a node is the sum of its children, from left to right", nodes == self._nodes, self._nodes)
         _require("a minimum is the smallest positive one below it", minima == self._minima, self._minima)
 
-    def _no_position(self, index: Ints, bad: int) -> ShapeError:
+    def _no_position(self, index: Ints, bad: int) -> ParameterError:
         last = self._size - 1
-        return ShapeError(
+        return ParameterError(
             f"positions: entry {bad} is {index[bad]}, not in 0..{last}; pass places of this tree's leaves"
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import kernels
-from ..errors import InvariantError, ShapeError
+from ..errors import InvariantError, ParameterError
 from ..ring.ring import Ints, Ring
 from .contract import Extras, Sampler, refuse_weights, require_own_ring
 from .sequence_weights import WindowWeights, nothing_to_draw
@@ -93,14 +93,14 @@ class WithoutReplacement(Sampler):
 
         Raises:
             EmptyError: there is nothing to draw.
-            ShapeError: there are fewer than ``count`` transitions.
+            ParameterError: there are fewer than ``count`` transitions.
         """
         ring = self._ring
         if ring is None or not ring.drawable:
             raise nothing_to_draw(ring)
         if count > ring.drawable:
             items = "transitions" if ring.rule.length == 1 else "sequences"
-            raise ShapeError(f"sample({count}): there are {ring.drawable} {items} to draw without replacement")
+            raise ParameterError(f"sample({count}): there are {ring.drawable} {items} to draw without replacement")
         found: list[Ints] = []
         missing = span = count
         rest, epoch = self._rest, 0

@@ -21,12 +21,17 @@ __all__ = [
     "fits",
     "numpy_dtype",
     "numpy_view",
+    "torch_dtype",
 ]
 
 
 def as_host(value: Any) -> np.ndarray[Any, Any]:
-    """Anything array-like, on any device, as a NumPy array."""
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    """Anything array-like, on any device, as a NumPy array; not copied unless it has to be."""
+    if type(value) is np.ndarray:  # to ask whether it is a tensor takes longer
+        return value
+    if not isinstance(value, Tensor):
+        return np.asarray(value)
+    return value.numpy() if value.is_cpu and not value.requires_grad else value.detach().cpu().numpy()
 
 
 def as_tensor(value: Any, name: str) -> torch.Tensor:
@@ -73,6 +78,11 @@ NO_DTYPE = np.dtype([("bits", np.int8)])  # equal to no array's dtype
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The NumPy dtype that holds the same bits."""
     return NUMPY_DTYPES.get(dtype) or NUMPY_DTYPES[_BIT_DTYPES[dtype.itemsize]]
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype of the same kind and size; a TypeError if there is none."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def numpy_view(tensor: Tensor) -> Array:

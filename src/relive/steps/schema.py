@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import FieldError, SchemaError, ShapeError, SpaceError
-from .arrays import as_tensor
+from .arrays import as_tensor, torch_dtype
 from .trees import Path, dotted
 
 __all__ = ["Field", "Schema", "Spec", "not_named", "unknown_field"]
@@ -309,7 +309,7 @@ def _from_space(space: Any, where: str) -> Node:
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         fixed = cast("Any", space)
         try:
-            dtype = torch.from_numpy(np.empty(0, fixed.dtype)).dtype
+            dtype = torch_dtype(fixed.dtype)
         except TypeError as error:
             raise SpaceError(f"{where}: torch has no dtype like {fixed.dtype}; cast it in a wrapper") from error
         return Field(tuple(fixed.shape), dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -16,22 +16,13 @@ from ...errors import FieldError, ShapeError
 from ...kernels.reference.random import key as stream
 from ...rollout.buffer import RolloutBuffer as Rollout
 from ...steps.schema import Field
-from ...steps.trees import Path
 from ..errors import StepError
 from ..seeds import drawn_by_numpy, renew
-from .columns import NAMES, TARGETS, adopt, columns_of, leaves_of, paths_of, schema_of, write
-from .sequences import BPTTSequenceType, minibatches, overlap_of, padded, padded_steps, rows_of, windows_of
-from .steps import (
-    FLAG,
-    Ends,
-    Fields,
-    action_field,
-    blank,
-    fitted,
-    observation_fields,
-    recurrent_states,
-    vector,
-)
+from . import sequences
+from .columns import Columns, schema_of
+from .ends import Ends
+from .sequences import BPTTSequenceType, overlap_of
+from .steps import FLAG, Fields, Steps, action_field, observation_fields, vector
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -40,6 +31,9 @@ __all__ = ["RolloutBuffer"]
 
 SEQUENCES = 1
 """The stream of random numbers that shuffles sequences."""
+
+DERIVED = ("buffer", "pos", "full", "_columns", "_steps")
+"""Attributes that follow from the others."""
 
 
 class RolloutBuffer:
@@ -128,11 +122,10 @@ class RolloutBuffer:
             schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed or 0
         )
         self._seed = seed
-        self._no_obs, self._no_state = blank(self._obs, num_envs), blank(self._hidden, num_envs)
-        self._zeros, self._nowhere = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
+        self._nowhere = np.zeros(num_envs, np.bool_)
         self._ended, self._added, self._shuffles = self._nowhere, 0, 0
         self._forget_sequences()
-        self._show()
+        self._derive()
 
     # -- what there is ------------------------------------------------------------------------------------------
 
@@ -156,48 +149,41 @@ class RolloutBuffer:
         self._added = 0
         self._forget_sequences()
 
-    def _paths(self, names: Iterable[str] = NAMES) -> dict[Path, Path]:
-        """The leaves of these columns, of those that there are: their paths in AgileRL, and in relive."""
-        known = self._rollout.schema.names
-        return paths_of([name for name in names if NAMES[name] in known], self._obs, self._hidden)
+    def _derive(self) -> None:
+        """Make what follows from the rest of the state, and is not pickled."""
+        self._columns = Columns(self._rollout, self._obs, self._hidden)
+        self._steps = Steps(self._obs, self._action, self._hidden, self.num_envs)
 
-    def _show(self) -> None:
-        block = self._rollout.block[: self.capacity]
-        leaves = {path: block[inner] for path, inner in self._paths().items()}
-        self.buffer: TensorDict = as_tensordict(leaves, (self.capacity, self.num_envs), torch.device("cpu"))
-        self._shown = leaves_of(self.buffer)
+    @property
+    def buffer(self) -> TensorDict:
+        """The columns ``[capacity, num_envs]``; see the class."""
+        return self._columns.data
 
-    def _column(self, name: str, like: Field) -> None:
-        """Make room for a column that AgileRL allocates with the first step that has one."""
-        self._rollout.add_fields(**{NAMES[name]: like})
-        self.buffer[name] = self._shown[name] = self._rollout.block[NAMES[name]][: self.capacity]
+    @buffer.setter
+    def buffer(self, columns: TensorDict) -> None:
+        self._columns.data = columns
 
     def __getstate__(self) -> dict[str, Any]:
         """As AgileRL's, with ``buffer``, ``pos`` and ``full``, which is all that can be read of it there."""
-        adopt(self.buffer, self._shown)
-        state = {name: value for name, value in self.__dict__.items() if name != "_shown"}
-        return state | {"pos": self.pos, "full": self.full}
+        self._columns.adopt()
+        state = {name: value for name, value in self.__dict__.items() if name not in DERIVED}
+        return state | {"buffer": self.buffer, "pos": self.pos, "full": self.full}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is pickled: the state but for what would be the same rows, or the same counts, once more."""
-        state = {name: value for name, value in self.__getstate__().items() if name not in ("buffer", "pos", "full")}
+        """What is pickled: the state without what the rollout has already."""
+        state = {name: value for name, value in self.__getstate__().items() if name not in DERIVED}
         return _unmade, (type(self),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a state over; if it has a ``buffer``, its columns are written to the rows.
+        """Take a state over; if it has a ``buffer``, its columns are copied.
 
         Raises:
-            StepError: it is no TensorDict, or a column of it has another shape.
+            StepError: that is no TensorDict, or one of its columns has another shape.
         """
-        self.__dict__.update({name: value for name, value in state.items() if name not in ("buffer", "pos", "full")})
-        self._show()
-        given: dict[Any, Any] = {}
+        self.__dict__.update({name: value for name, value in state.items() if name not in DERIVED})
+        self._derive()
         if "buffer" in state:
-            if not isinstance(state["buffer"], type(self.buffer)):
-                raise StepError(f"buffer: expected a TensorDict, got {type(state['buffer']).__name__}")
-            given = leaves_of(state["buffer"])
-        for name, column in self._shown.items():
-            write(name, column, given.get(name))
+            self._columns.load(state["buffer"])
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -244,27 +230,11 @@ class RolloutBuffer:
                 f"Buffer has reached capacity ({self.capacity} transitions) but received more transitions. "
                 "Either increase buffer capacity or set wrap_at_capacity=True."
             )
-        adopt(self.buffer, self._shown)
-        n = self.num_envs
-        ended = vector("done", done, n, FLAG)
-        step: dict[str, Any] = {
-            "obs": fitted("obs", obs, self._obs, n),
-            "next_obs": self._no_obs if next_obs is None else fitted("next_obs", next_obs, self._obs, n),
-            "action": vector("action", action, n, self._action),
-            "reward": vector("reward", reward, n),
-            "terminated": ended,
-            "truncated": self._nowhere if truncated is None else ended & vector("truncated", truncated, n, FLAG),
-            "value": vector("value", value, n),
-            "log_prob": vector("log_prob", log_prob, n),
-            "advantage": self._zeros,
-            "return": self._zeros,
-        }
-        if self._hidden:
-            step["hidden"] = self._no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
-        if final_value is not None:
-            step["final_value"] = vector("final_value", final_value, n)
-        self._add_optional(step, episode_start, action_mask)
-        real = ~self._ended
+        self._columns.adopt()
+        now = obs, action, reward, done, value, log_prob
+        step = self._steps(*now, next_obs, hidden_state, truncated, final_value)
+        self._columns.add_optional(step, episode_start, action_mask)
+        ended, real = step["terminated"], ~self._ended
         if self.autoreset_mode is not None:
             step["mask"] = real
         try:
@@ -273,23 +243,6 @@ class RolloutBuffer:
             raise StepError(str(error)) from error
         self._added += 1
         self._ended = ended & real if self.autoreset_mode is not None else self._nowhere
-
-    def _add_optional(self, step: dict[str, Any], episode_start: Any, action_mask: Any) -> None:
-        """The fields that AgileRL allocates when the first step has them."""
-        n, known = self.num_envs, self._rollout.schema
-        like = cast("Field", known["action_mask"]) if "action_mask" in known else None
-        if action_mask is not None:
-            field = like or Field((torch.as_tensor(action_mask).numel() // n,), torch.bool)
-            step["action_mask"] = vector("action_mask", action_mask, n, field)
-            if like is None:
-                self._column("action_masks", field)
-                self.buffer["action_masks"].fill_(True)
-        elif like is not None:
-            step["action_mask"] = np.ones((n, *like.shape), np.bool_)
-        start = self._nowhere if episode_start is None else vector("episode_start", episode_start, n, FLAG)
-        step["episode_start"] = start
-        if "episode_start" not in known:
-            self._column("episode_starts", FLAG)
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
         """Fill the columns advantages and returns: GAE, or Monte-Carlo returns if ``use_gae`` is off.
@@ -302,7 +255,7 @@ class RolloutBuffer:
         Raises:
             FieldError: a step was added as truncated, and its final value is not known.
         """
-        adopt(self.buffer, self._shown)
+        self._columns.adopt()
         value = vector("last_value", last_value, self.num_envs)
         newest = vector("last_done", last_done, self.num_envs, FLAG)
         if not self._added:
@@ -318,11 +271,13 @@ class RolloutBuffer:
 
         Row ``t * N + n`` of all is step t of environment n, oldest first. Empty if nothing is stored.
         """
-        if not self.size():
+        total = self.size()
+        if not total:
             return {}
         if self._seed is None and batch_size is not None:
             self._rollout.seed = drawn_by_numpy()
-        return cast("dict[str, Any]", self._batch(batch_size, "buffer size", torch.device("cpu")).numpy())
+        some = _at_most(batch_size, f"buffer size {total}", total)
+        return cast("dict[str, Any]", self._batch(some, torch.device("cpu")).numpy())
 
     def get_tensor_batch(
         self, batch_size: int | None = None, device: str | None = None, *, copy: bool = True
@@ -333,26 +288,16 @@ class RolloutBuffer:
         written to either is in both, and so are the steps that are added after :meth:`reset`. Rows that do not lie in
         the order of time, or some of which are left out, are copied nevertheless.
         """
-        target = torch.device(device or self.device)
-        if not self.size():
+        target, total = torch.device(device or self.device), self.size()
+        if not total:
             return as_tensordict({}, (), target)
         if batch_size is not None:
             renew(self._rollout, self._seed)
-        return self._batch(batch_size, "buffer_size", target, copy)
+        return self._batch(_at_most(batch_size, f"buffer_size {total}", total), target, copy)
 
-    def _batch(self, batch_size: int | None, size: str, device: torch.device, copy: bool = True) -> TensorDict:
-        adopt(self.buffer, self._shown)
-        total, rollout, paths = self.size(), self._rollout, self._paths()
-        if batch_size is not None and batch_size > total:
-            warnings.warn(f"Batch size {batch_size} is larger than {size} {total}. Returning all data.", stacklevel=3)
-            batch_size = None
-        if batch_size is None and not copy and total == rollout.steps * self.num_envs:
-            leaves = {path: rollout[inner].flatten(0, 1) for path, inner in paths.items()}
-            return as_tensordict(leaves, (total,), device)
-        columns = columns_of(paths)
-        batch = rollout.flat(columns) if batch_size is None else rollout.sample(batch_size, columns)
-        leaves = {path: batch[inner] for path, inner in paths.items()}
-        return as_tensordict(leaves, batch.batch_size, device)
+    def _batch(self, batch_size: int | None, device: torch.device, copy: bool = True) -> TensorDict:
+        self._columns.adopt()
+        return self._columns.read(batch_size, device, copy=copy)
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
@@ -367,9 +312,7 @@ class RolloutBuffer:
         padded = cast("Any", self.padded_data)
         if self._index is None or padded is None:
             return None
-        mask: Any = padded["pad_mask"].view(self._index.shape)
-        rows: Any = self._index[mask].cpu()
-        return list(rows.split(mask.sum(1).tolist()))
+        return sequences.slices(padded["pad_mask"], self._index)
 
     def prepare_sequence_tensors(self, device: str | None = None) -> None:
         """Cut the episodes into sequences: :attr:`padded_data`, :attr:`unpadded_data` and their like, on ``device``.
@@ -384,26 +327,17 @@ class RolloutBuffer:
             raise ValueError("prepare_sequence_tensors() is only supported when recurrent=True.")
         if not self.size():
             raise ValueError("Attempting to prepare sequences with empty buffer.")
-        adopt(self.buffer, self._shown)
+        self._columns.adopt()
         overlap, target = overlap_of(self.bptt_sequence_type), torch.device(device or self.device)
-        paths = self._paths(("observations", "actions", "action_masks"))
-        (seq,) = self._rollout.sequences(
-            self.max_seq_len,
-            overlap="none" if self.max_seq_len is None else overlap,
-            fields=columns_of(paths),
-            shuffle=False,
-            time_first=False,
-        )
-        padded = padded_steps(seq, paths, [key for (key,) in self._hidden], target)
-        self.padded_data, self.num_sequences = padded, seq.num_sequences
-        self.max_sequence_length = int(padded.batch_size[0]) // seq.num_sequences
-        self._index = rows_of(seq, self.max_sequence_length, self.num_envs).to(target)
-        columns = {(name,): self._rollout[NAMES[name]].flatten().to(target, copy=True) for name in TARGETS}
-        self.unpadded_data = as_tensordict(columns, (self._rollout.steps * self.num_envs,), target)
+        paths = self._columns.paths(("observations", "actions", "action_masks"))
+        cut = [key for (key,) in self._hidden], self.max_seq_len, overlap
+        self.padded_data, self._index = sequences.prepared(self._rollout, paths, *cut, target)
+        self.num_sequences, self.max_sequence_length = self._index.shape
+        self.unpadded_data = sequences.targets(self._rollout, target)
 
     # What subclasses of AgileRL's reach for.
 
-    _pad_sequences = staticmethod(padded)
+    _pad_sequences = staticmethod(sequences.padded)
 
     @staticmethod
     def _convert_td_to_np_dict(td: TensorDict) -> dict[str, Any]:
@@ -412,7 +346,7 @@ class RolloutBuffer:
 
     def _extract_td_sequences(self, episode: Any, max_seq_len: int) -> list[Any]:
         """An episode ``[K, ...]``, a tensor or a TensorDict, as sequences; its last steps in a shorter one."""
-        return windows_of(episode, max_seq_len, overlap_of(self.bptt_sequence_type))
+        return sequences.windows_of(episode, max_seq_len, overlap_of(self.bptt_sequence_type))
 
     def _get_complete_sequences(self, data: Any, episode_done_indices: list[list[int]]) -> tuple[list[Any], int]:
         """Steps ``[T, N, ...]`` as sequences, env by env, and the length of the longest episode.
@@ -421,15 +355,7 @@ class RolloutBuffer:
             data: a tensor or a TensorDict.
             episode_done_indices: of each env, the last steps of its episodes.
         """
-        sequences: list[Any] = []
-        longest = 1
-        for env, ends in enumerate(episode_done_indices):
-            for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
-                episode = data[first : last + 1, env]
-                longest = max(longest, len(episode))
-                size = self.max_seq_len or len(episode)
-                sequences += self._extract_td_sequences(episode, size) if len(episode) >= size else [episode]
-        return sequences, longest
+        return sequences.complete(data, episode_done_indices, self.max_seq_len, self._extract_td_sequences)
 
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
         """The prepared sequences in random order, ``batch_size`` of them at a time; a new order with each call.
@@ -456,7 +382,15 @@ class RolloutBuffer:
         order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
         self._shuffles += 1
         split = cast("tuple[Tensor, ...]", cast("Any", order).split(min(batch_size, total)))
-        yield from minibatches(padded, unpadded, index, split)
+        yield from sequences.minibatches(padded, unpadded, index, split)
+
+
+def _at_most(batch_size: int | None, size: str, total: int) -> int | None:
+    """The number of transitions to draw; None, which is all, where more are wanted than there are."""
+    if batch_size is None or batch_size <= total:
+        return batch_size
+    warnings.warn(f"Batch size {batch_size} is larger than {size}. Returning all data.", stacklevel=3)
+    return None
 
 
 def _unmade(kind: Any) -> Any:

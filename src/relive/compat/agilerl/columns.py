@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from torch import Tensor
+import numpy as np
+import torch
 
+from ...batches.tensordicts import as_tensordict
+from ...rollout.buffer import RolloutBuffer as Rollout
 from ...steps.schema import Field, Schema
 from ...steps.trees import Path
+from ..attributes import write_column
 from ..errors import StepError
-from .steps import FLAG, Fields, numbered
+from ..trees import leaves_of
+from .steps import FLAG, Fields, numbered, vector
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["NAMES", "TARGETS", "adopt", "columns_of", "leaves_of", "paths_of", "schema_of", "write"]
+__all__ = ["NAMES", "TARGETS", "Columns", "columns_of", "paths_of", "schema_of"]
 
 NAMES = {
     "observations": "obs",
@@ -59,35 +64,98 @@ def columns_of(paths: Mapping[Path, Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(inner[0] for inner in paths.values()))
 
 
-def leaves_of(data: TensorDict) -> dict[Any, Any]:
-    """What a TensorDict holds at the leaves, by the names that it has there: strings, or tuples of them."""
-    items: Any = data.items(include_nested=True, leaves_only=True)
-    return dict(items)
+class Columns:
+    """The columns of a rollout under AgileRL's names.
 
+    ``data`` is what AgileRL's ``buffer`` shows: a TensorDict ``[capacity, num_envs]`` of views into the rollout. Users
+    put tensors in the place of its columns (``buffer[name] = ...``), or another TensorDict in the place of ``data``.
+    :meth:`adopt` copies these into the storage.
 
-def adopt(buffer: TensorDict, columns: Mapping[Any, Tensor]) -> None:
-    """Copy what was put into ``buffer`` in place of the ``columns``, by ``buffer[name] = ...``, and put these back.
-
-    Raises:
-        StepError: it has another shape.
+    Args:
+        rollout: the storage.
+        obs: the fields of an observation.
+        hidden: the fields of the recurrent states.
     """
-    given = leaves_of(buffer)
-    for name, column in columns.items():
-        other = given.get(name)
-        if other is column:
-            continue
-        write(name, column, other)
-        buffer[name] = column
+
+    def __init__(self, rollout: Rollout, obs: Fields, hidden: Fields) -> None:
+        self._rollout, self._obs, self._hidden = rollout, obs, hidden
+        block = rollout.block[: rollout.num_steps]
+        leaves = {path: block[inner] for path, inner in self.paths().items()}
+        self.data: Any = as_tensordict(leaves, (rollout.num_steps, rollout.num_envs), torch.device("cpu"))
+        self._own = leaves_of(self.data)
+
+    def paths(self, names: Iterable[str] = NAMES) -> dict[Path, Path]:
+        """AgileRL's path -> relive's path, for each leaf of those of these columns that the rollout has."""
+        known = self._rollout.schema.names
+        return paths_of([name for name in names if NAMES[name] in known], self._obs, self._hidden)
+
+    def adopt(self) -> None:
+        """Copy what was put in the place of a column into the column, and put the column back.
+
+        Raises:
+            StepError: it has another shape.
+        """
+        given = leaves_of(self.data)
+        for path, column in self._own.items():
+            other = given.get(path)
+            if other is column:
+                continue
+            if other is not None:
+                write_column(_written(path), column, other)
+            self.data[path] = column
+
+    def read(self, batch_size: int | None, device: torch.device, *, copy: bool) -> TensorDict:
+        """All steps ``[T * N]``, oldest first, or ``batch_size`` drawn without replacement.
+
+        ``copy=False`` returns views where all stored rows count and lie in the order of time.
+        """
+        rollout, paths = self._rollout, self.paths()
+        if batch_size is None and not copy and len(rollout) == rollout.steps * rollout.num_envs:
+            leaves = {path: rollout[inner].flatten(0, 1) for path, inner in paths.items()}
+            return as_tensordict(leaves, (len(rollout),), device)
+        columns = columns_of(paths)
+        batch = rollout.flat(columns) if batch_size is None else rollout.sample(batch_size, columns)
+        leaves = {path: batch[inner] for path, inner in paths.items()}
+        return as_tensordict(leaves, batch.batch_size, device)
+
+    def add_optional(self, step: dict[str, Any], episode_start: Any, action_mask: Any) -> None:
+        """Complete a step by the fields that AgileRL allocates with the first step that has them.
+
+        Raises:
+            StepError: a shape does not fit.
+        """
+        n, known = self._rollout.num_envs, self._rollout.schema
+        like = cast("Field", known["action_mask"]) if "action_mask" in known else None
+        if action_mask is not None:
+            field = like or Field((torch.as_tensor(action_mask).numel() // n,), torch.bool)
+            step["action_mask"] = vector("action_mask", action_mask, n, field)
+            if like is None:
+                self._allocate("action_masks", field)
+                self.data["action_masks"].fill_(True)
+        elif like is not None:
+            step["action_mask"] = np.ones((n, *like.shape), np.bool_)
+        none = np.zeros(n, np.bool_)
+        step["episode_start"] = none if episode_start is None else vector("episode_start", episode_start, n, FLAG)
+        if "episode_start" not in known:
+            self._allocate("episode_starts", FLAG)
+
+    def _allocate(self, name: str, field: Field) -> None:
+        self._rollout.add_fields(**{NAMES[name]: field})
+        self.data[name] = self._own[name,] = self._rollout.block[NAMES[name]][: self._rollout.num_steps]
+
+    def load(self, given: Any) -> None:
+        """Copy the columns of another TensorDict.
+
+        Raises:
+            StepError: it is no TensorDict, or a column has another shape.
+        """
+        if not isinstance(given, type(self.data)):
+            raise StepError(f"buffer: expected a TensorDict, got {type(given).__name__}")
+        columns = leaves_of(given)
+        for path in self._own.keys() & columns.keys():
+            write_column(_written(path), self._own[path], columns[path])
 
 
-def write(name: Any, column: Tensor, given: Tensor | None) -> None:
-    """Copy what was given for a column, if anything was.
-
-    Raises:
-        StepError: it has another shape.
-    """
-    if given is None:
-        return
-    if given.shape != column.shape:
-        raise StepError(f"buffer[{name!r}]: expected {tuple(column.shape)}, got {tuple(given.shape)}")
-    column.copy_(given)
+def _written(path: Path) -> str:
+    """A column as a user writes it, for errors."""
+    return f"buffer[{', '.join(map(repr, path))}]"

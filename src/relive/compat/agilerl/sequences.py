@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from ...batches.sequences import SequenceBatch, stride_of
+from ...batches.sequences import stride_of
 from ...batches.tensordicts import as_tensordict
+from ...rollout.buffer import RolloutBuffer as Rollout
 from ...steps.trees import Path
-from .columns import leaves_of
+from ..trees import leaves_of
+from .columns import NAMES, TARGETS, columns_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["BPTTSequenceType", "minibatches", "overlap_of", "padded", "padded_steps", "rows_of", "windows_of"]
+__all__ = [
+    "BPTTSequenceType",
+    "complete",
+    "minibatches",
+    "overlap_of",
+    "padded",
+    "prepared",
+    "slices",
+    "targets",
+    "windows_of",
+]
 
 STATES = "initial_hidden_states"
 
@@ -74,22 +86,82 @@ def padded(sequences: Sequence[Any], target_length: int | None = None) -> Any:
     return out
 
 
-def padded_steps(
-    seq: SequenceBatch, paths: Mapping[Path, Path], keys: Iterable[str], device: torch.device
-) -> TensorDict:
-    """All sequences ``[B, L, ...]`` end to end, ``[B * longest, ...]``: ``paths`` says what is called how."""
+def complete(
+    data: Any, ends: Iterable[Sequence[int]], length: int | None, cut: Callable[[Any, int], list[Any]]
+) -> tuple[list[Any], int]:
+    """The sequences of the episodes in steps ``[T, N, ...]``, env by env, and the length of the longest episode.
+
+    Args:
+        data: a tensor or a TensorDict.
+        ends: for each env, the last step of each of its episodes.
+        length: steps of a sequence; None is whole episodes.
+        cut: ``(episode, length)`` to its sequences.
+    """
+    sequences: list[Any] = []
+    longest = 1
+    for env, lasts in enumerate(ends):
+        for first, last in zip([0, *(end + 1 for end in lasts)], lasts, strict=False):
+            episode = data[first : last + 1, env]
+            longest = max(longest, len(episode))
+            size = length or len(episode)
+            sequences += cut(episode, size) if len(episode) >= size else [episode]
+    return sequences, longest
+
+
+def prepared(
+    rollout: Rollout,
+    paths: Mapping[Path, Path],
+    keys: Iterable[str],
+    length: int | None,
+    overlap: Literal["none", "half", "max"],
+    device: torch.device,
+) -> tuple[TensorDict, Tensor]:
+    """All sequences of a rollout end to end, ``[B * longest, ...]``, and their steps' rows ``t * N + n``.
+
+    Args:
+        rollout: the steps.
+        paths: AgileRL's path of each leaf -> relive's.
+        keys: AgileRL's names of the recurrent states.
+        length: steps of a sequence; None is whole episodes.
+        overlap: of successive sequences.
+        device: where both results go.
+
+    Returns:
+        the sequences, and the rows, int64 ``[B, longest]``, which mean nothing in padding.
+    """
+    (seq,) = rollout.sequences(
+        length,
+        overlap="none" if length is None else overlap,
+        fields=columns_of(paths),
+        shuffle=False,
+        time_first=False,
+    )
     longest = int(seq["lengths"].max())
     leaves = {path: seq.data[inner] for path, inner in paths.items()} | {("pad_mask",): seq["mask"]}
     flat = {path: leaf[:, :longest].flatten(0, 1).to(device) for path, leaf in leaves.items()}
     pairs = zip(keys, seq["hidden"], strict=True)
     states = {key: state.transpose(0, 1).contiguous().to(device) for key, state in pairs}
-    return _with_states(flat, seq.num_sequences * longest, states, device)
-
-
-def rows_of(seq: SequenceBatch, longest: int, num_envs: int) -> Tensor:
-    """Which row ``t * N + n`` of the rollout each step of a sequence is, ``[B, longest]``; of padding, anything."""
     time = seq["start"].unsqueeze(1) + torch.arange(longest)
-    return time * num_envs + seq["env"].unsqueeze(1)
+    rows = (time * rollout.num_envs + seq["env"].unsqueeze(1)).to(device)
+    return _with_states(flat, seq.num_sequences * longest, states, device), rows
+
+
+def targets(rollout: Rollout, device: torch.device) -> TensorDict:
+    """What the losses of all steps need, ``[T * N]``, oldest first: a copy on ``device``."""
+    columns = {(name,): rollout[NAMES[name]].flatten().to(device, copy=True) for name in TARGETS}
+    return as_tensordict(columns, (rollout.steps * rollout.num_envs,), device)
+
+
+def slices(mask: Tensor, index: Tensor) -> list[Tensor]:
+    """For each sequence, which rows of :func:`targets` are its steps.
+
+    Args:
+        mask: bool ``[B * longest]``, False in padding.
+        index: int64 ``[B, longest]``, as :func:`prepared` returns it.
+    """
+    real: Any = mask.view(index.shape)
+    rows: Any = index[real].cpu()
+    return list(rows.split(real.sum(1).tolist()))
 
 
 def minibatches(
@@ -112,8 +184,7 @@ def minibatches(
 
 def _tensors(data: TensorDict) -> dict[Path, Tensor]:
     """The tensors of a TensorDict, by their paths."""
-    leaves = leaves_of(data).items()
-    return {(key,) if isinstance(key, str) else key: leaf for key, leaf in leaves if isinstance(leaf, Tensor)}
+    return {path: leaf for path, leaf in leaves_of(data).items() if isinstance(leaf, Tensor)}
 
 
 def _with_states(

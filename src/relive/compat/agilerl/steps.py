@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias, cast
 
@@ -12,22 +11,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from ... import returns
-from ...steps.arrays import as_tensor, numpy_dtype
+from ...steps.arrays import numpy_dtype, torch_dtype
 from ...steps.schema import Field
+from ..arrays import array_of
 from ..errors import StepError
 
 __all__ = [
     "FLAG",
-    "FLAT",
-    "Ends",
     "Fields",
+    "Steps",
     "action_field",
-    "blank",
-    "fitted",
     "numbered",
     "observation_fields",
-    "recurrent_states",
     "vector",
 ]
 
@@ -54,7 +49,7 @@ def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
 
 
 def _observation_field(space: Any, keep_dtypes: bool) -> Field:
-    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype if keep_dtypes and space.dtype else torch.float32
+    dtype = torch_dtype(space.dtype) if keep_dtypes and space.dtype else torch.float32
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return Field(tuple(int(size) for size in cast("Any", space).shape), dtype)
     if isinstance(space, spaces.Discrete):
@@ -75,7 +70,7 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
         raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
     nvec = getattr(fixed, "nvec", None)
     size = prod(fixed.shape) if nvec is None else len(nvec)
-    return Field((size,), torch.from_numpy(np.empty(0, fixed.dtype)).dtype if keep_dtypes else torch.float32)
+    return Field((size,), torch_dtype(fixed.dtype) if keep_dtypes else torch.float32)
 
 
 def numbered(fields: Fields) -> Any:
@@ -95,7 +90,7 @@ def vector(name: str, value: Any, num_envs: int, field: Field = FLAT) -> Any:
     Raises:
         StepError: it has another number of elements.
     """
-    array, shape = _array(name, value, field), (num_envs, *field.shape)
+    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
     if array.shape == shape:
         return array
     if array.size != np.prod(shape):
@@ -123,7 +118,7 @@ def fitted(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
 
 
 def _leaf(name: str, value: Any, field: Field, num_envs: int) -> Any:
-    array, shape = _array(name, value, field), (num_envs, *field.shape)
+    array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
     if array.shape == shape:
         return array
     # a single environment's without its axis, one of several axes in front, a number that stands for a vector of one
@@ -151,56 +146,48 @@ def recurrent_states(hidden_state: Mapping[str, Any], fields: Fields, num_envs: 
     return tuple(states)
 
 
-def _array(name: str, value: Any, field: Field) -> np.ndarray[Any, Any]:
-    """Anything array-like as an array of the field's dtype; a copy only if it has another, or is on another device."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", field.dtype).numpy()
-    if not isinstance(value, np.ndarray):
-        value = as_tensor(value, name).numpy()
-    return cast("Any", value).astype(numpy_dtype(field.dtype), copy=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Advantages and returns with AgileRL's arguments: an estimator for ``finish``.
-
-    ``terminated`` is AgileRL's ``done``: it marks truncated steps as well, and ``truncated`` only those that were
-    announced. ``newest`` (bool ``[N]``) is its ``last_done``: whether the newest step was terminal. If that step was
-    done nevertheless, it was cut off, and the bootstrap value is that of what comes after.
+class Steps:
+    """Turns the arguments of AgileRL's ``add`` into a step ``[N, ...]`` of a rollout.
 
     Args:
-        newest: see above.
-        gamma: discount per step.
-        lam: λ of GAE; None for Monte-Carlo returns.
-        follows: the step after a done one is a reset, whose value is that of the observation the episode ended on.
+        obs: the fields of an observation.
+        action: the field of an action.
+        hidden: the fields of the recurrent states; empty if there are none.
+        num_envs: N.
     """
 
-    newest: Tensor
-    gamma: float
-    lam: float | None
-    follows: bool
+    def __init__(self, obs: Fields, action: Field, hidden: Fields, num_envs: int) -> None:
+        self._obs, self._action, self._hidden, self._num_envs = obs, action, hidden, num_envs
+        self._no_obs, self._no_state = blank(obs, num_envs), blank(hidden, num_envs)
+        self._zeros, self._false = np.zeros(num_envs, np.float32), np.zeros(num_envs, np.bool_)
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return ("reward", "value", "terminated", "truncated", "final_value", "mask")
+    def __call__(
+        self, obs: Any, action: Any, reward: Any, done: Any, value: Any, log_prob: Any, next_obs: Any,
+        hidden_state: Any, truncated: Any, final_value: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The step, by relive's names; what is None becomes zeros, but for ``final_value``.
 
-    def __call__(self, **columns: Any) -> dict[str, Tensor]:
-        """The columns ``advantage`` and ``return``, ``[T, N]``."""
-        done, truncated, value = columns["terminated"], columns["truncated"].clone(), columns["value"]
-        truncated[-1] |= done[-1]
-        truncated[-1] &= ~self.newest
-        terminated = done & ~truncated
-        terminated[-1] |= self.newest
-        final = columns["final_value"]
-        final = torch.full_like(value[1:], float("nan")) if final is None else final.clone()
-        after = slice(None) if self.follows else slice(-1, None)
-        unknown = final[after].isnan()
-        final[after] = torch.where(unknown, value[1:][after], final[after])
-        options: dict[str, Any] = {"final_value": final, "mask": columns["mask"], "gamma": self.gamma}
-        reward = columns["reward"]
-        if self.lam is None:
-            ret = returns.monte_carlo(reward, terminated, truncated, value=value, **options)
-            return {"advantage": ret - value[:-1], "return": ret}
-        advantage, ret = returns.gae(reward, value, terminated, truncated, lam=self.lam, **options)
-        return {"advantage": advantage, "return": ret}
+        Raises:
+            StepError: a shape or a name does not fit.
+            AssertionError, KeyError: as :func:`fitted`.
+        """
+        n = self._num_envs
+        ended = vector("done", done, n, FLAG)
+        step: dict[str, Any] = {
+            "obs": fitted("obs", obs, self._obs, n),
+            "next_obs": self._no_obs if next_obs is None else fitted("next_obs", next_obs, self._obs, n),
+            "action": vector("action", action, n, self._action),
+            "reward": vector("reward", reward, n),
+            "terminated": ended,
+            "truncated": self._false if truncated is None else ended & vector("truncated", truncated, n, FLAG),
+            "value": vector("value", value, n),
+            "log_prob": vector("log_prob", log_prob, n),
+            "advantage": self._zeros,
+            "return": self._zeros,
+        }
+        if self._hidden:
+            states = self._no_state if hidden_state is None else recurrent_states(hidden_state, self._hidden, n)
+            step["hidden"] = states
+        if final_value is not None:
+            step["final_value"] = vector("final_value", final_value, n)
+        return step

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...samplers.contract import Sampler
 from ...samplers.recent import Recent
+from ..attributes import alias
 from .keys import ALGORITHM, EPISODES
 from .per import PERBuffer
 from .replay import Data, Factory
@@ -60,23 +61,8 @@ class EREBuffer(PERBuffer):
         """``cmin`` in what is drawn: transitions, or sequences."""
         return max(self._cmin // (int(self.algo.update_every) if self.recurrent_actor else 1), 1)
 
-    @property
-    def initial_eta(self) -> float:
-        """How sharply it shrinks while returns rise."""
-        return self._recent.sharpest
-
-    @initial_eta.setter
-    def initial_eta(self, eta: float) -> None:
-        self._recent.sharpest = eta
-
-    @property
-    def eta(self) -> float:
-        """How sharply the window shrinks now."""
-        return self._recent.eta
-
-    @eta.setter
-    def eta(self, eta: float) -> None:
-        self._recent.eta = eta
+    initial_eta = alias("_recent.sharpest", "How sharply the window shrinks while returns rise.")
+    eta = alias("_recent.eta", "How sharply the window shrinks now.")
 
     @property
     def cmin(self) -> int:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ...replay.buffer import ReplayBuffer
 from ...samplers.contract import Sampler
+from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema
 from ...views.transitions import NStep
 from ..continuity import Continuity, breaks
-from ..trees import mapped, mapped_with
+from ..trees import mapped
 from .keys import DONE2, NAMES, OBS2, STATES
 from .memory import Memory
 from .steps import (
@@ -24,7 +25,6 @@ from .steps import (
     as_stored,
     dtypes_of,
     integers_of,
-    plain,
     schema_of,
     step_of,
     stored_keys,
@@ -177,11 +177,11 @@ class Flat:
         if self.copies:
             envs = [self._alone(env) for env in range(self.num_envs)]
             envs = [env[len(env) - size :][start : start + count] for env in envs]
-            rows = {key: _stacked([env[NAMES[key]] for env in envs], self.shapes[key]) for key in self.keys}
+            rows = {key: mapped(_stacked, self.shapes[key], *[env[NAMES[key]] for env in envs]) for key in self.keys}
         else:
             first = start if by_position else start + max(self.added - size, 0)
             rows = {key: self._memory.read(key, first, count) for key in wanted if key in self.keys}
-        found = {key: mapped_with(_shaped, self.shapes[key], [rows[key]]) for key in wanted if key in rows}
+        found = {key: mapped(_shaped, self.shapes[key], rows[key]) for key in wanted if key in rows}
         states = {key: self.states[key] for key in wanted if key in self.states}
         return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in states.items()}
 
@@ -204,13 +204,14 @@ class Flat:
         return batch["steps"].float().unsqueeze(1)
 
 
-def _stacked(columns: list[Any], shapes: Any) -> Any:
-    return mapped_with(lambda _, some: np.stack([plain(one) for one in some], 1).astype(np.float32), shapes, columns)
+def _stacked(_: Any, *envs: Any) -> Any:
+    """Steps ``[T, ...]`` of each env as float32 ``[T, N, ...]``."""
+    return np.stack([as_host(env) for env in envs], 1).astype(np.float32)
 
 
-def _shaped(shape: Any, rows: list[Any]) -> Any:
+def _shaped(shape: Any, rows: Any) -> Any:
     """With the axis of one number that relive does without."""
-    return rows[0] if rows[0].shape[2:] == shape else rows[0].reshape(*rows[0].shape[:2], *shape)
+    return rows if rows.shape[2:] == shape else rows.reshape(*rows.shape[:2], *shape)
 
 
 def _floats(schema: Schema, key: str) -> bool:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from ...errors import LifecycleError
+from ...steps.arrays import as_host
 from ...views.hindsight import Hindsight
 from ..continuity import breaks
-from ..trees import mapped, mapped_with
+from ..trees import mapped
 from .ere import EREBuffer
 from .keys import DONE2, REW, RHS, RHS2
 from .replay import Data, Factory
-from .steps import arrays_of, plain
+from .steps import arrays_of
 
 __all__ = ["HERBuffer", "HerFunction"]
 
@@ -78,11 +79,11 @@ class HERBuffer(EREBuffer):
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """As :class:`ReplayBuffer`; then copies of the episodes that ended."""
         super().insert_transition(sample)
-        self._count(plain(sample[DONE2]).reshape(1, -1) != 0)
+        self._count(as_host(sample[DONE2]).reshape(1, -1) != 0)
 
     def _extend(self, steps: Data) -> None:
         """As :class:`ReplayBuffer`; an episode's copy comes right after its end."""
-        done = plain(steps[DONE2])
+        done = as_host(steps[DONE2])
         done = done.reshape(*done.shape[:2]) != 0
         cuts = [0, *(np.flatnonzero(done.any(1)) + 1).tolist(), len(done)]
         for low, high in itertools.pairwise(dict.fromkeys(cuts)):
@@ -147,4 +148,4 @@ def _episode(steps: Any) -> Data:
 
 def _like(value: Any, stored: Any) -> Any:
     """In the dtypes that are stored."""
-    return mapped_with(lambda had, new: np.asarray(new[0]).astype(had.dtype), stored, [value])
+    return mapped(lambda had, new: np.asarray(new).astype(had.dtype), stored, value)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...replay.buffer import ReplayBuffer
+from ...steps.arrays import as_host
 from ..trees import mapped
-from .steps import plain
 
 __all__ = ["Memory"]
 
@@ -40,7 +40,7 @@ class Memory:
         block, num_envs = self._replay.block, self._replay.num_envs
 
         def by_env(column: Any) -> Any:
-            array = plain(column)
+            array = as_host(column)
             return array.reshape(num_envs, len(array) // num_envs, *array.shape[1:])
 
         fields = {key: block[name] for key, name in self._names.items()}

@@ -10,9 +10,10 @@ from torch import Tensor
 from ...samplers.contract import Sampler
 from ...samplers.prioritized import Prioritized
 from ...samplers.recent import Recent
+from ...steps.arrays import as_host
+from ..attributes import alias
 from .keys import ALGORITHM
 from .replay import Data, Factory, NStepReplayBuffer
-from .steps import plain
 
 __all__ = ["PERBuffer"]
 
@@ -74,32 +75,9 @@ class PERBuffer(NStepReplayBuffer):
         self._priorities.eps = epsilon or LEAST
         self._epsilon = epsilon
 
-    @property
-    def error(self) -> Any:
-        """The error of new transitions."""
-        return self._priorities.default_error
-
-    @error.setter
-    def error(self, error: float) -> None:
-        self._priorities.default_error = error
-
-    @property
-    def alpha(self) -> float:
-        """How much priorities matter; a change takes effect on everything stored."""
-        return self._priorities.alpha
-
-    @alpha.setter
-    def alpha(self, alpha: float) -> None:
-        self._priorities.alpha = alpha
-
-    @property
-    def beta(self) -> Any:
-        """How much the weights correct for it."""
-        return self._priorities.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        self._priorities.beta = beta
+    error = alias("_priorities.default_error", "The error of new transitions.")
+    alpha = alias("_priorities.alpha", "How much priorities matter; a change takes effect on everything stored.")
+    beta = alias("_priorities.beta", "How much the weights correct for it.")
 
     def get_priority(self, error: Any) -> Any:
         """(error + epsilon)^alpha of errors that are not negative; arrays, tensors or numbers."""
@@ -131,7 +109,7 @@ class PERBuffer(NStepReplayBuffer):
             assert errors is not None or not weighted, "TD errors missing!"
             index = batch.pop("idxs")
             if errors is not None:
-                found = plain(errors).reshape(len(index), -1)
+                found = as_host(errors).reshape(len(index), -1)
                 found = self._joint(found) if self.recurrent_actor else found.reshape(-1)
                 self._stored.replay.update_priorities(index, found)
         return info

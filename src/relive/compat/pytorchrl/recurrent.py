@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import LifecycleError, SchemaError
+from ...errors import LifecycleError, ParameterError
 from ...replay.buffer import ReplayBuffer
 from ...samplers.contract import Sampler
+from ...steps.arrays import as_host
 from ...steps.schema import Field, Schema
 from ...views.transitions import NStep
-from ..trees import mapped, mapped_with
+from ..trees import mapped
 from .keys import DONE, DONE2, NAMES, OBS2, REW, RHS2, STATES
 from .memory import Memory
-from .steps import Steps, as_stored, integers_of, plain, schema_of, step_of, stored_keys
+from .steps import Steps, as_stored, integers_of, schema_of, step_of, stored_keys
 
 __all__ = ["Sequences"]
 
@@ -50,7 +51,7 @@ class Sequences:
         overlap: steps that successive sequences share.
 
     Raises:
-        SchemaError: successive sequences would share all of their steps, or windows are longer than they are.
+        ParameterError: successive sequences would share all of their steps, or windows are longer than they are.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Sequences:
     ) -> None:
         self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
         if not 1 <= view.n <= length or (view.n > 1 and DONE not in self.keys):
-            raise SchemaError(
+            raise ParameterError(
                 f"n_step={view.n}: expected at most the {length} steps of a sequence, and transitions with {DONE!r}; "
                 "choose a larger update_every, or a smaller n_step"
             )
@@ -131,11 +132,11 @@ class Sequences:
         def part(key: str, shapes: Any) -> Any:
             first, source = n - 1 if key in AFTER else 0, rewards if key == REW else steps
 
-            def cut(_: Any, values: list[Any]) -> Any:
-                rows = plain(values[0])[-self._waits * envs :]
+            def cut(_: Any, values: Any) -> Any:
+                rows = as_host(values)[-self._waits * envs :]
                 return rows.reshape(self._waits, envs, *rows.shape[1:])[first : first + length]
 
-            return mapped_with(cut, shapes, [source[NAMES.get(key, key)]])
+            return mapped(cut, shapes, source[NAMES.get(key, key)])
 
         fields = {self._name(key): mapped(_by_env, part(key, self.shapes[key])) for key in self.keys}
         states = {key: mapped(lambda value: value[0], part(key, self._hidden[key])) for key in self._states}
@@ -170,7 +171,7 @@ class Sequences:
             return value.reshape(count // length, length, *value.shape[1:]).swapaxes(1, 2)
 
         fields = {self._name(key): mapped(cut, steps[NAMES[key]]) for key in self.keys}
-        states = {key: mapped(lambda v: plain(v)[::length].astype(np.float32), data[key]) for key in self._states}
+        states = {key: mapped(lambda v: as_host(v)[::length].astype(np.float32), data[key]) for key in self._states}
         self._append({**fields, **states}, (count // length, self.num_envs))
 
     def clear(self) -> None:
@@ -206,12 +207,12 @@ class Sequences:
         first = low if by_position else low + (self.added - size) // length
         part = slice(start - low * length, max(min(end, size), start) - low * length)
 
-        def steps(shape: tuple[int, ...], rows: list[Any]) -> Any:
-            return rows[0].swapaxes(1, 2).reshape(-1, self.num_envs, *shape)[part]
+        def steps(shape: tuple[int, ...], rows: Any) -> Any:
+            return rows.swapaxes(1, 2).reshape(-1, self.num_envs, *shape)[part]
 
-        def firsts(shape: tuple[int, ...], rows: list[Any]) -> Any:
+        def firsts(shape: tuple[int, ...], rows: Any) -> Any:
             out = np.zeros(((high - low) * length, self.num_envs, *shape), np.float32)
-            out[::length] = rows[0]
+            out[::length] = rows
             return out[part]
 
         found: Data = {}
@@ -219,16 +220,16 @@ class Sequences:
             if key in self._names:
                 rows, of_states = self._memory.read(key, first, high - low), key in self._states
                 shapes = self._hidden[key] if of_states else self.shapes[key]
-                found[key] = mapped_with(firsts if of_states else steps, shapes, [rows])
+                found[key] = mapped(firsts if of_states else steps, shapes, rows)
         return found
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
         """Batches ``[S L, ...]`` of sequences by key, states ``[S, ...]``, float32, and as the replay has them."""
         for batch in self.replay.batches(count, -(-batch_size // self._length)):
-            found = {key: _each([batch[self._name(key)]], self.shapes[key], _joined) for key in self.keys}
+            found = {key: mapped(_joined, self.shapes[key], batch[self._name(key)]) for key in self.keys}
             if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so that the flag has to do
                 found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
-            yield found | {key: _members(batch[key], self._hidden[key]) for key in self._states}, batch
+            yield found | {key: mapped(_member, self._hidden[key], batch[key]) for key in self._states}, batch
 
     def steps_used(self, batch: Any) -> Tensor:
         """Of each window of a batch, float32 ``[S L, 1]``: n, or infinite where its episode ended before."""
@@ -242,9 +243,9 @@ class Sequences:
         return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
 
 
-def _joined(values: list[Any], shape: tuple[int, ...]) -> Any:
-    """Sequences ``[S, L, ...]`` one after the other."""
-    return values[0].reshape(-1, *shape).float()
+def _joined(shape: tuple[int, ...], values: Any) -> Any:
+    """Sequences ``[S, L, ...]`` one after the other, ``[S L, ...]``."""
+    return values.reshape(-1, *shape).float()
 
 
 def _by_env(value: Any) -> Any:
@@ -252,14 +253,9 @@ def _by_env(value: Any) -> Any:
 
 
 def _contiguous(value: Any) -> Any:
-    return np.ascontiguousarray(plain(value))
+    return np.ascontiguousarray(as_host(value))
 
 
-def _members(value: Any, shapes: Any) -> Any:
-    """The tensor of a field, or the dictionary of a nested one."""
-    return mapped_with(lambda _, members: members[0], shapes, [value])
-
-
-def _each(values: list[Any], shapes: Any, function: Any) -> Any:
-    """``function(values, shape)``, or that of each member."""
-    return mapped_with(lambda shape, members: function(members, shape), shapes, values)
+def _member(shape: tuple[int, ...], value: Tensor) -> Tensor:
+    """The tensor of a field; mapped, it turns a TensorDict into a dictionary."""
+    return value

@@ -9,17 +9,18 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ...errors import SchemaError
+from ...errors import ParameterError
 from ...parameters import seed_or_drawn
 from ...samplers.contract import Sampler
 from ...samplers.uniform import Uniform
+from ...steps.arrays import as_host
 from ...views.transitions import NStep
+from ..attributes import alias
 from ..trees import mapped
 from .collected import Collected
 from .flat import Flat
 from .keys import DONE2, STATES, OffPolicyDataKeys
 from .recurrent import Sequences
-from .steps import plain
 
 __all__ = ["NStepReplayBuffer", "ReplayBuffer"]
 
@@ -45,7 +46,7 @@ class ReplayBuffer:
             generator is never read.
 
     Raises:
-        SchemaError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
+        ParameterError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
     """
 
     storage_tensors = OffPolicyDataKeys
@@ -69,7 +70,7 @@ class ReplayBuffer:
             self.overlap_length = int(actor.sequence_overlap * self.sequence_length)
             self.non_overlap_length = self.sequence_length - self.overlap_length
             if not 0 <= self.overlap_length < self.sequence_length:
-                raise SchemaError(
+                raise ParameterError(
                     f"sequence_overlap={actor.sequence_overlap!r}: successive sequences of {self.sequence_length} "
                     f"steps would share {self.overlap_length} of them; choose a share from 0 up to, not including, 1"
                 )
@@ -329,8 +330,8 @@ class NStepReplayBuffer(ReplayBuffer):
         n_step: rewards per window; with a recurrent actor at most ``update_every``.
 
     Raises:
-        SchemaError: as :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is above
-            ``update_every``.
+        ParameterError: as :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is
+            above ``update_every``.
         LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
 
@@ -357,14 +358,7 @@ class NStepReplayBuffer(ReplayBuffer):
         else:
             self._rows.read_windows(n_step)
 
-    @property
-    def gamma(self) -> float:
-        """Discount per step."""
-        return self._view.gamma
-
-    @gamma.setter
-    def gamma(self, gamma: float) -> None:
-        self._view.gamma = gamma
+    gamma = alias("_view.gamma", "Discount per step.")
 
     def _extras(self, extras: Data, number: int, of: int) -> Data:
         return {"n_step": 1 if self.n_step == 1 else self._stored.steps_used(extras)}
@@ -375,4 +369,4 @@ def _equal(there: Any, given: Any) -> bool:
     if isinstance(there, dict):
         members = cast("Data", there)
         return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)
-    return np.array_equal(there, plain(given), equal_nan=True)
+    return np.array_equal(there, as_host(given), equal_nan=True)

@@ -7,38 +7,25 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...errors import FieldError, ShapeError
-from ...steps.arrays import numpy_dtype, numpy_view
+from ...steps.arrays import as_host, numpy_dtype, torch_dtype
 from ...steps.schema import Field, Schema
 from ..inbox import Inbox
-from ..trees import mapped, mapped_with
+from ..trees import mapped, mapped_leaves
 from .keys import DONE2, NAMES, OBS2, REW, STATES
 
 __all__ = [
-    "NUMBERS", "Steps", "arrays_of", "as_stored", "dtypes_of", "integers_of", "plain", "schema_of", "step_of",
-    "stored_keys",
+    "NUMBERS", "Steps", "arrays_of", "as_stored", "dtypes_of", "integers_of", "schema_of", "step_of", "stored_keys",
 ]  # fmt: skip
 
 NUMBERS = (REW, DONE2)
 """What has one number per env, and no axis for it in relive."""
 
 
-def plain(value: Any) -> Any:
-    """A tensor or array of any device as an array."""
-    if type(value) is np.ndarray:  # to ask whether something is a tensor takes longer
-        return value
-    if not isinstance(value, Tensor):
-        return np.asarray(value)
-    return value.numpy() if value.is_cpu and not value.requires_grad else numpy_view(value.detach().cpu())
-
-
 def arrays_of(steps: Any) -> Any:
     """Steps of one env ``[T, ...]``, nested, as arrays ``[T, 1, ...]``."""
-    if hasattr(steps, "keys"):
-        return {key: arrays_of(steps[key]) for key in steps.keys()}
-    return plain(steps)[:, None]
+    return mapped_leaves(lambda value: as_host(value)[:, None], steps)
 
 
 def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
@@ -52,7 +39,7 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
     for key in keys:
         if sample.get(key) is None:
             raise FieldError(f"{key!r} is missing; the first transition had {', '.join(keys)}")
-        value: Any = mapped(plain, sample[key])
+        value: Any = mapped(as_host, sample[key])
         if key in NUMBERS:
             if isinstance(value, dict) or value.shape[axes:] not in ((1,), ()):
                 given = f"a dictionary of {', '.join(sample[key])}" if isinstance(value, dict) else value.shape
@@ -115,7 +102,7 @@ class Steps:
 
 
 def _zeros_like(value: Any) -> Any:
-    array = plain(value)
+    array = as_host(value)
     return np.zeros(array.shape, array.dtype)
 
 
@@ -138,12 +125,12 @@ def dtypes_of(fields: Any) -> list[torch.dtype]:
 def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
     """Whole numbers that come as floats, as they do in slices, in the integer dtypes that are stored."""
     for name, fields in integers.items():
-        steps[name] = mapped_with(_whole, fields, [steps[name]])
+        steps[name] = mapped(_whole, fields, steps[name])
     return steps
 
 
-def _whole(field: Field, given: list[Any]) -> Any:
-    (value,), dtype = given, numpy_dtype(field.dtype)
+def _whole(field: Field, value: Any) -> Any:
+    dtype = numpy_dtype(field.dtype)
     if value.dtype.kind != "f" or dtype.kind == "f":
         return value
     cast = value.astype(dtype)
@@ -158,7 +145,7 @@ def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
 
 
 def _field(value: Any) -> Field:
-    dtype = torch.from_numpy(value[:0]).dtype
+    dtype = torch_dtype(value.dtype)
     return Field(tuple(value.shape[1:]), torch.float32 if dtype is torch.float64 else dtype)
 
 

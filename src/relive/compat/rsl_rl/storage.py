@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from ...batches.states import swap_layers
-from ...errors import FieldError, SchemaError, ShapeError
+from ...errors import FieldError, ParameterError, ShapeError
 from ...rollout.buffer import RolloutBuffer
 from ...steps.schema import Field, Schema
+from ..attributes import Column, write_column
 from ..seeds import renew
-from .columns import Column, Returns, assign
+from ..trees import mapped_leaves
 from .containers import Batch, Transition
+from .returns import Returns
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -25,8 +27,27 @@ FLAG = Field((), torch.bool)
 NUMBER = Field()
 READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "distillation": ()}
 """What a minibatch of PPO has, besides what is known once the first transition came."""
+ATTRIBUTES = {
+    "value": "values", "return": "returns", "advantage": "advantages", "log_prob": "actions_log_prob",
+    "final_value": "final_values", "privileged_action": "privileged_actions",
+}  # fmt: skip
+"""The columns that only one training type has -> their attributes."""
+VECTORS = ("action", "privileged_action")
+"""Columns that rsl_rl shows without a last axis of 1."""
 STATES = ("a", "c")
 """The actor's and the critic's hidden states."""
+
+
+def _saved_states(name: str, doc: str) -> Any:
+    """The attribute of one network's states: a list of tensors, or None before the first transition that has some."""
+
+    def read(self: Any) -> list[Tensor] | None:
+        return self._saved(name)
+
+    def write(self: Any, values: Sequence[Tensor] | None) -> None:
+        self._save(name, values)
+
+    return property(read, write, doc=doc)
 
 
 class RolloutStorage:
@@ -47,22 +68,16 @@ class RolloutStorage:
             draws from, for each call that makes minibatches.
 
     Raises:
-        SchemaError: another training type, or sizes that are not positive.
+        ParameterError: another training type, or sizes that are not positive.
     """
 
     Transition = Transition
     Batch = Batch
 
-    rewards = Column("reward")
-    actions = Column("action", scalar=False)
-    dones = Column("terminated")
-    values = Column("value", kinds=("rl",))
-    actions_log_prob = Column("log_prob", kinds=("rl",))
-    returns = Column("return", kinds=("rl",))
-    advantages = Column("advantage", kinds=("rl",))
-    privileged_actions = Column("privileged_action", scalar=False, kinds=("distillation",))
-    time_outs = Column("truncated")
-    final_values = Column("final_value", kinds=("rl",))
+    rewards, actions, dones = Column("reward"), Column("action"), Column("terminated")
+    values, returns, advantages = Column("value"), Column("return"), Column("advantage")
+    actions_log_prob, privileged_actions = Column("log_prob"), Column("privileged_action")
+    time_outs, final_values = Column("truncated"), Column("final_value")
 
     def __init__(
         self,
@@ -77,12 +92,12 @@ class RolloutStorage:
         seed: int | None = None,
     ) -> None:
         if training_type not in READ:
-            raise SchemaError(f"training_type is 'rl' or 'distillation', got {training_type!r}")
+            raise ParameterError(f"training_type is 'rl' or 'distillation', got {training_type!r}")
         self.training_type, self.device, self.actions_shape = training_type, device, actions_shape
         self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
         self.reshuffle_each_epoch = reshuffle_each_epoch
         action = Field(tuple(actions_shape))
-        fields: dict[str, Any] = {"obs": _groups(obs), "action": action, "reward": NUMBER}
+        fields: dict[str, Any] = {"obs": mapped_leaves(_field, obs), "action": action, "reward": NUMBER}
         fields |= {"terminated": FLAG, "truncated": FLAG}
         rl = training_type == "rl"
         fields |= {"value": NUMBER, "log_prob": NUMBER} if rl else {"privileged_action": action}
@@ -205,14 +220,20 @@ class RolloutStorage:
 
     # -- what rsl_rl's attributes show ----------------------------------------------------------------------------
 
-    def column(self, name: str, scalar: bool = False) -> Any:
-        """A column of the rollout as a view ``[T, N, ...]``, with a last axis of 1 if it is ``scalar``."""
+    def column(self, name: str) -> Tensor:
+        """A column of the rollout as a view ``[T, N, ...]``; of numbers and flags, ``[T, N, 1]``.
+
+        Raises:
+            AttributeError: storages of this training type do not have it.
+        """
         shown = self._shown.get(name)
         if shown is None:
+            if name in ATTRIBUTES and (self.training_type == "rl") is (name == "privileged_action"):
+                raise AttributeError(f"a storage for {self.training_type!r} has no {ATTRIBUTES[name]!r}")
             shown = self._buffer.block[name][:-1]
             if name == "terminated":
                 shown = shown.view(torch.uint8)
-            self._shown[name] = shown = shown.unsqueeze(-1) if scalar else shown
+            self._shown[name] = shown = shown if name in VECTORS else shown.unsqueeze(-1)
         return shown
 
     @property
@@ -241,25 +262,10 @@ class RolloutStorage:
             return
         self._declare_params([value[0] for value in values])
         for i, value in enumerate(values):
-            assign(f"distribution_params[{i}]", cast("Any", self.distribution_params)[i], value)
+            write_column(f"distribution_params[{i}]", cast("Any", self.distribution_params)[i], value)
 
-    @property
-    def saved_hidden_state_a(self) -> list[Tensor] | None:
-        """The actor's states before each step, ``[T, layers, N, size]`` each; None if there was none yet."""
-        return self._saved("a")
-
-    @saved_hidden_state_a.setter
-    def saved_hidden_state_a(self, values: Sequence[Tensor] | None) -> None:
-        self._save("a", values)
-
-    @property
-    def saved_hidden_state_c(self) -> list[Tensor] | None:
-        """The same of the critic."""
-        return self._saved("c")
-
-    @saved_hidden_state_c.setter
-    def saved_hidden_state_c(self, values: Sequence[Tensor] | None) -> None:
-        self._save("c", values)
+    saved_hidden_state_a = _saved_states("a", "The actor's states before each step, ``[T, layers, N, size]``.")
+    saved_hidden_state_c = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_shown": {}}  # views, which would come back as tensors of their own
@@ -282,7 +288,11 @@ class RolloutStorage:
         """One step as the rollout takes it."""
         time_outs, final_values = getattr(transition, "time_outs", None), getattr(transition, "final_values", None)
         dones = self._numbers("dones", given(transition, "dones"), torch.bool)
-        step = {"obs": self._moved(given(transition, "observations")), "terminated": dones, "truncated": self._none}
+        step = {
+            "obs": mapped_leaves(self._moved, given(transition, "observations")),
+            "terminated": dones,
+            "truncated": self._none,
+        }
         if time_outs is not None:
             step["truncated"] = self._numbers("time_outs", time_outs, torch.bool) & dones
         step["action"] = self._fit(given(transition, "actions"))
@@ -314,11 +324,9 @@ class RolloutStorage:
         fitting = self._fit(value, dtype)
         return fitting if fitting.dim() == 1 else fitting.squeeze(1)
 
-    def _moved(self, groups: Any) -> Any:
-        """Observation groups, on our device."""
-        if hasattr(groups, "items"):  # a dictionary is read sooner than a TensorDict
-            return {name: self._moved(group) for name, group in groups.items()}
-        return self._fit(groups, groups.dtype)
+    def _moved(self, value: Tensor) -> Tensor:
+        """On our device, with its own dtype."""
+        return value if value.device == self._buffer.device else value.detach().to(self._buffer.device)
 
     def _learn_shapes(self, transition: Any) -> None:
         """Make room for the parameters and states that the first transition with some has."""
@@ -360,7 +368,7 @@ class RolloutStorage:
         if name not in self._states:
             self._declare_states(name, [swap_layers(value[0]) for value in values])
         for shown, value in zip(cast("Any", self._saved(name)), values, strict=True):
-            assign(f"saved_hidden_state_{name}", shown, value)
+            write_column(f"saved_hidden_state_{name}", shown, value)
 
 
 def given(transition: Any, name: str) -> Any:
@@ -371,10 +379,9 @@ def given(transition: Any, name: str) -> Any:
     return value
 
 
-def _groups(obs: Any) -> dict[str, Any]:
-    """The schema of observation groups, nested as they are."""
-    return {name: _groups(value) if hasattr(value, "items") else Field(tuple(value.shape[1:]), value.dtype)
-            for name, value in obs.items()}  # fmt: skip
+def _field(value: Tensor) -> Field:
+    """The field of an example ``[N, ...]``."""
+    return Field(tuple(value.shape[1:]), value.dtype)
 
 
 def _wrapped(state: Any) -> tuple[Tensor, ...]:

@@ -1,38 +1,21 @@
-"""The arrays of a buffer under the host's names: what is written to them is stored, or is an error."""
+"""Arrays in the host's order, of a replay that stores each observation once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+from gymnasium import spaces
+from torch import Tensor
 
-from .common import Array
+from ...replay.buffer import ReplayBuffer as Core
+from ...steps.arrays import numpy_view
+from ..arrays import Array
+from ..trees import mapped
+from .common import joined
 
-__all__ = ["Column", "Copied", "copied"]
-
-
-class Column:
-    """An array of a buffer, or a dictionary of those; assigning to it writes them.
-
-    Args:
-        name: what ``buffer.column`` knows it by.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, buffer: Any, owner: Any = None) -> Any:
-        return self if buffer is None else buffer.column(self.name)
-
-    def __set__(self, buffer: Any, values: Any) -> None:
-        shown = buffer.column(self.name)
-        if not isinstance(shown, Mapping):
-            shown[...] = values
-            return
-        members = cast("Mapping[str, Array]", shown)
-        for key, member in members.items():
-            member[...] = values[key]
+__all__ = ["Copied", "arranged", "copied"]
 
 
 class Copied(np.ndarray[Any, Any]):
@@ -61,3 +44,45 @@ def copied(array: Array) -> Any:
     shown = array.view(Copied)
     shown.flags.writeable = False
     return shown
+
+
+def arranged(
+    replay: Core, name: str, space: spaces.Space[Any], pos: int, under_way: Array, next_obs: Any, rows: int
+) -> Any:
+    """A field of all steps at the host's rows ``[rows, N, ...]``, or a dictionary of those; zero where nothing is.
+
+    Args:
+        replay: the storage.
+        name: the field; "next_obs" is the observation after each step.
+        space: of one env's observations.
+        pos: the host's row of the next step.
+        under_way: bool ``[N]``, whether an env's episode goes on after its newest step.
+        next_obs: the observations ``[N, ...]`` after the newest steps; None if there are no steps.
+        rows: the host's ``buffer_size``.
+    """
+    envs = [_steps(replay, name, space, env, bool(going), next_obs) for env, going in enumerate(under_way)]
+
+    def arrange(*columns: Array) -> Array:
+        out = np.zeros((rows, len(columns), *columns[0].shape[1:]), columns[0].dtype)
+        for env, column in enumerate(columns):
+            out[(pos - len(column) + np.arange(len(column))) % rows, env] = column
+        return out
+
+    return mapped(arrange, *envs)
+
+
+def _steps(replay: Core, name: str, space: spaces.Space[Any], env: int, under_way: bool, next_obs: Any) -> Any:
+    """A field of an env's steps, oldest first. Rows that only hold the observation an episode ended on are no steps."""
+    rows = replay.slice(env)
+    steps = numpy_view(cast("Tensor", rows["complete"])).copy()
+    steps[-1:] |= under_way
+
+    def following(obs: Tensor, newest: Any = None) -> Array:
+        after = np.roll(numpy_view(obs), -1, 0)
+        if under_way and len(after):
+            after[-1] = newest[env]
+        return after[steps]
+
+    if name == "next_obs":
+        return mapped(following, joined(space, rows["obs"]), *([] if next_obs is None else [next_obs]))
+    return mapped(lambda x: numpy_view(x)[steps], joined(space, rows[name], name))

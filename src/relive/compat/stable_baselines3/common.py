@@ -7,14 +7,13 @@ from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
-import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 
+from ...steps.arrays import torch_dtype
 from ...steps.schema import Field
+from ..trees import mapped
 
 __all__ = [
-    "Array",
     "action_field",
     "as_flags",
     "buffers",
@@ -23,37 +22,33 @@ __all__ = [
     "obs_fields",
     "obs_shapes",
     "overridden",
+    "require_dict",
     "samples",
+    "set_full",
+    "set_pos",
 ]
 
-Array = NDArray[Any]
 FLAG = np.dtype(np.bool_)
 
 buffers: Any = import_module("stable_baselines3.common.buffers")
 samples: Any = import_module("stable_baselines3.common.type_aliases")
 
 
-def _field(shape: tuple[int, ...], dtype: Any) -> Field:
-    return Field(tuple(shape), torch.from_numpy(np.zeros(1, dtype)).dtype)
-
-
 def obs_fields(space: spaces.Space[Any], shape: Any) -> Any:
     """The fields of an observation: the host's shapes of it, ``(1,)`` for a Discrete one."""
     if isinstance(space, spaces.Dict):
-        return {key: _field(shape[key], space[key].dtype) for key in space.spaces}
-    return _field(shape, space.dtype)
+        return {key: Field(tuple(shape[key]), torch_dtype(space[key].dtype)) for key in space.spaces}
+    return Field(tuple(shape), torch_dtype(space.dtype))
 
 
 def action_field(space: spaces.Space[Any], dim: int, *, narrow: bool = True) -> Field:
     """The field of an action, ``(dim,)``; the host's replays keep float64 as float32."""
-    return _field((dim,), np.float32 if narrow and space.dtype == np.float64 else space.dtype)
+    return Field((dim,), torch_dtype(np.float32 if narrow and space.dtype == np.float64 else space.dtype))
 
 
-def obs_shapes(space: spaces.Space[Any], shape: Any, num_envs: int) -> Any:
-    """The shapes ``(N, ...)`` of the observations of all envs, for :func:`fitted`."""
-    if isinstance(space, spaces.Dict):
-        return {key: (num_envs, *shape[key]) for key in space.spaces}
-    return (num_envs, *shape)
+def obs_shapes(shape: Any, num_envs: int) -> Any:
+    """The shapes ``(N, ...)`` of the observations of all envs, for :func:`fitted`; ``shape`` is the host's."""
+    return mapped(lambda inner: (num_envs, *inner), shape)
 
 
 def fitted(values: Any, shape: Any) -> Any:
@@ -84,3 +79,33 @@ def overridden(buffer: object, names: Sequence[str]) -> list[str]:
     host = __name__.rpartition(".")[0], "stable_baselines3."
     users = [cls for cls in type(buffer).__mro__ if not cls.__module__.startswith(host)]
     return [name for name in names if any(name in vars(cls) for cls in users)]
+
+
+def require_dict(space: object, name: str) -> None:
+    """Refuse a space that is no Dict, as the host does.
+
+    Raises:
+        AssertionError: names the class.
+    """
+    if not isinstance(space, spaces.Dict):
+        raise AssertionError(f"{name} must be used with Dict obs space only")
+
+
+def set_pos(buffer: Any, pos: int) -> None:
+    """Set ``buffer.pos``: the rows up to there were written in place, and count as steps from now on.
+
+    Raises:
+        AttributeError: fewer rows than there are steps, or more than there are rows.
+    """
+    if pos != buffer.pos:
+        buffer._declare(pos)
+
+
+def set_full(buffer: Any, full: bool) -> None:
+    """Set ``buffer.full``: all rows were written in place, and count as steps from now on.
+
+    Raises:
+        AttributeError: ``full`` is False, and the buffer is full.
+    """
+    if full != buffer.full:
+        buffer._declare(buffer.buffer_size if full else -1)

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from ...steps.arrays import numpy_view
 from ...steps.schema import Field
 from ...views.hindsight import Hindsight
-from .common import Array
-from .replay import DictReplayBuffer
+from ..arrays import Array, sent
+from .uniform import DictReplayBuffer
 
 __all__ = ["HerReplayBuffer"]
 
@@ -195,8 +195,8 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
     def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
         obs, action, next_obs, dones, reward = super()._fields(batch, env)
         if env is not None:
-            reward = self._sent(self._normalize_reward(numpy_view(batch["reward"].unsqueeze(1)), env))
+            reward = sent(self._normalize_reward(numpy_view(batch["reward"].unsqueeze(1)), env), self.device)
         if self._view.n == 1:
             return obs, action, next_obs, dones, reward
         discounts = torch.pow(torch.tensor(self._view.gamma), batch["steps"].float()).unsqueeze(1)
-        return obs, action, next_obs, dones, reward, self._sent(discounts)
+        return obs, action, next_obs, dones, reward, sent(discounts, self.device)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Array
 from ..continuity import alike
 from ..trees import mapped
-from .common import Array
 
 __all__ = ["ConvertsReplays", "steps_of"]
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from ...returns.estimators import GAE
 from ...rollout.buffer import RolloutBuffer as Core
 from ...steps.arrays import numpy_view
 from ...steps.schema import Field, Schema
+from ..arrays import Array, sent
+from ..attributes import Column
 from ..seeds import drawn_by_numpy
 from ..trees import mapped
-from .arrays import Column
-from .common import Array, action_field, buffers, fitted, joined, obs_fields, obs_shapes, overridden, samples
+from . import common
+from .common import buffers, samples
 
 __all__ = ["DictRolloutBuffer", "RolloutBuffer"]
 
@@ -65,7 +67,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
         *,
         seed: int | None = None,
     ) -> None:
-        if overridden(self, ["_get_samples"]):
+        if common.overridden(self, ["_get_samples"]):
             raise TypeError(
                 f"{type(self).__name__}._get_samples would never be called: the columns stay [buffer_size, n_envs, "
                 "...] here; override get() instead"
@@ -75,8 +77,8 @@ class RolloutBuffer(buffers.RolloutBuffer):
         number, flag = Field((), torch.float32), Field((), torch.bool)
         schema = Schema(
             {
-                "obs": obs_fields(observation_space, self.obs_shape),
-                "action": action_field(action_space, self.action_dim, narrow=False),
+                "obs": common.obs_fields(observation_space, self.obs_shape),
+                "action": common.action_field(action_space, self.action_dim, narrow=False),
                 "reward": number,
                 "episode_start": number,
                 "value": number,
@@ -87,36 +89,30 @@ class RolloutBuffer(buffers.RolloutBuffer):
         further |= {"advantage": number, "return": number}
         self._rollout = Core(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._arrays: dict[str, Any] = {}
-        self._shapes = obs_shapes(observation_space, self.obs_shape, n_envs), (n_envs, self.action_dim)
+        self._shapes = common.obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
         self._row_bytes = 2 * number.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_arrays": {}}  # views, which would come back as arrays of their own
 
-    @property
-    def pos(self) -> int:
+    def _pos(self) -> int:
         """How many steps were added; set it once rows up to there were written in place."""
         rollout: Core | None = getattr(self, "_rollout", None)  # the host counts before there is one
         return 0 if rollout is None else rollout.steps
 
-    @pos.setter
-    def pos(self, pos: int) -> None:
-        if pos != self.pos:
-            self._declare(pos)
-
-    @property
-    def full(self) -> bool:
+    def _full(self) -> bool:
         """Whether ``buffer_size`` steps were added; set it once all rows were written in place."""
         return self.pos == self.buffer_size
 
-    @full.setter
-    def full(self, full: bool) -> None:
-        if full != self.full:
-            self._declare(self.buffer_size if full else -1)
+    pos, full = property(_pos, common.set_pos), property(_full, common.set_full)
 
     def _declare(self, count: int) -> None:
-        """The rows up to ``count``, which were written in place, are steps."""
+        """The rows up to ``count``, which were written in place, are steps.
+
+        Raises:
+            AttributeError: there are more steps already.
+        """
         if not self.pos <= count <= self.buffer_size:
             raise AttributeError(
                 f"pos and full count the steps that were added, {self.pos} so far: they can only say that further rows "
@@ -133,8 +129,8 @@ class RolloutBuffer(buffers.RolloutBuffer):
         """
         obs_shape, action_shape = self._shapes
         self._rollout.add(
-            obs=fitted(obs, obs_shape),
-            action=fitted(action, action_shape),
+            obs=common.fitted(obs, obs_shape),
+            action=common.fitted(action, action_shape),
             reward=np.asarray(reward, np.float32),
             episode_start=np.asarray(episode_start, np.float32),
             value=value.numpy(force=True).ravel(),
@@ -183,8 +179,8 @@ class RolloutBuffer(buffers.RolloutBuffer):
     def _split(self, block: Any, size: int) -> Iterator[Any]:
         """What was gathered together, as batches ``[size]`` of the host's."""
         found = dict(block.items())
-        obs: Any = mapped(self._sent, joined(self.observation_space, found["obs"]))
-        rest: list[Any] = [self._sent(found[name]) for name in SERVED[1:]]
+        obs: Any = mapped(partial(sent, device=self.device), common.joined(self.observation_space, found["obs"]))
+        rest: list[Any] = [sent(found[name], self.device) for name in SERVED[1:]]
         rest[0] = rest[0].float()
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
@@ -196,13 +192,10 @@ class RolloutBuffer(buffers.RolloutBuffer):
             return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts)
         return map(kind, obs.split(size), *parts)
 
-    def _sent(self, values: Tensor) -> Tensor:
-        return values if values.device == self.device else values.to(self.device)
-
     def column(self, name: str) -> Any:
         """A column of the rollout, ``[T, N, ...]``, or a dictionary of those; views."""
         if name not in self._arrays:
-            found = joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
+            found = common.joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
             self._arrays[name] = mapped(numpy_view, found)
         return self._arrays[name]
 
@@ -214,6 +207,5 @@ class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
     """
 
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(cast("object", observation_space), spaces.Dict):
-            raise AssertionError("DictRolloutBuffer must be used with Dict obs space only")
+        common.require_dict(observation_space, "DictRolloutBuffer")
         super().__init__(buffer_size, observation_space, *args, **kwargs)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import array_of
 from ..errors import StepError
 
 __all__ = ["BatchExperience", "RolloutBatch", "row", "rows"]
@@ -69,7 +69,7 @@ def row(name: str, value: Any, size: int, device: torch.device) -> Any:
     Raises:
         StepError: it has another number of elements.
     """
-    given: Any = _taken(value, device)
+    given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
     if given.shape == (1, size):
         return given
     count = prod(given.shape)
@@ -87,7 +87,7 @@ def rows(name: str, value: Any, count: int, size: int, device: torch.device) -> 
     Raises:
         StepError: another shape.
     """
-    given: Any = _taken(value, device)
+    given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
     if given.shape == (count, size):
         return given
     if given.shape == (count,) and size == 1:
@@ -95,12 +95,6 @@ def rows(name: str, value: Any, count: int, size: int, device: torch.device) -> 
     raise StepError(f"'{name}': expected {(count, size)} (rows first), got {tuple(given.shape)}")
 
 
-def _taken(value: Any, device: torch.device) -> Any:
-    """float32 where it is needed: assigning arrays costs a fraction of what assigning tensors does."""
-    if device.type != "cpu":
-        return torch.as_tensor(value, dtype=torch.float32, device=device).detach()
-    if isinstance(value, Tensor):
-        plain = value.is_cpu and not value.requires_grad
-        array: Any = value.numpy() if plain else value.detach().cpu().numpy()
-        return array if array.dtype == np.float32 else array.astype(np.float32)
-    return np.asarray(value, np.float32)
+def _placed(value: Any, device: torch.device) -> Tensor:
+    """As a float32 tensor where the rows are."""
+    return torch.as_tensor(value, dtype=torch.float32, device=device).detach()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...replay.buffer import ReplayBuffer as Replay
 from ...steps.schema import Field, Schema
+from ..attributes import Column
 from ..inbox import Inbox
 from ..seeds import renew
 from . import files
@@ -55,8 +56,11 @@ class ReplayBuffer:
             default generator, which Velora draws from.
 
     Raises:
-        SchemaError: a capacity below 2, or of more than there is memory.
+        ParameterError: a capacity below 2, or of more than there is memory.
     """
+
+    states, actions, rewards = Column("obs"), Column("action"), Column("reward")
+    next_states, dones, hiddens = Column("next_obs"), Column("done"), Column("memory")
 
     def __init__(
         self,
@@ -126,39 +130,10 @@ class ReplayBuffer:
         """How many transitions are stored."""
         return self.size
 
-    @property
-    def states(self) -> Tensor:
-        """``[capacity, state_dim]``."""
-        return self._view("states")
-
-    @property
-    def actions(self) -> Tensor:
-        """``[capacity, action_dim]``."""
-        return self._view("actions")
-
-    @property
-    def rewards(self) -> Tensor:
-        """``[capacity, 1]``."""
-        return self._view("rewards")
-
-    @property
-    def next_states(self) -> Tensor:
-        """``[capacity, state_dim]``."""
-        return self._view("next_states")
-
-    @property
-    def dones(self) -> Tensor:
-        """``[capacity, 1]``."""
-        return self._view("dones")
-
-    @property
-    def hiddens(self) -> Tensor:
-        """``[capacity, hidden_dim]``."""
-        return self._view("hiddens")
-
-    def _view(self, name: str) -> Tensor:
-        column = self._replay.block[FIELDS[name]]
-        return column.unsqueeze(-1) if name in ("rewards", "dones") else column
+    def column(self, name: str) -> Tensor:
+        """A column of the storage as a view ``[capacity, size]``, by relive's name."""
+        column = self._replay.block[name]
+        return column.unsqueeze(-1) if name in ("reward", "done") else column
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -269,7 +244,7 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The six tensors ``[capacity, ...]``, contiguous copies, as Velora's ``save_model`` writes them."""
-        return {name: self._view(name).contiguous() for name in FIELDS}
+        return {name: self.column(inner).contiguous() for name, inner in FIELDS.items()}
 
     def config(self) -> Any:
         """Velora's own description of a buffer, for its agents' configurations; Velora has to be installed."""
@@ -289,7 +264,7 @@ class ReplayBuffer:
 
         Each file is replaced as a whole or not at all.
         """
-        files.save(dirpath, prefix, self.metadata(), {name: self._view(name) for name in FIELDS})
+        files.save(dirpath, prefix, self.metadata(), {name: self.column(inner) for name, inner in FIELDS.items()})
 
     @classmethod
     def load(

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from ..arrays import array_of, sent
 
 __all__ = ["generated"]
 
@@ -21,13 +22,13 @@ def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list
     """
     playing = _copies(agent.env, num_envs) if envs is None else envs
     first, _ = playing.reset(seed=getattr(agent, "seed", None))
-    states, hidden = _tensor(first, agent.device), None
+    states, hidden = sent(array_of("states", first), agent.device), None
     ended = torch.zeros(len(states), dtype=torch.bool, device=states.device)
     try:
         while count > 0:
             actions, hidden = agent.predict(states, hidden, train_mode=True)
             outcome = playing.step(actions.cpu().numpy())[:4]
-            following, rewards, terminated, truncated = (_tensor(x, agent.device) for x in outcome)
+            following, rewards, terminated, truncated = (sent(array_of("outcome", x), agent.device) for x in outcome)
             real = (~ended).nonzero().squeeze(1)[:count]
             if len(real):
                 columns = states, actions, rewards, following, terminated, hidden
@@ -38,10 +39,6 @@ def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list
     finally:
         if envs is None:
             playing.close()
-
-
-def _tensor(array: Any, device: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(array, np.float32), device=device)
 
 
 def _copies(env: Any, num_envs: int) -> Any:

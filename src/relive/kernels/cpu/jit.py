@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import tempfile
-import warnings
-import zlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 from numba import types
-from numba.core import caching, cgutils
+from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
+
+from .cache import KernelCache, warn_once
 
 __all__ = [
     "Addresses",
@@ -26,10 +20,12 @@ __all__ = [
     "Floats",
     "address_t",
     "addressed",
+    "cache_folder",
     "f32",
     "fetch",
     "flags",
     "floats",
+    "inlined",
     "intrinsic",
     "jit",
     "memcpy",
@@ -48,22 +44,11 @@ f32 = np.float32
 address_t = np.uintp
 _carray: Any = cast("Any", numba).carray
 _ir: Any = cast("Any", cgutils).ir
-_FunctionCache: Any = cast("Any", caching).FunctionCache
-_CacheFiles: Any = cast("Any", caching).IndexDataCacheFile
 
 
-def _sources() -> tuple[float, int]:
-    """When a kernel was changed last, and how long all of them are."""
-    files = [path.stat() for path in Path(__file__).parent.parent.rglob("*.py")]
-    return max(file.st_mtime for file in files), sum(file.st_size for file in files)
-
-
-SOURCES = _sources()
-
-
-def jit(function: F) -> F:
+def jit(function: F, **options: Any) -> F:
     """Compile on first call, with a cache on disk."""
-    compiled: Any = cast("Any", numba).njit(error_model="numpy", nogil=True)(function)
+    compiled: Any = cast("Any", numba).njit(**{"error_model": "numpy", "nogil": True} | options)(function)
     try:
         compiled._cache = KernelCache(function)
     except (RuntimeError, OSError):
@@ -72,88 +57,14 @@ def jit(function: F) -> F:
     return cast("F", compiled)
 
 
-class KernelCache(_FunctionCache):
-    """numba's cache of a function, which takes no harm from files that are damaged and directories that are not there.
-
-    Where neither the package's directory nor the user's own can be written, it is in one for temporary files. What is
-    read from a cache is run, so that has to be the user's and closed to all others.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        try:
-            super().__init__(function)
-        except RuntimeError:
-            with _numba_caches_in(private_directory()):
-                super().__init__(function)
-            warn_once(f"numba can write neither beside the package nor in your home, and caches kernels in "
-                      f"'{private_directory()}'; NUMBA_CACHE_DIR names another place")  # fmt: skip
-        # numba looks at the function's own file alone, and would go on with what it compiled of others before they
-        # changed
-        file: Any = _Files(self._cache_path, self._impl.filename_base, SOURCES)
-        self._cache_file = file
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What was compiled, or None; files that cannot be read are thrown away."""
-        numbas: Any = super()
-        try:
-            return numbas.load_overload(sig, target_context)
-        except Exception:
-            with suppress(Exception):
-                self.flush()
-            return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, where that can be done."""
-        with suppress(OSError):
-            super().save_overload(sig, data)
+def inlined(function: F) -> F:
+    """As :func:`jit`, for a part of a hot loop: it becomes a piece of its caller, never a call."""
+    return jit(function, forceinline=True)
 
 
-class _Files(_CacheFiles):
-    """The files of a cache, with a checksum at the end of compiled code: a flipped bit of it could do anything."""
-
-    def _save_data(self, name: str, data: Any) -> None:
-        raw = self._dump(data)
-        with self._open_for_write(self._data_path(name)) as file:
-            file.write(raw + zlib.crc32(raw).to_bytes(4, "little"))
-
-    def _load_data(self, name: str) -> Any:
-        raw = Path(self._data_path(name)).read_bytes()
-        if zlib.crc32(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
-            raise ValueError("damaged")
-        numbas: Any = super()
-        return numbas._load_data(name)
-
-
-@contextmanager
-def _numba_caches_in(folder: Path) -> Generator[None]:
-    config: Any = cast("Any", numba).config
-    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
-
-
-@cache
-def private_directory() -> Path:
-    """A directory for temporary files that nobody but this user can read or write.
-
-    Raises:
-        RuntimeError: there is none; somebody else has made what has its name, say.
-    """
-    user = os.getuid() if hasattr(os, "getuid") else None
-    folder = Path(tempfile.gettempdir(), "relive-kernels" if user is None else f"relive-kernels-{user}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()  # a link would be followed to wherever its owner wants
-    if not stat.S_ISDIR(found.st_mode) or (user is not None and (found.st_uid != user or found.st_mode & 0o077)):
-        raise RuntimeError(f"'{folder}' is not a directory of yours alone")
-    return folder
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Tell the user something that holds for all kernels."""
-    warnings.warn(f"relive: {message}", RuntimeWarning, stacklevel=2)
+def cache_folder() -> str | None:
+    """Where compiled kernels are kept, or None if they are not."""
+    return cast("Any", mix)._cache.cache_path
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:

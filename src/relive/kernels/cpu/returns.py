@@ -1,272 +1,292 @@
 """Returns and advantages for contiguous float32 tensors: reference/returns.py's names and, to the bit, results.
 
-All arrays are flat: row t + 1 lies n further on. A loop over flat, unsigned positions is one that LLVM vectorizes
-for any T and N, which it does not for 2-D indices. Each estimator is passes that prepare ``term`` and ``trace``, a
-sparse one over the few masked steps, and the one recursion of :func:`_scan`.
+Each estimator is one pass from the last step to the first, eight envs at a time (:mod:`.lanes`). Arrays go in by
+address, in one array of integers: wrapping eight tensors would cost more than the work on a small rollout.
 
-Arrays go in by address: wrapping seven tensors as NumPy arrays costs 4 us a call, as much as the work on 8 envs.
+``i`` is a flat place: step t of env n is i = t * envs + n, and i + envs is the step after it. Addresses are bytes:
+a float32 lies at 4 * i, a flag at i. All fit in int64, since a process has fewer than 2 ** 63 bytes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..reference.returns import refuse_missing
-from .jit import Bytes, Floats, address_t, f32, flags, floats, jit
+from ..reference.returns import Grid, refuse_missing
+from .jit import f32, inlined, jit
+from .lanes import LANES, choose, is_nan, load, load_marks, some, splat, store, within
 
-__all__ = ["discounted_return", "gae", "vtrace"]
+__all__ = ["PLACES", "discounted_return", "fill_gae", "gae", "vtrace"]
 
-_ALL_TRUE = np.uint64(0x0101010101010101)
+Ints = NDArray[np.int64]
+Lanes = Any
+Marks = Any
+
+NARROW = 2 * LANES
+"""Up to so many envs, a pass follows eight envs through all of time: what goes from step to step stays in a register.
+With more, it takes row after row: the processor loads ahead best what follows in memory."""
 
 
-def gae(
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    mask: Tensor | None,
-    gamma: float,
-    lam: float,
-) -> tuple[Tensor, Tensor]:
+class Places(NamedTuple):
+    """Where the numbers of a rollout lie: addresses of contiguous arrays, 0 for one that is not there."""
+
+    envs: int
+    """N."""
+    size: int
+    """T * N."""
+    reward: int
+    value: int
+    """``[T + 1, N]``; all others are ``[T, N]``."""
+    terminated: int
+    truncated: int
+    final_value: int
+    mask: int
+    ratio: int
+    """Of V-trace: what the acting probabilities have to be multiplied by; overwritten."""
+    advantage: int
+    ret: int
+
+
+PLACES = Places._fields
+"""What each number of the array means that :func:`fill_gae` takes."""
+
+
+def gae(grid: Grid, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """See :func:`relive.kernels.reference.returns.gae`."""
-    advantage, ret = torch.empty_like(reward), torch.empty_like(reward)
-    missing = _gae(
-        reward.shape[1],
-        reward.numel(),
-        reward.data_ptr(),
-        value.data_ptr(),
-        terminated.data_ptr(),
-        truncated.data_ptr(),
-        0 if final_value is None else final_value.data_ptr(),
-        0 if mask is None else mask.data_ptr(),
-        gamma,
-        lam,
-        advantage.data_ptr(),
-        ret.data_ptr(),
+    advantage, ret = torch.empty_like(grid.reward), torch.empty_like(grid.reward)
+    refuse_missing(
+        fill_gae(_places(grid, advantage=advantage, ret=ret), float(gamma), float(lam)), grid.reward.shape[1]
     )
-    refuse_missing(missing, reward)
     return advantage, ret
 
 
-def discounted_return(
-    reward: Tensor,
-    value: Tensor | None,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    mask: Tensor | None,
-    gamma: float,
-) -> Tensor:
+def discounted_return(grid: Grid, gamma: float) -> Tensor:
     """See :func:`relive.kernels.reference.returns.discounted_return`."""
-    ret = torch.empty_like(reward)
-    missing = _discounted_return(
-        reward.shape[1],
-        reward.numel(),
-        reward.data_ptr(),
-        0 if value is None else value.data_ptr(),
-        terminated.data_ptr(),
-        truncated.data_ptr(),
-        0 if final_value is None or value is None else final_value.data_ptr(),
-        0 if mask is None else mask.data_ptr(),
-        gamma,
-        ret.data_ptr(),
-    )
-    refuse_missing(missing, reward)
+    ret = torch.empty_like(grid.reward)
+    if grid.value is None:
+        grid = grid._replace(final_value=None)
+    refuse_missing(_fill_returns(_places(grid, ret=ret), float(gamma)), grid.reward.shape[1])
     return ret
 
 
 def vtrace(
-    log_rho: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    mask: Tensor | None,
-    gamma: float,
-    lam: float,
-    rho_clip: float,
-    c_clip: float,
+    log_rho: Tensor, grid: Grid, gamma: float, lam: float, rho_clip: float, c_clip: float
 ) -> tuple[Tensor, Tensor]:
     """See :func:`relive.kernels.reference.returns.vtrace`."""
-    advantage, ret = torch.empty_like(reward), torch.empty_like(reward)
+    advantage, ret = torch.empty_like(grid.reward), torch.empty_like(grid.reward)
     ratio = log_rho.exp()  # torch's exp is vectorized, and so both twins share it to the bit
-    missing = _vtrace(
-        reward.shape[1],
-        reward.numel(),
-        ratio.data_ptr(),
-        reward.data_ptr(),
-        value.data_ptr(),
-        terminated.data_ptr(),
-        truncated.data_ptr(),
-        0 if final_value is None else final_value.data_ptr(),
-        0 if mask is None else mask.data_ptr(),
-        gamma,
-        lam,
-        rho_clip,
-        c_clip,
-        advantage.data_ptr(),
-        ret.data_ptr(),
-    )
-    refuse_missing(missing, reward)
+    places = _places(grid, ratio=ratio, advantage=advantage, ret=ret)
+    refuse_missing(_fill_vtrace(places, *map(float, (gamma, lam, rho_clip, c_clip))), grid.reward.shape[1])
     return advantage, ret
 
 
-@jit
-def _gae(
-    n: int,
-    size: int,
-    reward: int,
-    value: int,
-    terminated: int,
-    truncated: int,
-    final_value: int,
-    mask: int,
-    gamma: float,
-    lam: float,
-    advantage: int,
-    ret: int,
-) -> int:
-    r, v, fv = floats(reward, size), floats(value, size + n), floats(final_value, size)
-    te, tr, real = flags(terminated, size), flags(truncated, size), flags(mask, size)
-    term, trace = floats(advantage, size), floats(ret, size)
-    missing = _deltas(r, v, v[n:], te, tr, fv, f32(gamma), term)
-    _traces(te, tr, f32(gamma * lam), trace)
-    _masked(real, v[:0], term, trace)
-    _scan(term, trace, v, n)
-    return _first_missing(te, tr, fv, real) if missing else -1
+def _places(grid: Grid, **more: Tensor) -> Ints:
+    """The tensors of a grid, and those to write, as :class:`Places` has them."""
+    tensors: dict[str, Any] = grid._asdict() | more
+    addresses = (tensors.get(name) for name in PLACES[2:])
+    return np.array(
+        [grid.reward.shape[1], grid.reward.numel(), *(0 if x is None else x.data_ptr() for x in addresses)], np.int64
+    )
+
+
+@inlined
+def _read(places: Ints) -> Places:
+    return Places(
+        places[0], places[1], places[2], places[3], places[4], places[5], places[6], places[7], places[8], places[9],
+        places[10],
+    )  # fmt: skip
 
 
 @jit
-def _discounted_return(
-    n: int,
-    size: int,
-    reward: int,
-    value: int,
-    terminated: int,
-    truncated: int,
-    final_value: int,
-    mask: int,
-    gamma: float,
-    ret: int,
-) -> int:
-    r, v, fv = floats(reward, size), floats(value, size + n), floats(final_value, size)
-    te, tr, real = flags(terminated, size), flags(truncated, size), flags(mask, size)
-    term, trace, nothing = floats(ret, size), np.empty(size, np.float32), np.zeros(size, np.float32)
-    missing = _deltas(r, nothing, nothing, te, tr, fv, f32(gamma), term)
-    _traces(te, tr, f32(gamma), trace)
-    _masked(real, v, term, trace)
-    if v.size:  # the last row goes on with the bootstrap, and then is a row like any other
-        for i in range(size - n, size):
-            if trace[i] != f32(0):
-                term[i] += trace[i] * v[i + n]
-    _scan(term, trace, v[:0], n)
-    return _first_missing(te, tr, fv, real) if missing and v.size else -1
+def fill_gae(places: Ints, gamma: float, lam: float) -> int:
+    """Write ``advantage`` and ``ret`` of :func:`gae` in place.
 
+    Args:
+        places: the numbers of :class:`Places`, in their order.
+        gamma: discount per step.
+        lam: λ.
 
-@jit
-def _vtrace(
-    n: int,
-    size: int,
-    ratio: int,
-    reward: int,
-    value: int,
-    terminated: int,
-    truncated: int,
-    final_value: int,
-    mask: int,
-    gamma: float,
-    lam: float,
-    rho_clip: float,
-    c_clip: float,
-    advantage: int,
-    ret: int,
-) -> int:
-    r, v, fv = floats(reward, size), floats(value, size + n), floats(final_value, size)
-    te, tr, real = flags(terminated, size), flags(truncated, size), flags(mask, size)
-    rho, term, target = floats(ratio, size), floats(advantage, size), floats(ret, size)
-    g, last = f32(gamma), size - n
-    missing = _deltas(r, v, v[n:], te, tr, fv, g, term)
-    _traces(te, tr, g, target)
-    for i in range(size):
-        c = f32(lam) * min(rho[i], f32(c_clip))
-        rho[i] = min(rho[i], f32(rho_clip))
-        term[i] *= rho[i]
-        target[i] *= c
-    _masked(real, v[:0], term, target)
-    _scan(term, target, v, n)
-    _deltas(r[:last], v, target[n:], te, tr, fv, g, term)
-    _deltas(r[last:], v[last:], v[size:], te[last:], tr[last:], fv[last:], g, term[last:])
-    for i in range(size):
-        term[i] *= rho[i]
-    _masked(real, v[:0], term, rho)
-    return _first_missing(te, tr, fv, real) if missing else -1
-
-
-@jit
-def _deltas(r: Floats, v: Floats, following: Floats, te: Bytes, tr: Bytes, fv: Floats, g: Any, term: Floats) -> bool:
-    """term = r - v + g * the value after the step; whether some truncated step may lack its final value."""
-    zero, missing = f32(0), np.uint8(0)
-    if fv.size:
-        for i in range(r.size):
-            final, going_on = fv[i], following[i]  # both are read, so that the choice needs no branch
-            term[i] = (r[i] - v[i]) + (zero if te[i] else g * (final if tr[i] else going_on))
-            missing |= tr[i] & (te[i] ^ np.uint8(1)) & np.uint8(final != final)
-    else:
-        for i in range(r.size):
-            term[i] = (r[i] - v[i]) + (zero if te[i] | tr[i] else g * following[i])
-            missing |= tr[i] & (te[i] ^ np.uint8(1))
-    return missing != 0
-
-
-@jit
-def _first_missing(te: Bytes, tr: Bytes, fv: Floats, real: Bytes) -> int:
-    """The first real step that was truncated and lacks its final value, or -1."""
-    for i in range(tr.size):
-        if tr[i] and not te[i] and (not real.size or real[i]) and (not fv.size or np.isnan(fv[i])):
-            return i
+    Returns:
+        -1, or the first flat place that was truncated and lacks its final value: then nothing is written.
+    """
+    p = _read(places)
+    missing = _first_missing(p)
+    if missing >= 0:
+        return missing
+    g, decay = splat(f32(gamma)), splat(f32(gamma * lam))
+    if p.envs <= NARROW:
+        for env in range(0, p.envs, LANES):
+            _gae_through_time(p, env, g, decay, within(p.envs - env))
+        return -1
+    whole = p.envs // LANES * LANES  # the envs that fill vectors
+    for start in range(p.size - p.envs, -1, -p.envs):  # where each row begins, the last one first
+        for i in range(start, start + whole, LANES):
+            _gae_at(p, i, g, decay, within(LANES))
+        if whole < p.envs:
+            _gae_at(p, start + whole, g, decay, within(p.envs - whole))
     return -1
 
 
-@jit
-def _traces(te: Bytes, tr: Bytes, decay: Any, trace: Floats) -> None:
-    zero = f32(0)
-    for i in range(trace.size):
-        trace[i] = zero if te[i] | tr[i] else decay
+@inlined
+def _gae_through_time(p: Places, env: int, g: Lanes, decay: Lanes, inside: Marks) -> None:
+    """All steps of up to eight envs; the advantage and the value of the step after stay in registers."""
+    i = p.size + env
+    advantage, following = splat(f32(0)), load(p.value + 4 * i, inside)
+    while i >= p.envs:
+        i -= p.envs
+        v = load(p.value + 4 * i, inside)
+        advantage = _gae_step(p, i, v, g, decay, advantage, following, inside)
+        following = v
+        store(p.advantage + 4 * i, advantage, inside)
+        store(p.ret + 4 * i, advantage + v, inside)
+
+
+@inlined
+def _gae_at(p: Places, i: int, g: Lanes, decay: Lanes, inside: Marks) -> None:
+    """One step of up to eight envs; the advantage of the step after is read from memory."""
+    after, v = i + p.envs, load(p.value + 4 * i, inside)
+    carry = load(p.advantage + 4 * after, inside) if after < p.size else splat(f32(0))
+    advantage = _gae_step(p, i, v, g, decay, carry, load(p.value + 4 * after, inside), inside)
+    store(p.advantage + 4 * i, advantage, inside)
+    store(p.ret + 4 * i, advantage + v, inside)
+
+
+@inlined
+def _gae_step(
+    p: Places, i: int, v: Lanes, g: Lanes, decay: Lanes, carry: Lanes, following: Lanes, inside: Marks
+) -> Lanes:
+    """δₜ + γλ(1 - doneₜ)Âₜ₊₁; ``carry`` is Âₜ₊₁, ``v`` and ``following`` the values before and after the step."""
+    terminated, truncated = load_marks(p.terminated + i, inside), load_marks(p.truncated + i, inside)
+    gain = load(p.reward + 4 * i, inside) - v
+    delta = gain + _valued(p, i, g, following, terminated, truncated, inside)
+    advantage = delta + _passed_on(terminated | truncated, decay, carry)
+    return choose(_is_real(p, i, inside), advantage, splat(f32(0)))
 
 
 @jit
-def _masked(real: Bytes, fill: Floats, term: Floats, trace: Floats) -> None:
-    """A step that is not real stands for its own value (or 0), and no trace passes through it."""
-    words = real[: real.size // 8 * 8].view(np.uint64)
-    for w in range(words.size + 1):
-        if w == words.size or words[w] != _ALL_TRUE:
-            for i in range(8 * w, min(8 * w + 8, real.size)):
-                if not real[i]:
-                    term[i] = fill[i] if fill.size else f32(0)
-                    trace[i] = f32(0)
+def _fill_returns(places: Ints, gamma: float) -> int:
+    """Write ``ret`` of :func:`discounted_return`; returns what :func:`fill_gae` does."""
+    p = _read(places)
+    missing = _first_missing(p) if p.value else -1
+    if missing >= 0:
+        return missing
+    g = splat(f32(gamma))
+    for start in range(p.size - p.envs, -1, -p.envs):
+        for i in range(start, start + p.envs, LANES):
+            _return_at(p, i, g, within(start + p.envs - i))
+    return -1
+
+
+@inlined
+def _return_at(p: Places, i: int, g: Lanes, inside: Marks) -> None:
+    """rₜ + γGₜ₊₁, where an end that was cut goes on with its final value, and the last row with the bootstrap."""
+    after = i + p.envs
+    following, v = splat(f32(0)), splat(f32(0))
+    if after < p.size:
+        following = load(p.ret + 4 * after, inside)
+    elif p.value:
+        following = load(p.value + 4 * after, inside)
+    if p.value:
+        v = load(p.value + 4 * i, inside)
+    terminated, truncated = load_marks(p.terminated + i, inside), load_marks(p.truncated + i, inside)
+    term = load(p.reward + 4 * i, inside)
+    if p.final_value and some(truncated):
+        term = choose(truncated & ~terminated, term + g * load(p.final_value + 4 * i, inside), term)
+    ret = term + _passed_on(terminated | truncated, g, following)
+    store(p.ret + 4 * i, choose(_is_real(p, i, inside), ret, v), inside)
 
 
 @jit
-def _scan(term: Floats, trace: Floats, v: Floats, n: int) -> None:
-    """From the last row upwards: term[i] += trace[i] * term[i + n]; with v, trace[i] = term[i] + v[i]."""
-    zero, step, start = f32(0), address_t(n), address_t(term.size)
-    if v.size:
-        for k in range(step):
-            i = start - step + address_t(k)
-            trace[i] = term[i] + v[i]
-    start -= step
-    while start > address_t(0):
-        start -= step
-        for k in range(step):
-            i = start + address_t(k)
-            c = trace[i]
-            x = term[i] + (zero if c == zero else c * term[i + step])
-            term[i] = x
-            if v.size:
-                trace[i] = x + v[i]
+def _fill_vtrace(places: Ints, gamma: float, lam: float, rho_clip: float, c_clip: float) -> int:
+    """Write ``advantage`` and ``ret`` of :func:`vtrace`; returns what :func:`fill_gae` does."""
+    p = _read(places)
+    missing = _first_missing(p)
+    if missing >= 0:
+        return missing
+    g, factor, most_rho, most_c = splat(f32(gamma)), splat(f32(lam)), splat(f32(rho_clip)), splat(f32(c_clip))
+    for start in range(p.size - p.envs, -1, -p.envs):
+        for i in range(start, start + p.envs, LANES):
+            _vtrace_at(p, i, g, factor, most_rho, most_c, within(start + p.envs - i))
+    return -1
+
+
+@inlined
+def _vtrace_at(p: Places, i: int, g: Lanes, lam: Lanes, most_rho: Lanes, most_c: Lanes, inside: Marks) -> None:
+    """One step of up to eight envs; its ratio makes room for vs - v, which the step before needs."""
+    after, zero = i + p.envs, splat(f32(0))
+    ratio, v, following = (
+        load(p.ratio + 4 * i, inside),
+        load(p.value + 4 * i, inside),
+        load(p.value + 4 * after, inside),
+    )
+    rho = choose(ratio > most_rho, most_rho, ratio)  # NaN stays NaN, as torch's clamp has it
+    c = lam * choose(ratio > most_c, most_c, ratio)
+    carry, target = zero, following
+    if after < p.size:
+        carry, target = load(p.ratio + 4 * after, inside), load(p.ret + 4 * after, inside)
+    terminated, truncated = load_marks(p.terminated + i, inside), load_marks(p.truncated + i, inside)
+    real, gain = _is_real(p, i, inside), load(p.reward + 4 * i, inside) - v
+    delta = gain + _valued(p, i, g, following, terminated, truncated, inside)
+    correction = rho * delta + _passed_on(terminated | truncated, g * c, carry)
+    correction = choose(real, correction, zero)
+    advantage = rho * (gain + _valued(p, i, g, target, terminated, truncated, inside))
+    store(p.ratio + 4 * i, correction, inside)
+    store(p.ret + 4 * i, correction + v, inside)
+    store(p.advantage + 4 * i, choose(real, advantage, zero), inside)
+
+
+@inlined
+def _valued(p: Places, i: int, g: Lanes, following: Lanes, terminated: Marks, truncated: Marks, inside: Marks) -> Lanes:
+    """γ times the value after the step: 0 after a terminal, the final value after a truncation."""
+    if some(truncated):  # rare: final values are read nowhere else
+        if p.final_value:
+            following = choose(truncated, load(p.final_value + 4 * i, inside), following)
+        else:
+            terminated = terminated | truncated
+    return choose(terminated, splat(f32(0)), g * following)
+
+
+@inlined
+def _passed_on(done: Marks, trace: Lanes, carry: Lanes) -> Lanes:
+    """trace * carry; 0 where the episode is done or the trace is 0, even if ``carry`` is not finite."""
+    zero = splat(f32(0))
+    return choose(done | (trace == zero), zero, trace * carry)
+
+
+@inlined
+def _is_real(p: Places, i: int, inside: Marks) -> Marks:
+    return load_marks(p.mask + i, inside) if p.mask else inside
+
+
+@inlined
+def _first_missing(p: Places) -> int:
+    """The first real step that was truncated, not terminated, and lacks its final value; or -1."""
+    whole = p.size // LANES * LANES
+    for i in range(0, whole, LANES):
+        if _some_missing(p, i, within(LANES)):
+            return _missing_from(p, i)
+    return _missing_from(p, whole) if _some_missing(p, whole, within(p.size - whole)) else -1
+
+
+@inlined
+def _some_missing(p: Places, i: int, inside: Marks) -> bool:
+    missing = load_marks(p.truncated + i, inside)
+    if not some(missing):
+        return False
+    missing = missing & ~load_marks(p.terminated + i, inside)
+    missing = missing & _is_real(p, i, inside)
+    if p.final_value:
+        missing = missing & is_nan(load(p.final_value + 4 * i, missing))
+    return some(missing)
+
+
+@jit
+def _missing_from(p: Places, i: int) -> int:
+    """The first place from ``i`` on that lacks its final value; there is one."""
+    while not _some_missing(p, i, within(1)):
+        i += 1
+    return i

@@ -1,51 +1,46 @@
-"""Returns and advantages in plain torch: the definition that the fast twins must agree with.
-
-Every function takes time-first tensors ``[T, N]`` of one device; ``value`` has a row more, the bootstrap. A step that
-was truncated and not terminated reads ``final_value``; ``mask`` False marks a step that is not real.
-"""
+"""Returns and advantages in plain torch: the definition that the fast twins must agree with."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import FieldError
 
-__all__ = ["discounted_return", "gae", "refuse_missing", "vtrace"]
+__all__ = ["Grid", "discounted_return", "gae", "refuse_missing", "vtrace"]
 
 
-def gae(
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    mask: Tensor | None,
-    gamma: float,
-    lam: float,
-) -> tuple[Tensor, Tensor]:
+class Grid(NamedTuple):
+    """What every estimator reads: tensors ``[T, N]`` of one device, time first."""
+
+    reward: Tensor
+    value: Any
+    """``[T + 1, N]``, with the bootstrap row; None without a critic."""
+    terminated: Tensor
+    truncated: Tensor
+    final_value: Tensor | None
+    """Read where a step was truncated and not terminated."""
+    mask: Tensor | None
+    """False at steps that are not real."""
+
+
+def gae(grid: Grid, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Âₜ = δₜ + γλ(1 - doneₜ)Âₜ₊₁ with δₜ = rₜ - vₜ + γv'ₜ; the return is Âₜ + vₜ."""
-    _require_final_values(terminated, truncated, final_value, mask)
-    v = value[:-1]
-    delta = _delta(reward, v, value[1:], terminated, truncated, final_value, gamma)
-    trace = torch.where(terminated | truncated, 0.0, torch.full_like(delta, gamma * lam))
-    advantage = _scan(*_drop(delta, trace, mask))
-    return advantage, advantage + v
+    _require_final_values(grid)
+    delta = _delta(grid, grid.value[1:], gamma)
+    trace = torch.where(grid.terminated | grid.truncated, 0.0, torch.full_like(delta, gamma * lam))
+    advantage = _scan(*_drop(delta, trace, grid.mask))
+    return advantage, advantage + grid.value[:-1]
 
 
-def discounted_return(
-    reward: Tensor,
-    value: Tensor | None,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    mask: Tensor | None,
-    gamma: float,
-) -> Tensor:
+def discounted_return(grid: Grid, gamma: float) -> Tensor:
     """Gₜ = rₜ + γGₜ₊₁, where G after a terminal is 0, after a truncation final_value, after the last row value[T]."""
+    reward, value, terminated, truncated, final_value, mask = grid
     term = reward
     if value is not None:
-        _require_final_values(terminated, truncated, final_value, mask)
+        _require_final_values(grid)
         if final_value is not None:
             term = torch.where(truncated & ~terminated, reward + gamma * final_value, reward)
     trace = torch.where(terminated | truncated, 0.0, torch.full_like(reward, gamma))
@@ -56,70 +51,51 @@ def discounted_return(
 
 
 def vtrace(
-    log_rho: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    mask: Tensor | None,
-    gamma: float,
-    lam: float,
-    rho_clip: float,
-    c_clip: float,
+    log_rho: Tensor, grid: Grid, gamma: float, lam: float, rho_clip: float, c_clip: float
 ) -> tuple[Tensor, Tensor]:
     """vsₜ = vₜ + ρₜδₜ + γcₜ(vsₜ₊₁ - vₜ₊₁); the advantage is ρₜ(rₜ + γvs'ₜ - vₜ)."""
-    _require_final_values(terminated, truncated, final_value, mask)
-    v, ratio = value[:-1], log_rho.exp()
+    _require_final_values(grid)
+    value, mask, ratio = grid.value, grid.mask, log_rho.exp()
     rho, c = ratio.clamp(max=rho_clip), lam * ratio.clamp(max=c_clip)
-    term = rho * _delta(reward, v, value[1:], terminated, truncated, final_value, gamma)
-    trace = torch.where(terminated | truncated, 0.0, gamma * c)
-    target = _scan(*_drop(term, trace, mask)) + v
-    following = torch.cat([target[1:], value[-1:]])
-    advantage = rho * _delta(reward, v, following, terminated, truncated, final_value, gamma)
+    term = rho * _delta(grid, value[1:], gamma)
+    trace = torch.where(grid.terminated | grid.truncated, 0.0, gamma * c)
+    target = _scan(*_drop(term, trace, mask)) + value[:-1]
+    advantage = rho * _delta(grid, torch.cat([target[1:], value[-1:]]), gamma)
     return (advantage if mask is None else torch.where(mask, advantage, 0.0)), target
 
 
-def refuse_missing(position: int, reward: Tensor) -> None:
+def refuse_missing(position: int, num_envs: int) -> None:
     """Refuse to guess what a truncated step led to.
 
     Raises:
         FieldError: unless ``position``, the first flat place without a final value, is negative.
     """
     if position >= 0:
-        t, n = divmod(position, reward.shape[1])
+        t, n = divmod(position, num_envs)
         raise FieldError(
             f"field 'final_value': step {t} of env {n} was truncated and has no value of its final observation; pass "
             "final_value=V(final obs) there (Gymnasium's info['final_obs']), or mask=False to leave the step out"
         )
 
 
-def _require_final_values(
-    terminated: Tensor, truncated: Tensor, final_value: Tensor | None, mask: Tensor | None
-) -> None:
-    missing = truncated & ~terminated
-    if mask is not None:
-        missing &= mask
-    if final_value is not None:
-        missing &= final_value.isnan()
-    positions = missing.flatten().nonzero()
-    refuse_missing(int(positions[0]) if len(positions) else -1, missing)
+def _require_final_values(grid: Grid) -> None:
+    missing = grid.truncated & ~grid.terminated
+    if grid.mask is not None:
+        missing &= grid.mask
+    if grid.final_value is not None:
+        missing &= grid.final_value.isnan()
+    if bool(missing.any()):  # the one question that waits for a device
+        refuse_missing(int(missing.flatten().nonzero()[0]), missing.shape[1])
 
 
-def _delta(
-    reward: Tensor,
-    v: Tensor,
-    following: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_value: Tensor | None,
-    gamma: float,
-) -> Tensor:
+def _delta(grid: Grid, following: Tensor, gamma: float) -> Tensor:
     """rₜ - vₜ + γv'ₜ, where v' is 0 after a terminal and final_value after a truncation."""
-    if final_value is None:
-        return (reward - v) + torch.where(terminated | truncated, 0.0, gamma * following)
-    following = torch.where(truncated, final_value, following)
-    return (reward - v) + torch.where(terminated, 0.0, gamma * following)
+    none = grid.terminated
+    if grid.final_value is None:
+        none = none | grid.truncated
+    else:
+        following = torch.where(grid.truncated, grid.final_value, following)
+    return (grid.reward - grid.value[:-1]) + torch.where(none, 0.0, gamma * following)
 
 
 def _drop(term: Tensor, trace: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
