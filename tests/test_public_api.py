@@ -45,6 +45,7 @@ FACE = [
     "VTrace",
     "WithoutReplacement",
     "__version__",
+    "audit",
     "errors",
     "load_extra",
     "returns",

@@ -7,6 +7,7 @@ from . import errors, returns
 from .batches.sequences import SequenceBatch
 from .collect.collector import Collector
 from .errors import ReliveError
+from .look.audit import audit
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -47,6 +48,7 @@ __all__ = [
     "VTrace",
     "WithoutReplacement",
     "__version__",
+    "audit",
     "errors",
     "load_extra",
     "returns",

@@ -427,7 +427,7 @@ def good_save(kind: str, folder: Path) -> tuple[Tensors, Content]:
     if not path.exists():
         buffer = KINDS[kind]()
         if isinstance(buffer, ReplayBuffer):
-            arrays, content = buffer._state()
+            arrays, content = buffer._saver.whole_state()
             persist.write(path, arrays, content)
         else:
             buffer.save(path)

@@ -18,7 +18,7 @@ from attacks import forger
 from elsewhere import ELSEWHERE, far_device
 from relive import NStep, Prioritized, ReplayBuffer, RolloutBuffer, SchemaChanges, Sequence, Transition, Uniform
 from relive import files as persist
-from relive.errors import DTypeError, FieldError, FileFormatError, NotFiniteError, SchemaError
+from relive.errors import DTypeError, FieldError, FileFormatError, ParameterError, SchemaError
 from relive.steps.schema import Field
 from twins import SAMPLERS, Twin, same_batches
 
@@ -215,7 +215,7 @@ def test_a_cast_can_move_a_field_between_packed_rows_and_blocks(tmp_path: Path) 
         (SchemaChanges(rename={"hidden": "_hidden"}), SchemaError, "starts with '_'"),
         (SchemaChanges(cast={"hidden": "float16"}), DTypeError, "float16"),  # type: ignore[dict-item]
         (SchemaChanges(cast={"reward": torch.float64}), SchemaError, "needs 'reward'"),
-        (SchemaChanges(cast={"hidden": torch.int8}), NotFiniteError, "hidden"),
+        (SchemaChanges(cast={"hidden": torch.int8}), ParameterError, "hidden"),
         (SchemaChanges(add={"reward": 0.0}), FieldError, "there already"),
         (SchemaChanges(add={"weight": 0.0}), SchemaError, "weight"),
         (SchemaChanges(add={"text": "abc"}), SchemaError, "text"),
@@ -244,10 +244,10 @@ def test_a_number_that_a_cast_cannot_hold_is_refused_and_a_final_observation_has
     assert loaded.data()["x"].dtype is torch.float16
     buffer.add(obs=9, x=7e4, reward=0.0, terminated=False, truncated=False)
     buffer.save(tmp_path / "save")
-    with pytest.raises(NotFiniteError, match=r"'x': 70000.*float16"):
+    with pytest.raises(ParameterError, match=r"'x': 70000.*float16"):
         ReplayBuffer.load(tmp_path / "save", changes=with_stale)
     for dtype in (torch.int8, torch.uint8, torch.bool):
-        with pytest.raises(NotFiniteError, match=f"'x': .* is not a {dtype}"):
+        with pytest.raises(ParameterError, match=f"'x': .* is not a {dtype}"):
             ReplayBuffer.load(tmp_path / "save", changes=SchemaChanges(cast={"x": dtype}))
     assert ReplayBuffer.load(tmp_path / "save", changes=SchemaChanges(cast={"x": torch.int64})).schema["x"]
 

@@ -168,7 +168,7 @@ def test_a_save_that_somebody_replaced_or_damaged_is_replaced(tmp_path: Path) ->
 
 def test_a_save_into_a_place_of_version_1_replaces_it(tmp_path: Path) -> None:
     buffer = Twin(2, 40).play(*[".."] * 30).buffer
-    persist.write(tmp_path / "save", *buffer._state())
+    persist.write(tmp_path / "save", *buffer._saver.whole_state())
     again = ReplayBuffer.load(tmp_path / "save")
     assert kept_by(again) == kept_by(buffer)
     again.save(tmp_path / "save")

@@ -45,7 +45,7 @@ class Conversion:
         transitions have all fields. Other rows are final observations, and hold any bytes in their other fields.
 
         Raises:
-            NotFiniteError: a saved number does not fit into its new dtype.
+            DoesNotFitError: a saved number does not fit into its new dtype.
         """
         if self._origins is None:
             return rows, dict(large)

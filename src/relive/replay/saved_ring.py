@@ -94,7 +94,7 @@ def restore_ring(ring: Ring, sampler: Sampler, source: Source, saved_rows: int, 
 
     Raises:
         FileFormatError, InvariantError, ValueError, KeyError: it does not make sense.
-        NotFiniteError: a saved number does not fit into its new dtype.
+        DoesNotFitError: a saved number does not fit into its new dtype.
     """
     content, wanted = source.content, ring.rule
     ring.state[:] = integers(content, "state", *ring.state.shape)

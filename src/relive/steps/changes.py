@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DTypeError, FieldError, NotFiniteError
+from ..errors import DTypeError, FieldError, ParameterError
 from .arrays import as_tensor, check_castable
 from .schema import Field, Schema, unknown_field
 from .trees import Path, dotted
@@ -17,7 +17,7 @@ from .trees import Path, dotted
 __all__ = ["DoesNotFitError", "Origin", "SchemaChanges"]
 
 
-class DoesNotFitError(NotFiniteError):
+class DoesNotFitError(ParameterError):
     """A stored number does not fit into the dtype that it is cast to. The save is not to blame for it."""
 
 
@@ -37,7 +37,7 @@ class Origin(NamedTuple):
         ``used`` (bool ``[count]``) is False in rows where the saved field means nothing, and is not checked.
 
         Raises:
-            NotFiniteError: a saved number does not fit into the new dtype.
+            DoesNotFitError: a saved number does not fit into the new dtype.
         """
         if self.value is not None:
             return self.value.expand(count, *self.field.shape)
@@ -192,7 +192,7 @@ def _require_kept(old: Tensor, new: Tensor, name: str) -> None:
     """Require numbers that a cast rounded at most; to anything but floats, numbers that it did not change.
 
     Raises:
-        NotFiniteError: names the field and the first number that changed otherwise.
+        DoesNotFitError: names the field and the first number that changed otherwise.
     """
     if new.dtype.is_floating_point or new.dtype.is_complex:
         try:

@@ -7,6 +7,7 @@ from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step
@@ -37,6 +38,7 @@ __all__ = [
     "copy_step",
     "discounted_return",
     "draw",
+    "draw_weighted",
     "ends_full",
     "episode_starts",
     "fill_gae",
@@ -51,12 +53,16 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "note_drawable",
     "permutation",
     "plan_rows",
     "plan_windows",
+    "powers",
+    "rate",
     "read_sequences",
     "relabel_windows",
     "scatter_rows",
+    "set_errors",
     "stack_places",
     "tree_build",
     "tree_cover",
