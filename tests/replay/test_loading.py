@@ -88,8 +88,9 @@ def test_priorities_follow_their_rows_into_another_capacity(tmp_path: Path) -> N
 @pytest.mark.parametrize("capacity", [0, 1, 3, -4, 2.5, True, "10", 2**62])
 def test_a_capacity_that_cannot_be_is_refused_as_the_constructor_does(capacity: Any, tmp_path: Path) -> None:
     Twin(2, 8).play("..").buffer.save(tmp_path / "save")
-    with pytest.raises(SchemaError):
+    with pytest.raises((ParameterError, SchemaError)) as caught:
         ReplayBuffer.load(tmp_path / "save", capacity=capacity)
+    assert not isinstance(caught.value, FileFormatError)
 
 
 # Another seed, device, sampler or view.
@@ -106,7 +107,7 @@ def test_ranks_that_load_one_save_draw_batches_of_their_own(tmp_path: Path) -> N
     assert again.seed == 1
     assert again.sample(20)["index"].tolist() == drawn[1]
     assert ReplayBuffer.load(tmp_path / "save").sample(9)["index"].tolist() == twin.buffer.sample(9)["index"].tolist()
-    with pytest.raises(SchemaError, match="seed"):
+    with pytest.raises((ParameterError, SchemaError), match="seed"):
         ReplayBuffer.load(tmp_path / "save", seed="1")  # type: ignore[arg-type]
 
 
