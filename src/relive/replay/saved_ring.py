@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from .. import files as persist
+from .. import files
 from ..errors import FileFormatError
 from ..files.entries import entry, integers
 from ..kernels.ring_state import HEAD, NEXT, TAIL
@@ -39,8 +39,8 @@ def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[
     """
     state = sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    by_row, places = list(sampler.per_row), ring.places() if sampler.per_row else None
-    tensors = {f"sampler.{name}": value[places] if name in by_row else value for name, value in arrays.items()}
+    by_row, span = list(sampler.per_row), ring.span
+    tensors = {f"sampler.{name}": _by_row(ring, span, x) if name in by_row else x for name, x in arrays.items()}
     content = {
         **facts,
         "rows_per_env": ring.rows,
@@ -53,6 +53,12 @@ def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[
         "sampler_rows": by_row,
     }
     return tensors, content
+
+
+def _by_row(ring: Ring, span: Span, value: Any) -> files.Streamed:
+    """The entries for the rows of a span of an array with an entry for each row."""
+    runs = partial(span.runs, ring.rows)
+    return files.Streamed((span.size, *value.shape[1:]), value.dtype, lambda: (value[run] for run in runs()))
 
 
 def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
@@ -69,13 +75,11 @@ def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _streamed(
-    ring: Ring, span: Span, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]
-) -> persist.Streamed:
+def _streamed(ring: Ring, span: Span, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]) -> files.Streamed:
     """What ``dump`` gives of the places of a span's rows, a few MiB at a time."""
     rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), span.size
     starts = range(0, count, rows)
-    return persist.Streamed(
+    return files.Streamed(
         (count, *shape), dtype, lambda: (dump(span.places(ring.rows, low, low + rows)) for low in starts)
     )
 

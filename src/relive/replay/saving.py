@@ -77,7 +77,8 @@ class Saver:
     def whole_state(self) -> State:
         """Everything, with all rows in memory."""
         ring, (arrays, content) = self._writer.ring, self.state()
-        return {name: rows.whole() for name, rows in row_arrays(ring, ring.span).items()} | arrays, content
+        arrays = row_arrays(ring, ring.span) | arrays
+        return {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in arrays.items()}, content
 
     def write(self, path: str | os.PathLike[str], extra: Any, taken: Callable[[], object]) -> None:
         """Write everything to the directory ``path``. Segments that are there already are kept.
