@@ -107,7 +107,9 @@ def goals(ring: Ring, places: Any) -> Any:
 
 LARGE, SMALL = ("obs", "observation"), ("obs", "achieved_goal")
 DOORS: dict[str, Callable[[Ring, Any], Any]] = {
-    "store.windows": lambda ring, places: ring.store.windows(places, ring.rows, 2, 0.5, ring.state),
+    "ring.plan": lambda ring, places: ring.read(ring.plan(places, 2, 0.5)),
+    "ring.frames": lambda ring, places: ring.frames(places, 3, True),
+    "ring.take": lambda ring, places: ring.take(places),
     "store.read": lambda ring, places: ring.store.read(places),
     "store.read of one": lambda ring, places: ring.store.read(places, [LARGE]),
     "store.gather, small": lambda ring, places: ring.store.gather([SMALL], *ring.store.places(places)),
@@ -122,7 +124,7 @@ DOORS: dict[str, Callable[[Ring, Any], Any]] = {
 }
 """By which a view reads rows."""
 
-GATHERS = ("store.read", "store.gather", "store.gather_stacks")
+GATHERS = ("ring.take", "store.read", "store.gather", "store.gather_stacks")
 TAKEN_BY_GATHERS = ("negative", "far before", "a matrix", "a number")
 """Negative places read as zeros there, and any shape is right."""
 

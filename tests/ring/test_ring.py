@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.kernels import cpu, reference
-from relive.kernels.ring_state import LONGEST
+from relive.kernels.ring_state import LONGEST, RingArrays, StagedRows
 from relive.memory.ram import ReplayRows
 from relive.ring import Ring, Rule
 from twins import KINDS, Twin, stacked
@@ -271,6 +271,35 @@ def test_clearing_tells_the_watcher_that_nothing_can_be_drawn() -> None:
 # The kernels against each other, bit for bit, on states that random plays lead to.
 
 
+def ring_of(
+    rows: int, width: int, state: np.ndarray, counters: Any, sizes: tuple[int, int], rng: Any = None
+) -> RingArrays:
+    """A ring whose rows hold a reward, two flags, and bookkeeping in the last 16 bytes."""
+    memory = np.full((rows * len(state), width), 7, np.uint8)
+    memory[:, -16:] = 0
+    if rng is not None:
+        memory[:, :4] = rng.standard_normal((len(memory), 1)).astype(np.float32).view(np.uint8)
+        memory[:, 4:6] = rng.random((len(memory), 2)) < 0.3
+    return over(memory, rows, sizes, state, np.array(counters))
+
+
+def over(memory: np.ndarray, rows: int, sizes: Any, state: np.ndarray, counters: np.ndarray) -> RingArrays:
+    """A ring whose columns are in this memory."""
+
+    def column(byte: int, dtype: Any) -> Any:
+        return memory[:, byte : byte + np.dtype(dtype).itemsize].view(dtype)[:, 0]
+
+    end, none = memory.shape[1] - 16, np.zeros(0, np.int64)
+    book = column(end + 8, np.int32), column(end, np.int64), column(end + 12, np.int32)
+    flags = column(0, np.float32), column(4, np.uint8), column(5, np.uint8)
+    return RingArrays(rows, *sizes, state, counters, memory, *book, *flags, none.astype(np.int32), none)
+
+
+def copied(ring: RingArrays) -> RingArrays:
+    sizes = ring.step_bytes, ring.obs_bytes
+    return over(ring.memory.copy(), ring.rows, sizes, ring.state.copy(), ring.counters.copy())
+
+
 class Pair:
     """One random state, kept by both twins."""
 
@@ -279,42 +308,33 @@ class Pair:
         self.num_envs, self.rows = int(rng.integers(1, 4)), int(rng.integers(2, 9))
         rules = [rule for rule in RULES if rule.length == 1 or not alone]
         self.rule = rules[int(rng.integers(len(rules)))]
-        self.width = int(rng.integers(2, 5)) * 16
-        self.sizes = np.array([self.width - 16, int(rng.integers(1, self.width - 16))], np.int64)
-        self.flags = np.array([0, 1, 4], np.int64)
+        self.width = int(rng.integers(3, 6)) * 16
         # a ring that begins, or one that has seen very many rows and was cleared, of counts about to pass 2**32
         old = rng.integers(0, 2**50, self.num_envs) * int(rng.random() < 0.4)
         done = rng.choice([2**31 - 5, 2**32 - 5, 2**33], self.num_envs) * (old > 0)
         begin = np.stack([old, old, np.zeros_like(old), done], axis=1)
-        self.states = [
-            {
-                "state": begin.copy(),
-                "counters": np.array([done.sum(), 0, 0, *self.rule[:4], 0]),
-                "step": np.zeros(self.num_rows, np.int32),
-                "stamp": np.zeros(self.num_rows, np.int64),
-                "order": np.zeros(self.num_rows, np.int32),
-                "target": np.full((self.num_rows, self.width), 7, np.uint8),
-            }
-            for _ in range(2)
-        ]
+        sizes = self.width - 16, int(rng.integers(1, self.width - 16))
+        self.rings = [ring_of(self.rows, self.width, begin, [done.sum(), 0, 0, *self.rule[:4], 0], sizes, rng)]
+        self.rings.append(copied(self.rings[0]))
 
     @property
     def num_rows(self) -> int:
         return self.num_envs * self.rows
 
-    def each(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        return zip((cpu, reference), self.states, strict=True)
+    def each(self) -> Iterator[tuple[Any, Any, RingArrays]]:
+        """The kernels of each twin, the ring as they take it, and its arrays."""
+        fast, plain = self.rings
+        return iter([(cpu, cpu.handle_of(fast), fast), (reference, plain, plain)])
 
-    def agree(self) -> dict[str, Any]:
-        fast, plain = self.states
-        for name, array in fast.items():
-            assert array.tobytes() == plain[name].tobytes(), f"{name}: {array}, {plain[name]}"
+    def agree(self) -> RingArrays:
+        fast, plain = self.rings
+        for name, one, other in zip(RingArrays._fields, fast, plain, strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), f"{name}: {one}, {other}"
         return fast
 
-    def drawable(self, state: dict[str, Any]) -> set[int]:
+    def drawable(self, ring: RingArrays) -> set[int]:
         out = np.empty(self.num_rows, np.int64)
-        rows = reference.anchors(self.rows, state["state"], state["counters"], state["step"], state["stamp"], out)
-        return set(out[:rows].tolist())
+        return set(out[: reference.anchors(ring, out)].tolist())
 
     def add(self, alone: int = 0) -> None:
         """A few envs step; sometimes an ending's final observation is missing."""
@@ -322,60 +342,56 @@ class Pair:
         envs = rng.permutation(self.num_envs)[: int(rng.integers(1, self.num_envs + 1))].astype(np.int64)
         staged = rng.integers(0, 256, (len(envs), self.width), np.uint8)
         final = rng.integers(0, 256, (len(envs), self.width), np.uint8)
-        staged[:, :2] = rng.random((len(envs), 2)) < 0.2
+        rewards = np.where(rng.random((len(envs), 1)) < 0.05, np.inf, rng.standard_normal((len(envs), 1)))
+        staged[:, :4] = rewards.astype(np.float32).view(np.uint8)
+        staged[:, 4:6] = rng.random((len(envs), 2)) < 0.2
         mode = alone or int(rng.random() < 0.8)
         watch = bool(rng.random() < 0.8)
-        before, results = self.drawable(self.states[0]), []
-        for twin, s in self.each():
-            old = {name: array.copy() for name, array in s.items()}
-            places, finals, tails = (np.full(len(envs), -9, np.int64) for _ in range(3))
-            planned = tuple(array.copy() for array in (places, finals, tails))
+        before, results = self.drawable(self.rings[0]), []
+        for twin, ring, arrays in self.each():
+            old = copied(arrays)
             room = len(envs) * (2 * self.rule.history + 4) if watch else 0
-            where, opens = np.zeros(room, np.int64), np.zeros(room, np.uint8)
-            arguments = (
-                staged, final, self.flags, self.sizes, s["target"], self.rows, s["state"], s["counters"], s["step"],
-                s["stamp"], s["order"], places, finals, where, opens,
-            )  # fmt: skip
-            if twin is cpu and rng.random() < 0.5:
-                bound = cpu.bind_add(envs, *arguments, tails)
-                cpu.plan_bound(bound, mode)
-                found = cpu.add_bound(bound, mode)
-            else:
-                twin.plan_rows(envs, mode, staged, self.flags, self.rows, old["state"], places, finals, tails)
-                found = twin.add_rows(envs, mode, *arguments)
-            refused = twin.plan_rows(envs, mode, staged, self.flags, self.rows, old["state"], *planned)
-            results.append((found if found < 0 else 0, places.tolist(), finals.tolist(), tails.tolist()))
-            assert found < 0 or results[-1] == (0, *(array.tolist() for array in planned))
+            flags = staged[:, :4].view(np.float32)[:, 0], staged[:, 4], staged[:, 5]
+            given = StagedRows(envs, staged, final, *flags, *(np.full(len(envs), -9, np.int64) for _ in range(3)),
+                               np.zeros(room, np.int64), np.zeros(room, np.uint8))  # fmt: skip
+            again = given._replace(**{name: getattr(given, name).copy() for name in ("places", "finals", "tails")})
+            of_twin = cpu.handle_of if twin is cpu else lambda members: members
+            refused = twin.plan_rows(of_twin(old), of_twin(again), mode)
+            twin.plan_rows(ring, of_twin(given), mode)
+            found = twin.add_rows(ring, of_twin(given), mode)
+            planned = [array.tolist() for array in (again.places, again.finals, again.tails)]
+            results.append((min(found, 0), *planned))
+            assert found < 0 or [given.places.tolist(), given.finals.tolist()] == planned[:2]
             assert refused == min(found, 0)
             if found < 0:
-                assert all(array.tobytes() == old[name].tobytes() for name, array in s.items())
+                assert np.array_equal([x.tobytes() for x in arrays[3:]], [x.tobytes() for x in old[3:]])
                 assert mode == 0
-                assert staged[-1 - found, :2].any()
+                assert staged[-1 - found, 4:6].any()
             elif watch:
-                assert applied(before, where[:found], opens[:found]) == self.drawable(s)
+                assert applied(before, given.where[:found], given.opens[:found]) == self.drawable(arrays)
             else:
                 assert found == 0
         assert results[0] == results[1]
-        state = self.agree()
-        assert state["counters"][1] == len(self.drawable(state))
+        ring = self.agree()
+        assert ring.counters[1] == len(self.drawable(ring))
 
     def age(self) -> None:
         """The episodes under way have gone on for about as long as an int32 can count; all before them is gone."""
         for e in range(self.num_envs):
-            index, head = int(self.states[0]["state"][e, 2]), int(self.states[0]["state"][e, 0])
+            index, head = int(self.rings[0].state[e, 2]), int(self.rings[0].state[e, 0])
             if not 0 < index < 100:
                 continue
             more = LONGEST - int(self.rng.integers(1, 5)) - index
-            for s in self.states:
-                s["state"][e, 2] += more
-                s["state"][e, 1] = max(s["state"][e, 1], head - index)
+            for ring in self.rings:
+                ring.state[e, 2] += more
+                ring.state[e, 1] = max(ring.state[e, 1], head - index)
                 for number in range(head - min(index, self.rows), head):
-                    s["step"][e * self.rows + number % self.rows] += more
-        for s in self.states:
-            s["counters"][1] = len(self.drawable(s))
+                    ring.step[e * self.rows + number % self.rows] += more
+        for ring in self.rings:
+            ring.counters[1] = len(self.drawable(ring))
 
     def live(self) -> np.ndarray:
-        heads, tails = self.states[0]["state"][:, 0], self.states[0]["state"][:, 1]
+        heads, tails = self.rings[0].state[:, 0], self.rings[0].state[:, 1]
         places = [
             e * self.rows + n % self.rows
             for e in range(self.num_envs)
@@ -387,60 +403,48 @@ class Pair:
         """Every question about the state."""
         rng, answers = self.rng, []
         live = self.live()
-        complete = np.array(sorted(self.drawable(self.states[0])), np.int64)
+        complete = np.array(sorted(self.drawable(self.rings[0])), np.int64)
         key, newest = int(rng.integers(0, 2**63)), int(rng.integers(0, 20))
-        heads = self.states[0]["state"][:, 0]
+        heads = self.rings[0].state[:, 0]
         index = rng.integers(max(int(heads.min()) - self.rows, 0), int(heads.max()) + 1, 12) * self.num_envs
         index += rng.integers(0, self.num_envs, 12)
         if rng.random() < 0.3:
             index[rng.integers(12)] = rng.choice([-1, -(2**40), 2**62])
-        n, gamma = int(rng.integers(1, 7)), float(rng.random())
-        source = rng.integers(0, 256, (self.num_rows, 32), np.uint8)
-        source[:, :4] = rng.standard_normal((self.num_rows, 1)).astype(np.float32).view(np.uint8)
-        source[:, 4:6] = rng.random((self.num_rows, 2)) < 0.3
-        at, to = np.array([0, 4, 5, 16, 24]), np.array([32, 40, 48, 52, 56, 60, 61])
-        own = [-1, int(rng.integers(0, 17)), int(rng.integers(0, 17))] if alone else [int(rng.integers(0, 33)), 0, 0]
-        sizes = np.array([int(rng.integers(0, 33)), 64, *own])
+        n, gamma, wide = int(rng.integers(1, 7)), float(rng.random()), self.width - 16
+        next_bytes = -1 if alone else int(rng.integers(0, wide + 1))
+        own_at = int(rng.integers(0, 17))
+        copied_bytes = int(rng.integers(0, 33)), 112, next_bytes, own_at, int(rng.integers(0, wide + 1 - own_at))
+        batch = np.array([80, 88, 96, 100, 104, 108, 109, *copied_bytes])
         depth, repeat = int(rng.integers(1, 6)), bool(rng.integers(2))
-        for twin, s in self.each():
-            book = s["state"], s["counters"], s["step"], s["stamp"]
+        for twin, ring, _ in self.each():
             windows = []
             for size in range(len(complete) + 3):
                 first, until = (np.full(self.num_envs, -9, np.int64) for _ in range(2))
-                total = twin.window(
-                    self.rows, size, s["state"], s["counters"], s["step"], s["stamp"], s["order"],
-                    first, until,
-                )  # fmt: skip
-                windows.append([total, *first, *until])
+                windows.append([twin.window(ring, size, first, until), *first, *until])
             drawn = [np.full(40, -9, np.int64) for _ in range(2)]
             there = [
-                twin.draw(
-                    np.uint64(key) if twin is cpu else key, self.rows, which, s["state"], s["counters"],
-                    s["step"], s["stamp"], s["order"], s["target"], places,
-                )
+                twin.draw(ring, np.uint64(key) if twin is cpu else key, which, places)
                 for which, places in zip((0, newest), drawn, strict=True)
-            ]  # fmt: skip
+            ]
             anchors = np.full(self.num_rows, -9, np.int64)
-            count = twin.anchors(self.rows, *book, anchors)
+            count = twin.anchors(ring, anchors)
             ids = np.full(len(live), -9, np.int64)
-            none = twin.ids_of(live, self.rows, s["state"], ids)
+            none = twin.ids_of(ring, live, ids)
             wrong = np.append(live, self.num_rows if key % 2 else -1)
             assert none == -1
-            assert twin.ids_of(wrong, self.rows, s["state"], np.zeros(len(wrong), np.int64)) == len(live)
+            assert twin.ids_of(ring, wrong, np.zeros(len(wrong), np.int64)) == len(live)
             found = np.full(len(index), -9, np.int64)
-            bad = twin.live(index, self.rows, *book, found)
-            source[:, 16:24] = s["stamp"][:, None].view(np.uint8)
-            source[:, 24:28] = s["step"][:, None].view(np.uint8)
-            last, out = np.full(len(complete), -9, np.int64), np.full((len(complete), 96), 9, np.uint8)
-            none = twin.windows(complete, self.rows, n, gamma, s["state"], source, at, out, to, sizes, last)
-            room = np.zeros((len(wrong), 96), np.uint8), to, sizes, np.zeros(len(wrong), np.int64)
+            bad = twin.live(ring, index, found)
+            last, out = np.full(len(complete), -9, np.int64), np.full((len(complete), 192), 9, np.uint8)
+            none = twin.windows(ring, batch, complete, n, gamma, out, last)
+            room = np.zeros((len(wrong), 192), np.uint8), np.zeros(len(wrong), np.int64)
             assert none == -1
-            assert twin.windows(wrong, self.rows, n, gamma, s["state"], source, at, *room) == len(live)
+            assert twin.windows(ring, batch, wrong, n, gamma, *room) == len(live)
             frames = np.full((len(live), depth), -9, np.int64)
-            none = twin.stack_places(live, self.rows, depth, repeat, s["step"], frames)
+            none = twin.stack_places(ring, live, depth, repeat, frames)
             room = np.zeros((len(wrong), depth), np.int64)
             assert none == -1
-            assert twin.stack_places(wrong, self.rows, depth, repeat, s["step"], room) == len(live)
+            assert twin.stack_places(ring, wrong, depth, repeat, room) == len(live)
             answers.append(
                 [
                     windows, *(d if t else t for t, d in zip(there, drawn, strict=True)), count,
@@ -463,11 +467,11 @@ def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
             pair.ask()
         if pair.rng.random() < 0.05:  # an episode is interrupted, or everything cleared
             clear = pair.rng.random() < 0.5
-            for _, s in pair.each():
-                s["state"][:, 2] = 0
+            for ring in pair.rings:
+                ring.state[:, 2] = 0
                 if clear:
-                    s["state"][:, 1] = s["state"][:, 0]
-                s["counters"][1] = len(pair.drawable(s))
+                    ring.state[:, 1] = ring.state[:, 0]
+                ring.counters[1] = len(pair.drawable(ring))
         if pair.rng.random() < 0.1:
             pair.age()
 
@@ -480,8 +484,8 @@ def test_the_twins_agree_bit_for_bit_on_rows_with_next_observations_of_their_own
         pair.add(mode)
         pair.ask(mode)
         if pair.rng.random() < 0.1:
-            for _, s in pair.each():
-                s["state"][:, 2] = 0
+            for ring in pair.rings:
+                ring.state[:, 2] = 0
         if mode == 3 and pair.rng.random() < 0.2:
             pair.age()
 
@@ -541,14 +545,13 @@ def test_the_twins_draw_alike_where_anchors_are_so_rare_that_they_are_counted_ou
         results = []
         for twin in (cpu, reference):
             rows = 5000
-            state, counters = np.array([[rows, 0, 1, 1]], np.int64), np.array([1, 1, 0, *Rule()[:4], 0], np.int64)
-            step, stamp = np.zeros(rows, np.int32), np.full(rows, -1, np.int64)
-            stamp[3210], stamp[3211:] = 0, -2
-            order = np.zeros(rows, np.int32)
-            order[3211:] = 1
-            memory, places = np.zeros((rows, 16), np.uint8), np.full(6, -9, np.int64)
-            key = np.uint64(5) if twin is cpu else 5
-            assert twin.draw(key, rows, newest, state, counters, step, stamp, order, memory, places)
+            ring = ring_of(rows, 48, np.array([[rows, 0, 1, 1]], np.int64), [1, 1, 0, *Rule()[:4], 0], (16, 16))
+            ring.stamp[:] = -1
+            ring.stamp[3210], ring.stamp[3211:] = 0, -2
+            ring.order[3211:] = 1
+            places = np.full(6, -9, np.int64)
+            key, given = (np.uint64(5), cpu.handle_of(ring)) if twin is cpu else (5, ring)
+            assert twin.draw(given, key, newest, places)
             results.append(places.tolist())
         assert results[0] == results[1] == [3210] * 6
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -551,3 +551,13 @@ def test_only_bools_are_bools(given: torch.dtype) -> None:
     else:
         with pytest.raises(errors.DTypeError, match=r"'x': expected torch\.bool"):
             check_castable(value, torch.bool, "x")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16], ids=str)
+def test_a_tensor_that_is_negated_or_conjugated_lazily_arrives_with_its_numbers(dtype: torch.dtype) -> None:
+    plain, private = torch.arange(1, N + 1).to(dtype), cast("Any", torch)
+    for given in (private._neg_view(plain), plain.conj(), private._efficientzerotensor(N).to(dtype)):
+        rollout = RolloutBuffer(Schema({"x": Field((), dtype), "y": ()}), 3, N)
+        for value in (plain, plain, given):  # by then, plain ones are copied by address
+            rollout.add(x=value, y=torch.ones(N))
+        assert torch.equal(rollout["x"][2], given + 0)

@@ -33,6 +33,7 @@ from relive.errors import (
     ShapeError,
 )
 from relive.kernels import cpu, reference
+from relive.views.goals import GoalBytes
 from twins import SAMPLERS, Twin, batch_leaves, same_batches
 
 STRATEGIES = ("future", "final", "episode", "past", "random")
@@ -739,35 +740,26 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
         if t % 4 or not len(twin.buffer):
             continue
         ring = twin.buffer._ring
-        store, (batch, at, to, copied) = ring.store, ring.store.planned
-        offsets = store.layout.offsets["obs", "achieved_goal"], store.leaves["obs", "achieved_goal"].nbytes
-        goals = np.array([batch.offsets[name, "desired_goal"] for name in ("obs", "next_obs")])
+        ring.ends()
+        fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), strategy, bool(seed % 2))
         places, others = ring.draw(16, t), ring.draw(16, t + 1)
-        ends, seen = ring.ends()
-        results = []
-        for twins_kernels in (cpu, reference):
-            out, last = np.zeros((16, batch.nbytes), np.uint8), np.zeros(16, np.int64)
-            store.plan(places, rows, n, 0.7, ring.state, out, last)
-            ints = [np.zeros(size, np.int64) for size in (16, 17, 16 * n, 16 * n, (3, 16))]
-            kept = [np.zeros(16 * n, np.float32), np.zeros((2, 16 * n), np.uint8)]
-            kept += [np.zeros((16 * n, offsets[1]), np.uint8) for _ in range(2)]
-            key = 77 + t if twins_kernels is reference else np.uint64(77 + t)
-            found = twins_kernels.choose_goals(
-                places, key, 0.7, strategy, bool(seed % 2), rows, ring.state, ring.step, ring.order, ends, seen, others,
-                store.target, at, out, to, np.array(offsets), *ints, *kept,
-            )  # fmt: skip
-            which, begin, after, used = ints[0][:found], ints[1][: found + 1], ints[3], np.zeros(found, np.int64)
-            mask = np.zeros(16, np.bool_)
-            judge = np.random.default_rng(t)
-            judged = judge.random(16 * n, np.float32), *(judge.random((2, 16 * n)) < 0.2).view(np.uint8)
-            twins_kernels.relabel_windows(
-                which, begin, after, num_envs, 0.7, *judged, store.target, out, to, copied, kept[3], goals, last, used,
-                mask,
-            )  # fmt: skip
-            total = begin[-1] if found else 0
-            cut = [which, begin, ints[2][:total], ints[3][:total], ints[4][:, :found]]
-            results.append([found, *cut, *(x[..., :total] if x.ndim > 1 and len(x) == 2 else x[:total] for x in kept),
-                            out, last, used, mask])  # fmt: skip
+        results, plan = [], ring.plan(places, n, 0.7)
+        for kernels, taken in ((cpu, ring.handle), (reference, ring.arrays)):
+            out, last, fit._scratch = plan.rows.copy(), plan.last.copy(), None
+            steps, handle, _ = fit.scratch(16, n)
+            for array in steps:
+                array[...] = 0
+            key, noted = (77 + t, steps) if kernels is reference else (np.uint64(77 + t), handle)
+            batch = plan.batch.handle, fit.goals
+            found = kernels.choose_goals(taken, *batch, key, 0.7, places, others, out, noted)
+            total = int(steps.begin[found])
+            chosen = [x.copy() for x in (steps.which[:found], steps.begin[: found + 1], steps.spans[:, :found])]
+            chosen += [x[..., :total].copy() for x in (steps.now, steps.after, steps.rewards, steps.flags)]
+            chosen += [steps.achieved[:total].copy(), steps.desired[:total].copy()]
+            mask, judge = np.zeros(16, np.bool_), np.random.default_rng(t)
+            steps.rewards[:], steps.flags[:] = judge.random(16 * n, np.float32), judge.random((2, 16 * n)) < 0.2
+            kernels.relabel_windows(taken, *batch, 0.7, found, out, last, noted, mask)
+            results.append([found, *chosen, out, last, steps.used[:found].copy(), mask])
         for fast, plain in zip(*results, strict=True):
             assert np.array_equal(np.asarray(fast), np.asarray(plain), equal_nan=True)
 

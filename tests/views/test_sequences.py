@@ -765,16 +765,13 @@ def test_the_twins_read_the_same_bytes(seed: int) -> None:
             twin.interrupt([0])
     buffer, ring = twin.buffer, twin.buffer._ring
     buffer.data()
-    places, batch = ring.anchors(), view._layouts[ring.store]
-    total, answers = view.rows, []
-    time_first = bool(rng.integers(2))
-    for kernel in (cpu, reference):
+    places, batch = ring.anchors(), view._kept[ring]
+    total, answers, handle = view.rows, [], batch.handle.copy()
+    handle[-1] = rng.integers(2)  # time first, or not
+    for kernel, taken in ((cpu, ring.handle), (reference, ring.arrays)):
         out = np.full((total * len(places), batch.layout.nbytes), 7, np.uint8)
         facts, table = np.full((6, len(places)), -9, np.int64), np.full(len(out) if seed % 3 else 0, -9, np.int64)
-        kernel.read_sequences(
-            places, rows, view.burn_in, view.n, 0.97, ring.state, ring.counters, ring.step, ring.store.target,
-            batch.at, time_first, out, batch.to, batch.sizes, batch.blank, facts, table,
-        )  # fmt: skip
+        kernel.read_sequences(taken, handle, 0.97, places, out, batch.blank, facts, table)
         answers.append((out, facts, table))
     for fast, plain in zip(*answers, strict=True):
         assert fast.tobytes() == plain.tobytes()

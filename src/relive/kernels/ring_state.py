@@ -1,10 +1,11 @@
-"""The columns of a ring's ``state``, the entries of its ``counters``, and the ways in which a row can come.
-
-``state`` is int64 ``[N, 4]``, one line per env. ``counters`` is int64 ``[8]``: what was counted in the whole ring, and
-from :data:`RULE` up to :data:`NOT_FINITE` the rule of what can be drawn.
-"""
+"""The memory of a ring: its arrays, the columns of ``state``, the entries of ``counters``, and the kinds of rows."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = [
     "ALONE",
@@ -30,7 +31,73 @@ __all__ = [
     "STRIDE",
     "TAIL",
     "TAILS",
+    "RingArrays",
+    "StagedRows",
 ]
+
+
+class RingArrays(NamedTuple):
+    """All that kernels read and write of a ring. None of these arrays moves while the ring lives.
+
+    There are R = N * ``rows`` places. The columns ``[R]`` lie within ``memory``, so their strides are its width W.
+    """
+
+    rows: int
+    """Rows per env."""
+    step_bytes: int
+    """The bytes at the start of a row that hold a step; bookkeeping follows."""
+    obs_bytes: int
+    """The bytes at the start of a row that hold its observation, which is all that a final observation has."""
+    state: NDArray[np.int64]
+    """int64 ``[N, 4]``: HEAD, TAIL, NEXT and COUNT of each env."""
+    counters: NDArray[np.int64]
+    """int64 ``[8]``: what was counted in the whole ring and, from RULE on, the rule of what can be drawn."""
+    memory: NDArray[np.uint8]
+    """uint8 ``[R, W]``, the packed rows. W is a multiple of 16 bytes."""
+    step: Any
+    """int32 ``[R]``: a row's index within its episode."""
+    stamp: Any
+    """int64 ``[R]``: the number of a complete transition, in the order of completion; else negative."""
+    order: Any
+    """int32 ``[R]``: how many transitions of the env are older than the row, modulo 2**32."""
+    reward: Any
+    """float32 ``[R]``."""
+    terminated: Any
+    """uint8 ``[R]``, 0 or 1."""
+    truncated: Any
+    """uint8 ``[R]``, 0 or 1."""
+    ends: NDArray[np.int32]
+    """int32 ``[R]``, or empty until it is asked for: the last rows of episodes; see reference/hindsight.py."""
+    seen: NDArray[np.int64]
+    """int64 ``[N]``, or empty: the number up to which each env's rows are noted in ``ends``."""
+
+
+class StagedRows(NamedTuple):
+    """K rows on their way into a ring, one of an env each, and what a kernel notes while it adds them."""
+
+    envs: NDArray[np.int64]
+    """int64 ``[K]``: their envs."""
+    staged: NDArray[np.uint8]
+    """uint8 ``[K, W]``: the rows, packed as in the ring."""
+    final: NDArray[np.uint8]
+    """uint8 ``[K, W]``: rows with the final observations, read where an episode ended."""
+    reward: Any
+    """float32 ``[K]``, in ``staged``."""
+    terminated: Any
+    """uint8 ``[K]``, in ``staged``."""
+    truncated: Any
+    """uint8 ``[K]``, in ``staged``."""
+    places: NDArray[np.int64]
+    """int64 ``[K]``: where the rows go."""
+    finals: NDArray[np.int64]
+    """int64 ``[K]``: where the final observations go, or -1."""
+    tails: NDArray[np.int64]
+    """int64 ``[K]``: the number up to which rows of the env make way."""
+    where: NDArray[np.int64]
+    """int64 ``[E]``: the places of events, rows that can be drawn from now on or no longer. Empty: not listed."""
+    opens: NDArray[np.uint8]
+    """uint8 ``[E]``: 1 if the row can be drawn from now on, 0 if no longer."""
+
 
 HEAD = 0
 """The number that the env's next row will have."""

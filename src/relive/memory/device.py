@@ -13,9 +13,9 @@ from torch import Tensor
 from ..steps.arrays import numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
-from .layout import RowLayout, batch_layout, field_groups, row_layout
-from .ram import ReplayRows, first_beyond, require_dump, staged_leaves
-from .store import Amend, Apart, Array, Ints, Where, Windows, as_places, require_rows, vector
+from .layout import BatchLayout, RowLayout, field_groups, row_layout
+from .ram import ReplayRows, add_large, first_beyond, require_dump, staged_leaves
+from .store import Apart, Array, Ints, Plan, Where, as_places, require_rows
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 
@@ -56,14 +56,13 @@ class DeviceRows:
         self.large = tuple(path for path in leaves if path in large)
         alone = any(path[0] == "next_obs" for path in leaves)
         self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
-        self.sizes, self.flags, self.planned = self._host.sizes, self._host.flags, self._host.planned
-        self.layout, self.groups = self._host.layout, self._host.groups
-        self._order = tuple(batch_layout(field_groups(leaves, large)).fields)
+        self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
+        self._order = tuple(BatchLayout(field_groups(leaves, large), self._saved, alone).fields)
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
         self._part_of = {path: part for part in self._parts for path in part.layout.fields}
         self._packed = [part for part in self._parts if not any(path in large for path in part.layout.fields)]
         self._following = [path for path in leaves if path[0] == ("next_obs" if alone else "obs") and path not in large]
-        self._ended: Any = np.zeros(0, np.uint8)
+        self._ended: Any = np.zeros(0, np.bool_)
 
     @property
     def target(self) -> Array:
@@ -81,7 +80,8 @@ class DeviceRows:
         given = dict(zip(staged_leaves(self.leaves, role), values, strict=True))
         if role == "step":
             rows, _ = self._host.stage(role, count, self._on_host([given[path] for path in HOSTED]))
-            self._ended = rows[:, self.flags[0]] | rows[:, self.flags[1]]
+            flags = self.layout.arrays(rows)
+            self._ended = flags["terminated",] | flags["truncated",]
             return rows, [(part, part.staged(given)) for part in self._parts]
         rows, _ = self._host.stage(role, count, [])
         ended = np.flatnonzero(self._ended)
@@ -113,26 +113,27 @@ class DeviceRows:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def windows(
-        self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
-    ) -> Windows:
-        """See :class:`relive.memory.store.Store`; the plan is made in RAM, sent in one copy and read on the device."""
-        places, batch = vector(places), self.planned.batch
-        count = len(places)
+    def plan(self, places: Ints) -> Plan:
+        """See :class:`relive.memory.store.Store`; made in RAM, to be sent in one copy."""
+        count, batch = len(places), self.batch
         packet = _Packet(self.device, ((count, batch.nbytes), np.uint8), ((count,), np.int64), ((count,), np.int64))
-        out, last, now = packet.arrays
+        rows, last, now = packet.arrays
         now[:] = places
-        self._host.plan(places, rows, steps, gamma, state, out, last)
-        if amend is not None:
-            amend(out, last)
-        planned, then, now = packet.sent()
-        found = batch.views(planned)
+        return Plan(batch, now, rows, last, packet)
+
+    def fields(self, plan: Plan) -> dict[Path, Tensor]:
+        """See :class:`relive.memory.store.Store`; the plan is sent in one copy and read on the device."""
+        planned, then, now = plan.memory.sent()
+        found = plan.batch.views(planned)
         for part in self._packed:
             found |= part.fields(now, [path for path in part.layout.fields if path[0] != "next_obs"])
             if self._following:
                 following = part.fields(then, self._following)
                 found |= {("next_obs", *path[1:]): field for path, field in following.items()}
-        return Windows({path: found[path] for path in self._order}, last, now, then)
+        found = {path: found[path] for path in self._order}
+        if self.large or plan.stacks is not None:
+            add_large(self, plan, found, now, then)
+        return found
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """See :class:`Store`; in one copy. Negative places become the row of zeros after the last."""
@@ -182,6 +183,11 @@ class DeviceRows:
         for noted, array in zip(packet.arrays, arrays, strict=True):
             noted[...] = array
         return packet.sent()
+
+    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
+        """See :class:`Store`; in one copy."""
+        packed, *others = self.tensors(rows, *arrays)
+        return layout.views(packed), *others
 
     # -- saving -------------------------------------------------------------------------------------------------
 

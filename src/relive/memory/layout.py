@@ -14,7 +14,7 @@ from ..steps.arrays import numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
-__all__ = ["BOOKKEEPING", "LARGE_FIELD", "RowLayout", "batch_layout", "field_groups", "row_layout", "typed"]
+__all__ = ["BOOKKEEPING", "LARGE_FIELD", "BatchLayout", "RowLayout", "field_groups", "row_layout", "typed"]
 
 
 BOOKKEEPING: dict[Path, Field] = {
@@ -32,6 +32,10 @@ RESULTS: dict[Path, Field] = {
     ("steps",): Field((), torch.int32),
 }
 """The fields of an n-step transition in a batch, besides those of a step."""
+
+
+WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
+"""The fields of a batch's row that the n-step kernel writes, in its order."""
 
 
 LARGE_FIELD = 1024
@@ -131,8 +135,20 @@ def field_groups(leaves: Mapping[Path, Field], large: Iterable[Path]) -> tuple[d
     return groups
 
 
-def batch_layout(groups: Sequence[Mapping[Path, Field]]) -> RowLayout:
-    """The layout of a batch's rows: the small fields of a step, the next observation, and the n-step results."""
-    obs, others, given = groups
-    following = {("next_obs", *path[1:]): field for path, field in obs.items()}
-    return RowLayout(obs, others, given or following, RESULTS)
+class BatchLayout(RowLayout):
+    """The layout of a row of a batch of n-step transitions: a step's small fields, the next observation, the results.
+
+    Args:
+        groups: the fields of a ring's row, as :func:`field_groups` gives them.
+        source: the layout of that row.
+        own: whether each row has a next observation of its own, here or elsewhere.
+    """
+
+    def __init__(self, groups: Sequence[Mapping[Path, Field]], source: RowLayout, own: bool) -> None:
+        obs, others, given = groups
+        following = {("next_obs", *path[1:]): field for path, field in obs.items()}
+        super().__init__(obs, others, given or following, RESULTS)
+        starts, (begin, end) = self.starts, source.starts[2:4]
+        copied = starts[3 if given else 2], starts[2], -1 if own else starts[1], begin, end - begin
+        self.handle = np.array([*(self.offsets[name,] for name in WRITTEN), *copied], np.int64)
+        """What kernels take for it: see :mod:`relive.kernels.reference.nstep`."""

@@ -10,23 +10,15 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import ParameterError, ShapeError
+from ..errors import ShapeError
 from ..steps.arrays import numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 from .blocks import zeroed
-from .layout import RowLayout, batch_layout, field_groups, row_layout, typed
-from .store import Amend, Apart, Array, Ints, Where, WindowBytes, Windows, as_places, require_rows, vector
+from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
+from .store import Apart, Array, Ints, Plan, Store, Where, as_places, require_rows
 
-__all__ = ["ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
-
-
-READ = ("reward", "terminated", "truncated", "_stamp", "_step")
-"""The fields of a step that the n-step kernel reads, in its order."""
-
-
-WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
-"""The fields of a batch's row that it writes, in its order."""
+__all__ = ["ReplayRows", "add_large", "first_beyond", "require_dump", "staged_leaves"]
 
 
 STAGES = 64
@@ -36,21 +28,6 @@ STAGES = 64
 def _block(field: Field, num_rows: int) -> Array:
     # An array, not a tensor: moving a tensor to shared memory would move all tensors that share its storage.
     return zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)).reshape(num_rows, *field.shape)
-
-
-def _window_bytes(source: RowLayout, groups: Sequence[Mapping[Path, Field]], given: bool) -> WindowBytes:
-    """How kernels read and write n-step transitions of such rows; next observations may be ``given``."""
-    batch = batch_layout(groups)
-    at, to = (
-        np.array([layout.offsets[name,] for name in names], np.int64)
-        for layout, names in ((source, READ), (batch, WRITTEN))
-    )
-    starts = batch.starts
-    copied = np.array([starts[3 if groups[2] else 2], starts[2], -1 if given else starts[1], 0, 0], np.int64)
-    if given:
-        begin, end = source.starts[2:4]
-        copied[3:] = begin, end - begin
-    return WindowBytes(batch, at, to, copied)
 
 
 class ReplayRows:
@@ -70,12 +47,10 @@ class ReplayRows:
         self._bytes = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
         self.arrays = self.layout.arrays(self._bytes)
-        self.sizes = np.array([self.layout.starts[3], self.layout.starts[1]], np.int64)
-        self.flags = np.array([self.layout.offsets[name,] for name in ("terminated", "truncated", "reward")], np.int64)
         self._staged: dict[tuple[str, int], tuple[Array, list[Any]]] = {}
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
-        self.planned = _window_bytes(self.layout, groups, given)
+        self.batch = BatchLayout(groups, self.layout, given)
 
     def meta(self, name: str) -> Array:
         """See :class:`Store`."""
@@ -111,26 +86,17 @@ class ReplayRows:
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
             kernels.fast().scatter_rows(rows, places, _bytes_of(block), rows.shape[1])
 
-    def windows(
-        self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
-    ) -> Windows:
+    def plan(self, places: Ints) -> Plan:
         """See :class:`Store`."""
-        places, batch = vector(places), self.planned.batch
-        out, last = np.empty((len(places), batch.nbytes), np.uint8), np.empty(len(places), np.int64)
-        self.plan(places, rows, steps, gamma, state, out, last)
-        if amend is not None:
-            amend(out, last)
-        return Windows(batch.tensors(out), last, places, last)
+        count = len(places)
+        return Plan(self.batch, places, np.empty((count, self.batch.nbytes), np.uint8), np.empty(count, np.int64))
 
-    def plan(self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, out: Array, last: Ints) -> None:
-        """Fill the rows of a batch ``out`` (uint8 ``[B, W]``) in one pass, and ``last`` of :class:`Windows`."""
-        if len(state) * rows != self.num_rows:
-            raise ParameterError(
-                f"windows: expected the ring's own rows and state, got {len(state)} envs of {rows} rows"
-            )
-        _, at, to, copied = self.planned
-        bad = kernels.fast().windows(places, rows, steps, gamma, state, self._bytes, at, out, to, copied, last)
-        require_rows(places, bad, self.num_rows)
+    def fields(self, plan: Plan) -> dict[Path, Tensor]:
+        """See :class:`Store`."""
+        found = plan.batch.tensors(plan.rows)
+        if self.large or plan.stacks is not None:
+            add_large(self, plan, found, plan.places, plan.last)
+        return found
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """See :class:`Store`."""
@@ -196,6 +162,10 @@ class ReplayRows:
         """See :class:`Store`."""
         return [torch.from_numpy(array) for array in arrays]
 
+    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
+        """See :class:`Store`."""
+        return layout.tensors(rows), *self.tensors(*arrays)
+
     def dump(self, places: Ints) -> Array:
         """See :class:`Store`."""
         return self._bytes[_run(places)]
@@ -215,6 +185,24 @@ class ReplayRows:
 def _bytes_of(block: Array) -> Array:
     """A block as rows of bytes."""
     return block.reshape(len(block), -1).view(np.uint8)
+
+
+def add_large(store: Store, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
+    """Add to the fields of a batch the large ones of the rows ``now`` and ``then``, and all that the plan stacks."""
+    following = "next_obs" if any(path[0] == "next_obs" for path in store.leaves) else "obs"
+    stacked, *frames = plan.stacks or ([],)
+    alone = [path for path in store.large if path not in stacked]
+    fields = store.gather([path for path in alone if path[0] != "next_obs"], now)
+    after = store.gather([path for path in alone if path[0] == following], then)
+    frames = store.places(*frames) if frames else ()
+    for path in store.leaves if stacked else store.large:
+        if path in stacked:
+            found[path], found["next_obs", *path[1:]] = store.gather_stacks(path, *frames)
+            continue
+        if path in fields:
+            found[path] = fields[path]
+        if path in after:
+            found["next_obs", *path[1:]] = after[path]
 
 
 def first_beyond(places: Ints, rows: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,17 +13,15 @@ from torch import Tensor
 from ..errors import DTypeError, ParameterError, ShapeError
 from ..steps.schema import Field
 from ..steps.trees import Path
-from .layout import RowLayout
+from .layout import BatchLayout, RowLayout
 
 __all__ = [
-    "Amend",
     "Apart",
     "Array",
     "Ints",
+    "Plan",
     "Store",
     "Where",
-    "WindowBytes",
-    "Windows",
     "as_places",
     "require_rows",
     "vector",
@@ -48,11 +46,6 @@ Where = Any
 
 Apart = list[tuple[Any, Any]]
 """The parts of staged rows that the kernels do not write: pairs that only the store understands."""
-
-
-Amend = Callable[[Array, Ints], None]
-"""Changes planned n-step transitions before they are read: the rows ``[B, W]`` (uint8, packed as
-:attr:`Store.planned` says) and their last places ``[B]``."""
 
 
 def as_places(places: Any) -> Ints:
@@ -99,30 +92,29 @@ def require_rows(places: Ints, bad: int, rows: int) -> None:
         )
 
 
-class WindowBytes(NamedTuple):
-    """Offsets for the kernels of n-step transitions; see :func:`relive.kernels.reference.windows`."""
+class Plan:
+    """The n-step transitions of a batch, found in RAM. A view may change them before the batch is read.
 
-    batch: RowLayout
-    """The layout of the rows that they write."""
-    at: Ints
-    """Byte offsets in a row of ``target`` of reward, terminated, truncated, the stamp and the step."""
-    to: Ints
-    """Byte offsets in a row of the batch of index, next_index, discount, steps, reward and the flags."""
-    copied: Ints
-    """Bytes of the step; the offset and size of the next observation (-1: each row has its own); where that lies."""
+    Args:
+        batch: the layout of ``rows``.
+        places: the places of the anchors ``[B]``.
+        rows: uint8 ``[B, W]``: the small fields, packed.
+        last: int64 ``[B]``: the places of the rows that hold the next observations, or of the last steps if each step
+            has its own.
+        memory: where a store keeps ``rows`` and the places, to send all of it at once.
+    """
 
+    __slots__ = ("batch", "last", "memory", "places", "rows", "stacks")
 
-class Windows(NamedTuple):
-    """The n-step transitions of a batch."""
+    def __init__(self, batch: BatchLayout, places: Ints, rows: Array, last: Ints, memory: Any = None) -> None:
+        self.batch, self.places, self.rows, self.last, self.memory = batch, places, rows, last, memory
+        self.stacks: tuple[list[Path], Ints, Ints] | None = None
+        """Fields of the observation that are read as stacks, and the places ``[B, depth]`` of the frames before and
+        after the steps; None: no stacks."""
 
-    fields: dict[Path, Tensor]
-    """All but the large fields, ``[B, ...]``."""
-    last: Ints
-    """The places of the rows that hold the next observations, unless each step has its own."""
-    now: Where
-    """The places of the anchors, for :meth:`Store.gather`."""
-    then: Where
-    """The places ``last``, for :meth:`Store.gather`."""
+    def column(self, *path: str) -> Array:
+        """A small field of the batch as an array ``[B, ...]`` over ``rows``, to be read or written."""
+        return self.batch.arrays(self.rows)[path]
 
 
 class Store(Protocol):
@@ -141,12 +133,8 @@ class Store(Protocol):
     """The layout of a row of ``target``: the ``groups``, then the bookkeeping."""
     groups: tuple[dict[Path, Field], ...]
     """The fields in ``target``: of the observation, of the rest of a step, and of a given next observation."""
-    flags: Ints
-    """Byte offsets in a row of ``target`` of terminated, truncated and the reward."""
-    planned: WindowBytes
-    """Offsets for planning n-step transitions in RAM."""
-    sizes: Ints
-    """Bytes in ``target`` of a step, and of a final observation."""
+    batch: BatchLayout
+    """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
     @property
     def target(self) -> Array:
@@ -171,10 +159,12 @@ class Store(Protocol):
         """Store the rest of staged rows at ``places``, after ``target`` has its part. Negative places are skipped."""
         ...
 
-    def windows(
-        self, places: Ints, rows: int, steps: int, gamma: float, state: Ints, amend: Amend | None = None
-    ) -> Windows:
-        """The n-step transitions from ``places`` on; see :func:`relive.kernels.reference.windows`."""
+    def plan(self, places: Ints) -> Plan:
+        """Memory for the n-step transitions that start at ``places`` ``[B]``; the ring's kernel fills it."""
+        ...
+
+    def fields(self, plan: Plan) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of planned transitions."""
         ...
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
@@ -199,6 +189,10 @@ class Store(Protocol):
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
+        ...
+
+    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
+        """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""
         ...
 
     def dump(self, places: Ints) -> Array:

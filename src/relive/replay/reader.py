@@ -13,13 +13,14 @@ from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..parameters import is_count, is_own, refuse_class
-from ..ring.ring import Change, Ints, Ring
+from ..ring.adding import Change
+from ..ring.ring import Ints, Ring
+from ..ring.sequences import FACTS
 from ..samplers.contract import Sampler
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
 from ..views.contract import View, rule_of, time_first_of
 from ..views.frames import FrameStack
-from ..views.sequences import FACTS
 from .arguments import whole_numbers
 
 if TYPE_CHECKING:

@@ -58,6 +58,7 @@ class Writer:
     ) -> None:
         self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
         self.device, self.own_next_obs, self.debug = device, own_next_obs, debug
+        self.check_ends = False
         self.ends: EndCheck | None = None
         """What looks at the first ends of episodes; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
@@ -65,6 +66,16 @@ class Writer:
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
         self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
         self._rounds_of: dict[int, Ints] = {}
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the steps of an env come in the order of time."""
+        return self.ring.linked or not self.ring.alone
+
+    def watch_ends(self, check: bool) -> None:
+        """Look at the first ends of episodes from now on, or do not."""
+        self.check_ends = bool(check)
+        self.ends = EndCheck(self.ring.store.leaves) if check and self.ordered else None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -212,7 +223,7 @@ class Writer:
             ends = None if final is None else [_kept(value, stored) for value in final]
             self._store(envs[stored], rows, ends, envs)
 
-    def _with_last(self, envs: Ints, leaves: list[Any], kept: Any) -> tuple[list[Any], Any]:
+    def _with_last(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> tuple[Sequence[Any], Any]:
         """Which rows to store, where some are left out, and the leaves to store of them.
 
         A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,

@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import kernels
 from ..errors import FieldError
+from ..kernels.ring_state import StagedRows
 from .rule import Rule
 from .state import Ints, RingState
 
@@ -35,7 +36,7 @@ class Change(NamedTuple):
 
 
 class Adding:
-    """What a kernel reads and notes when rows are added, and ``bound``, the addresses of all that.
+    """What a kernel reads and notes when rows are added, and the ``handle`` of all that.
 
     With ``cut``, ``envs``, ``tails``, ``since`` and the three that are fixed it also serves as a :class:`Change`, which
     so costs nothing to make.
@@ -48,18 +49,28 @@ class Adding:
         size: how many events there may be.
     """
 
-    __slots__ = ("bound", "cut", "envs", "final", "finals", "opens", "places", "since", "staged", "tails", "where")
+    __slots__ = ("_ring", "arrays", "cut", "envs", "final", "finals", "handle", "opens", "places", "since", "staged",
+                 "tails", "where")  # fmt: skip
     rule, clears, rewinds = None, False, False
 
     def __init__(self, ring: RingState, envs: Ints, staged: Any, final: Any, size: int) -> None:
         self.envs, self.staged, self.final = envs, staged, final
-        count, self.cut, self.since = len(envs), envs, 0
+        count, self.cut, self.since, self._ring = len(envs), envs, 0, ring.handle
         self.places, self.finals, self.tails, self.where = (np.zeros(n, np.int64) for n in (count, count, count, size))
-        self.opens, store = np.zeros(size, np.uint8), ring.store
-        self.bound: Ints = kernels.fast().bind_add(
-            envs, staged, final, store.flags, store.sizes, store.target, ring.rows, ring.state, ring.counters,
-            ring.step, ring.stamp, ring.order, self.places, self.finals, self.where, self.opens, self.tails,
+        self.opens, fields = np.zeros(size, np.uint8), ring.store.layout.arrays(staged)
+        terminated, truncated = (fields[name,].view(np.uint8) for name in ("terminated", "truncated"))
+        self.arrays = StagedRows(
+            envs, staged, final, fields["reward",], terminated, truncated,
+            self.places, self.finals, self.tails, self.where, self.opens,
         )  # fmt: skip
+        self.handle: Ints = kernels.fast().handle_of(self.arrays)
+
+    def take(self, envs: Ints) -> None:
+        """Add to these envs from now on, as many as before."""
+        self.tails.fill(0)  # they belong to other envs
+        self.envs = NOBODY  # until the address is that of the same array
+        self.handle[0] = envs.__array_interface__["data"][0]
+        self.envs = envs
 
     def plan(self, mode: int) -> None:
         """Note where the rows will go, and up to which numbers others make way for them.
@@ -67,7 +78,7 @@ class Adding:
         Raises:
             FieldError: a final observation is missing.
         """
-        found = kernels.fast().plan_bound(self.bound, mode)
+        found = kernels.fast().plan_rows(self._ring, self.handle, mode)
         if found < 0:
             raise missing_final(int(self.envs[-1 - found]))
 

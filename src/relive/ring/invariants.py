@@ -81,7 +81,7 @@ def _check_rows(ring: RingState, env: Ints, number: Ints) -> Ints:
     require((before >= 0) & (before <= number), "7: {} miscounts the transitions before it")
     require(ahead[1:] == ahead[:-1] - complete[:-1], "7: the row after {} miscounts the transitions of its env")
     require(~newest | (ahead == complete), "7: {} miscounts the transitions of its env")
-    if ring.noted_ends is not None:
+    if ring.notes_ends:
         _check_ends(ring, env, number, number - before, require)
     return stamp
 

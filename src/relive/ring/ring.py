@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import numpy as np
+from torch import Tensor
 
 from .. import kernels
 from ..errors import LifecycleError, ParameterError, SchemaError
@@ -23,10 +24,11 @@ from ..kernels.ring_state import (
     RULE,
     TAIL,
 )
-from ..memory.store import Apart, Store, require_rows, vector
+from ..memory.store import Apart, Plan, Store, require_rows, vector
 from ..parameters import is_count, is_flag
+from ..steps.trees import Path
 from . import invariants
-from .adding import NOBODY, Adding, Change, missing_final
+from .adding import Adding, Change, missing_final
 from .invariants import LARGEST
 from .rule import Rule, Weigh
 from .state import Ints, RingState
@@ -141,10 +143,7 @@ class Ring(RingState):
         if adding is None or adding.staged is not staged or adding.final is not ends:
             adding = self._adding(envs, staged, ends, events)
         if adding.envs is not envs:
-            adding.tails.fill(0)  # they belong to other envs
-            adding.envs = NOBODY  # until the address is that of the same array
-            adding.bound[0] = envs.__array_interface__["data"][0]
-            adding.envs = envs
+            adding.take(envs)
         if events:
             adding.since = self.counters.item(COMPLETED)
         adding.cut = envs if cut is None else cut
@@ -157,7 +156,7 @@ class Ring(RingState):
             if ends_apart:
                 store.write(ends_apart, adding.finals)
         self.pending = adding
-        found = kernels.fast().add_bound(adding.bound, mode)
+        found = kernels.fast().add_rows(self.handle, adding.handle, mode)
         if found < 0:
             self.pending = before  # nothing was changed
             raise missing_final(int(envs[-1 - found]))
@@ -202,18 +201,13 @@ class Ring(RingState):
             newest: draw from this many of the newest, in the order of completion; 0 means from all.
         """
         places = np.empty(count, np.int64)
-        found = kernels.fast().draw(
-            np.uint64(key), self.rows, newest, self.state, self.counters, self.step, self.stamp,
-            self.order, self.store.target, places,
-        )  # fmt: skip
+        found = kernels.fast().draw(self.handle, np.uint64(key), newest, places)
         return places if found else None
 
     def window_places(self, newest: int) -> tuple[Ints, Ints]:
         """Where the ``newest`` of :attr:`transitions` lie: from the first up to the second, ``[2 N]`` each."""
         first, until = np.empty(self.num_envs, np.int64), np.empty(self.num_envs, np.int64)
-        kernels.fast().window(
-            self.rows, newest, self.state, self.counters, self.step, self.stamp, self.order, first, until
-        )
+        kernels.fast().window(self.handle, newest, first, until)
         base = np.arange(self.num_envs) * self.rows
         begin, length = first % self.rows, self.heads - first
         seam = np.maximum(begin + length - self.rows, 0)  # what lies before the first place of the ring
@@ -228,15 +222,62 @@ class Ring(RingState):
         """
         places = vector(places)
         index = np.empty(len(places), np.int64) if out is None else out
-        require_rows(places, kernels.fast().ids_of(places, self.rows, self.state, index), self.store.num_rows)
+        require_rows(places, kernels.fast().ids_of(self.handle, places, index), self.store.num_rows)
         return index
 
     def find(self, index: Ints) -> tuple[Ints, int]:
         """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
         index = vector(index)
         places = np.empty(len(index), np.int64)
-        bad = kernels.fast().live(index, self.rows, self.state, self.counters, self.step, self.stamp, places)
+        bad = kernels.fast().live(self.handle, index, places)
         return places, int(bad)
+
+    def plan(self, places: Any, n: int = 1, gamma: float = 0.99) -> Plan:
+        """The n-step transitions that start at ``places`` ``[B]``, for :meth:`read`; a view may change them first.
+
+        Args:
+            places: anchors.
+            n: rewards per window.
+            gamma: discount per step.
+
+        Raises:
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
+        """
+        plan = self.store.plan(vector(places))
+        bad = kernels.fast().windows(self.handle, plan.batch.handle, plan.places, n, gamma, plan.rows, plan.last)
+        if bad >= 0:
+            require_rows(plan.places, bad, self.store.num_rows)
+        return plan
+
+    def read(self, plan: Plan) -> dict[Path, Tensor]:
+        """The fields ``[B, ...]`` of planned transitions."""
+        return self.store.fields(plan)
+
+    def take(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
+        """Fields (default: all) of the rows ``places`` ``[...]`` as they are stored; negative places give zeros.
+
+        Raises:
+            ParameterError, DTypeError: a place is beyond the last row, or they are no integers.
+        """
+        return self.store.read(places, paths)
+
+    def tensors(self, *arrays: Any) -> list[Tensor]:
+        """Arrays as tensors on the device of batches."""
+        return self.store.tensors(*arrays)
+
+    def frames(self, places: Any, depth: int, repeat: bool) -> Ints:
+        """The places ``[B, depth]`` of the frames that end at ``places``, oldest first, none of another episode.
+
+        Before an episode's first frame that one is repeated, or the place is -1, which reads as zeros.
+
+        Raises:
+            ParameterError, ShapeError, DTypeError: they are not places of rows.
+        """
+        places = vector(places)
+        frames = np.empty((len(places), depth), np.int64)
+        bad = kernels.fast().stack_places(self.handle, places, depth, repeat, frames)
+        require_rows(places, bad, self.store.num_rows)
+        return frames
 
     def require_anchors(self, places: Any) -> Ints:
         """Places ``[B]`` that a user's sampler chose, as kernels take them.

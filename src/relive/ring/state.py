@@ -19,6 +19,7 @@ from ..kernels.ring_state import (
     NEXT,
     NOT_FINITE,
     TAIL,
+    RingArrays,
 )
 from ..memory.store import Store
 
@@ -42,6 +43,8 @@ class RingState:
         if num_envs < 1 or rows < 2:
             raise ParameterError(f"a ring needs at least 1 env and 2 rows per env, got {num_envs} and {rows}")
         self.num_envs, self.rows, self.store = num_envs, rows, store
+        self.leaves, self.layout, self.batch = store.leaves, store.layout, store.batch
+        """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""
         self.state: Ints = np.zeros((num_envs, COLUMNS), np.int64)
         self.counters: Ints = np.zeros(COUNTERS, np.int64)
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
@@ -49,8 +52,17 @@ class RingState:
         """Whether each row is complete with a next observation of its own."""
         self.linked = self.alone and ordered
         """Whether such rows go on from one another."""
-        self.noted_ends: tuple[Any, Ints] | None = None
-        """What :meth:`ends` gives; None until something asks for it."""
+        starts, none = store.layout.starts, np.empty(0, np.int64)
+        reward, terminated, truncated = map(store.meta, ("reward", "terminated", "truncated"))
+        self.arrays = RingArrays(
+            rows, starts[3], starts[1], self.state, self.counters, store.target, self.step, self.stamp, self.order,
+            reward, terminated, truncated, none.astype(np.int32), none,
+        )  # fmt: skip
+        """All that kernels read and write; kept here, since :attr:`handle` has only their addresses."""
+        self.handle: Ints = kernels.fast().handle_of(self.arrays)
+        """What compiled kernels take for :attr:`arrays`."""
+        self.notes_ends = False
+        """Whether :meth:`ends` was asked for."""
 
     @property
     def drawable(self) -> int:
@@ -123,7 +135,7 @@ class RingState:
     def anchors(self) -> Ints:
         """The places of all rows that can be drawn, env by env in the order of time."""
         out = np.empty(int((self.heads - self.oldest).sum()), np.int64)
-        found = kernels.fast().anchors(self.rows, self.state, self.counters, self.step, self.stamp, out)
+        found = kernels.fast().anchors(self.handle, out)
         return out[:found]
 
     def ends(self) -> tuple[Any, Ints]:
@@ -133,6 +145,9 @@ class RingState:
         of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel
         notes what has come since. A ring that is never asked for its ends keeps neither.
         """
-        if self.noted_ends is None:
-            self.noted_ends = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
-        return self.noted_ends
+        if not self.notes_ends:
+            ends, seen = np.zeros(self.num_envs * self.rows, np.int32), np.zeros(self.num_envs, np.int64)
+            self.arrays = self.arrays._replace(ends=ends, seen=seen)
+            self.handle[:] = kernels.fast().handle_of(self.arrays)
+            self.notes_ends = True  # last: an exception before this line has the next call begin again
+        return self.arrays.ends, self.arrays.seen

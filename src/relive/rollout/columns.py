@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..errors import FullError
 from ..memory.blocks import zeroed
+from ..memory.copier import StepCopier
 from ..memory.layout import typed
 from ..steps.arrays import numpy_dtype, numpy_view
 from ..steps.schema import Field, unknown_field
@@ -88,17 +87,17 @@ class Columns:
     def _find(self) -> None:
         """Note where the own columns lie: on the CPU nobody else can move them."""
         self.layout = object()
-        own = [self._memory[path] for path in self._memory if path in self.own]
-        # Assigning through NumPy costs a tenth of what torch does, and copying tensors by address less than that.
-        self._own = own
-        self._sources = np.zeros(len(own), np.uint64)
-        self._targets = np.array([array.ctypes.data for array in own] if self._on_host else [], np.uint64)
-        self._row_bytes = np.array([column[0].nbytes for column in own], np.int64)
+        own = [path for path in self._memory if path in self.own]
+        self._own = [self._memory[path] for path in own]
+        self.copier = None
+        """What writes steps on the CPU."""
+        if self._on_host:
+            dtypes = [self._dtypes[path] for path in own]
+            self.copier = StepCopier(dtypes, self._own, self.num_envs, [array.shape[2:] for array in self._own])
 
     def __getstate__(self) -> dict[str, Any]:
         """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
-        places = {"_own", "_sources", "_targets", "_row_bytes"}
-        state = {name: value for name, value in self.__dict__.items() if name not in places}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_own", "copier")}
         if not self._on_host:
             state["_memory"] = {path: numpy_view(column.cpu()) for path, column in self._memory.items()}
         return state
@@ -152,7 +151,8 @@ class Columns:
 
     def detach(self) -> None:
         """Forget what was attached."""
-        self._attached.clear()
+        if self._attached:
+            self._attached.clear()
 
     def release(self, rows: int) -> None:
         """Give up the oldest rows, if ``rows`` is positive."""
@@ -162,21 +162,11 @@ class Columns:
 
     def write(self, row: int, values: Sequence[Any]) -> None:
         """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""
-        if not self._on_host:
-            for tensor, value in zip(self._own, values, strict=False):
-                tensor[row].copy_(value, non_blocking=True)
+        if self.copier is not None:
+            self.copier.write(row, values)
             return
-        sources, hosts, tensors = self._sources, self._own, False
-        for i, value in enumerate(values):
-            if type(value) is not Tensor:
-                hosts[i][row] = value
-                continue
-            if not tensors:
-                sources.fill(0)
-                tensors = True
-            sources[i] = value.data_ptr()
-        if tensors:
-            kernels.copy_row(sources[: len(values)], self._targets, self._row_bytes, row)
+        for tensor, value in zip(self._own, values, strict=False):
+            tensor[row].copy_(value, non_blocking=True)
 
     def put(self, path: Path, rows: int | slice, value: Any) -> None:
         """Assign to rows of one column, by their place in storage."""

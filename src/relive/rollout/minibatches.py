@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
-from ..parameters import is_count, seed_or_drawn
+from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns.functions import normalize
 from ..steps.trees import Path
 from .named import ADVANTAGE, NamedColumns
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-__all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage", "require_epochs"]
+__all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage"]
 
 
 class Permutations:
@@ -94,7 +94,7 @@ class Minibatches:
     ) -> Iterator[TensorDict]:
         """Epoch after epoch, all of them in random order; sizes and columns are checked at once."""
         self._columns.require_steps()
-        require_epochs(epochs)
+        require("minibatches", COUNT_RULE, epochs=epochs)
         rows = self._columns.real_rows()
         bounds = parts(self._columns.count(rows), batch_size, num_batches, drop_last)
         wanted = self._columns.wanted(fields)
@@ -166,8 +166,7 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
     Raises:
         ParameterError: ``batch_steps`` is not positive.
     """
-    if not is_count(batch_steps, 1):
-        raise ParameterError(f"batch_steps={batch_steps!r}: ask for at least 1")
+    require("sequences", COUNT_RULE, batch_steps=batch_steps)
     until: list[int] = np.cumsum(lengths).tolist()
     begin, found = 0, list[tuple[int, int]]()
     while begin < len(lengths):
@@ -176,16 +175,6 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
         found.append((begin, end))
         begin = end
     return found
-
-
-def require_epochs(epochs: int) -> None:
-    """Require a positive number of passes.
-
-    Raises:
-        ParameterError: it is not.
-    """
-    if not is_count(epochs, 1):
-        raise ParameterError(f"epochs={epochs!r}: ask for at least 1 pass over the rollout")
 
 
 def require_advantage(normalize_advantage: bool, wanted: list[Path]) -> None:

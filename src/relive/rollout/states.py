@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,7 @@ class KeptStates:
             hidden = {path: field for path, field in fields.schema.leaves.items() if path[0] == "hidden"}
             self.rows = Columns(hidden, -(-fields.num_steps // fields.every), fields.num_envs, fields.device, False)
 
-    def write(self, rows: Columns, row: int, checked: list[Any]) -> list[Any]:
+    def write(self, rows: Columns, row: int, checked: Sequence[Any]) -> list[Any]:
         """Keep the states of a step if it is their turn; what is left to store elsewhere."""
         sparse = [path[0] == "hidden" for path in self._fields.schema.leaves]
         if row % self._fields.every == 0:

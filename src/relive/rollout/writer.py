@@ -79,12 +79,12 @@ class Writer:
         for name in KEPT_APART:
             if name in values:
                 (apart[name],) = self._fields.checked(name, values.pop(name)).values()
+        columns, states = self._columns, self._states.rows
         try:
-            checked = self._fields.check(values)
+            checked = self._fields.check(values, None if states else columns.copier)
         except (RuntimeError, TypeError):
             refuse_sparse(values)
             raise
-        columns, states = self._columns, self._states.rows
         row = columns.next_row
         if self.debug and "reward" in values:
             reward = values["reward"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,18 @@ from .trees import Path, descend, dotted
 __all__ = ["StepChecker", "refuse_sparse"]
 
 
+class Copier(Protocol):
+    """Accepts whole steps, as :class:`relive.memory.copier.StepCopier` does."""
+
+    def accept(self, values: tuple[Any, ...], /) -> bool:
+        """Whether the leaves of a step can be stored as they are."""
+        ...
+
+    def learn(self, values: Sequence[Any], /) -> None:
+        """Prepare for steps like this one, which fits."""
+        ...
+
+
 class StepChecker:
     """Turns one vector step into a list of storable arrays, one per leaf, or raises without side effects.
 
@@ -25,7 +38,18 @@ class StepChecker:
     move to the device are copied; with ``upload=False`` they stay where they are.
     """
 
-    __slots__ = ("_arrays", "_branches", "_device", "_host", "_names", "_num_envs", "_plan", "_schema")
+    __slots__ = (
+        "_arrays",
+        "_branches",
+        "_device",
+        "_host",
+        "_names",
+        "_num_envs",
+        "_pick",
+        "_plan",
+        "_schema",
+        "_size",
+    )
 
     def __init__(self, schema: Schema, num_envs: int, device: torch.device, *, upload: bool = True) -> None:
         self._schema = schema
@@ -34,7 +58,10 @@ class StepChecker:
         self._host = device.type == "cpu"
         self._arrays = self._host or not upload
         self._names = frozenset(schema.names)
+        self._size = len(schema.names)
         self._branches = schema.branches
+        flat = len(schema.names) > 1 and not schema.branches
+        self._pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*schema.names) if flat else self._leaves
         self._plan = [
             (
                 path[0],
@@ -48,18 +75,55 @@ class StepChecker:
             for path, field in schema.leaves.items()
         ]
 
-    def __call__(self, step: Mapping[str, Any]) -> list[Any]:
-        """The leaves of ``step`` in schema order, each ``[N, ...]``."""
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Made again from what pickles of all versions hold."""
+        _, slots = state
+        upload = slots["_host"] or not slots["_arrays"]
+        self.__init__(slots["_schema"], slots["_num_envs"], slots["_device"], upload=upload)
+
+    def __call__(self, step: Mapping[str, Any], copier: Copier | None = None) -> Sequence[Any]:
+        """The leaves of ``step`` in schema order, each ``[N, ...]``.
+
+        A ``copier`` may accept them all at once; it learns from each step that it does not.
+        """
+        if copier is None:
+            return self._each(self._named(step))
+        try:
+            values = self._pick(step) if len(step) == self._size else None
+        except KeyError:
+            values = None
+        if values is None:
+            values = self._named(step)
+        if copier.accept(values):
+            return values
+        checked = self._each(values)
+        copier.learn(values)
+        return checked
+
+    def _named(self, step: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The leaves of a step that has exactly the fields of the schema, as they were given."""
         names: Any = step.keys()
         if names != self._names:
             raise FieldError(self._name_mismatch(step))
+        return self._leaves(step)
+
+    def _leaves(self, step: Mapping[str, Any]) -> tuple[Any, ...]:
         values: list[Any] = []
-        host, arrays = self._host, self._arrays
-        for name, inner, shape, dtype, np_dtype, square, path in self._plan:
+        for name, inner, *_, path in self._plan:
             value = step[name]
             if inner:
                 direct = len(inner) == 1 and value.__class__ is dict and inner[0] in value
                 value = value[inner[0]] if direct else _inner(value, path)
+            values.append(value)
+        if self._branches:
+            self._refuse_extra(step)
+        return tuple(values)
+
+    def _each(self, given_values: tuple[Any, ...]) -> list[Any]:
+        """Each leaf checked by itself."""
+        values: list[Any] = []
+        host, arrays = self._host, self._arrays
+        for value, (_, _, shape, dtype, np_dtype, square, path) in zip(given_values, self._plan, strict=True):
             kind: Any = value.__class__  # not type(value): the type checker does not know what that is
             if kind is np.ndarray:
                 # assignment to a float column converts any float array
@@ -79,15 +143,12 @@ class StepChecker:
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
                 if host and value.is_cpu:
-                    plain = value.is_contiguous() and not dtype.is_complex  # complex ones may be conjugated lazily
-                    values.append(value if plain else numpy_view(value.detach()))
+                    values.append(value if _is_plain(value) else numpy_view(value.detach().clone()))
                     continue
                 if value.device == self._device:
                     values.append(value.detach())
                     continue
             values.append(self._coerce(value, shape, dtype, path))
-        if self._branches:
-            self._refuse_extra(step)
         return values
 
     def _refuse_extra(self, step: Mapping[str, Any]) -> None:
@@ -145,6 +206,15 @@ class StepChecker:
         else:
             message += f"; the schema says {shape[1:]} per env"
         raise ShapeError(message)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers lie at its address, one after another.
+
+    Some views are conjugated or negated lazily, and the zeros that forward-mode differentiation makes have no memory.
+    """
+    lazy = tensor.dtype.is_complex or tensor.is_neg() or (tensor.numel() and not tensor.data_ptr())
+    return tensor.is_contiguous() and not lazy
 
 
 def refuse_sparse(tree: Any, path: Path = ()) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 from torch import Tensor
 
-from .. import kernels
 from ..errors import SchemaError
-from ..memory.store import require_rows, vector
 from ..parameters import checked, is_count, is_names
 from ..ring.ring import Ints, Ring
 from ..steps.trees import Path
@@ -62,28 +59,21 @@ class FrameStack:
         """
         if ring.alone:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
-        places = vector(places)
-        store, found = ring.store, self.window.windows(ring, places)
-        members = {path[1:2] for path in store.leaves if path[0] == "obs"}
-        unknown = [key for key in self.keys or () if (key,) not in members]
+        stacked = self._stacked(ring)
+        plan = self.window.plan(ring, places)
+        repeat = self.pad == "repeat"
+        plan.stacks = (
+            stacked,
+            ring.frames(plan.places, self.depth, repeat),
+            ring.frames(plan.last, self.depth, repeat),
+        )
+        return ring.read(plan)
+
+    def _stacked(self, ring: Ring) -> list[Path]:
+        """The fields of the observation that are stacked."""
+        fields = [path for path in ring.store.leaves if path[0] == "obs"]
+        members = {path[1] for path in fields if len(path) > 1}
+        unknown = [key for key in self.keys or () if key not in members]
         if unknown:
             raise SchemaError(f"FrameStack(keys={self.keys}): the observation has no member {unknown[0]!r}")
-        fields = found.fields
-        now, then = store.places(self._frames(ring, places), self._frames(ring, found.last))
-        for path in store.leaves:
-            large = path in store.large
-            if path[0] == "obs":
-                if self.keys is None or (len(path) > 1 and path[1] in self.keys):
-                    fields[path], fields["next_obs", *path[1:]] = store.gather_stacks(path, now, then)
-                elif large:
-                    fields[path] = store.gather([path], found.now)[path]
-                    fields["next_obs", *path[1:]] = store.gather([path], found.then)[path]
-            elif large:
-                fields |= store.gather([path], found.now)
-        return fields
-
-    def _frames(self, ring: Ring, places: Ints) -> Ints:
-        frames = np.empty((len(places), self.depth), np.int64)
-        bad = kernels.fast().stack_places(places, ring.rows, self.depth, self.pad == "repeat", ring.step, frames)
-        require_rows(places, bad, ring.store.num_rows)
-        return frames
+        return [path for path in fields if self.keys is None or (len(path) > 1 and path[1] in self.keys)]

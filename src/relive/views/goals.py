@@ -10,58 +10,58 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..errors import DTypeError, FieldError, NotFiniteError, ShapeError
-from ..memory.store import Array, Ints, Store
+from ..kernels.reference.hindsight import GOAL_BYTES, RelabelledSteps
+from ..memory.store import Array, Ints
+from ..ring.ring import Ring
 from ..steps.arrays import as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, unknown_field
 from ..steps.trees import Path, dotted, nest
 
-__all__ = ["Arrays", "GoalBytes", "GoalFunction", "Steps", "arrays_of", "flat", "put", "relabelled"]
+__all__ = ["Arrays", "GoalBytes", "GoalFunction", "Scratch", "arrays_of", "flat", "put", "relabelled"]
 
 
 Arrays = dict[Path, Array]
 
 
-class Steps(NamedTuple):
-    """Memory for the steps in the windows of relabelled rows: see :func:`relive.kernels.reference.choose_goals`."""
+class Scratch(NamedTuple):
+    """Memory for the steps of relabelled rows."""
 
-    which: Ints
-    begin: Ints
-    now: Ints
-    after: Ints
-    spans: Ints
-    rewards: Array
-    flags: Array
-    achieved: Array
-    desired: Array
-    used: Ints
-    """The last step of each window, as :func:`relive.kernels.reference.relabel_windows` leaves it."""
+    steps: RelabelledSteps
+    handle: Ints
+    """What compiled kernels take for ``steps``."""
     goals: list[Array]
     """``achieved`` and ``desired`` in their own dtype and shape; empty if kernels cannot read goals."""
-    recorded: tuple[Array, Array, Array]
-    """The recorded ``rewards`` and the two rows of ``flags``."""
 
     def owners(self, found: int) -> Ints:
         """For each step, the position of its row among the first ``found`` relabelled rows."""
-        return np.repeat(np.arange(found), np.diff(self.begin[: found + 1]))
+        return np.repeat(np.arange(found), np.diff(self.steps.begin[: found + 1]))
 
 
 class GoalBytes:
-    """The offsets, shape and dtype of the goals in a store's rows."""
+    """Where the goals are in a ring's rows and in a batch's, and their shape and dtype.
 
-    def __init__(self, store: Store, achieved: Path, desired: Path) -> None:
-        planned, offsets = store.planned, store.layout.offsets
-        self.packed = achieved in offsets and desired in planned.batch.offsets
+    Args:
+        ring: the ring.
+        achieved: the field with the achieved goal.
+        desired: the field with the desired goal.
+        strategy: the number of the strategy, one of :mod:`relive.kernels.reference.hindsight`.
+        finished: whether only episodes that are over count.
+    """
+
+    def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
+        stored, written, following = ring.layout.offsets, ring.batch.offsets, ("next_obs", *desired[1:])
+        self.packed = achieved in stored and desired in written
         """Whether the kernels can read goals and write them into a batch."""
-        field = store.leaves.get(achieved) if self.packed else None
-        self.shape = (0,) if field is None else field.shape
-        self.dtype = np.dtype(np.uint8) if field is None else numpy_dtype(field.dtype)
-        self.goal = np.array([offsets[achieved] if field else 0, field.nbytes if field else 0], np.int64)
-        places = [desired, ("next_obs", *desired[1:])] if self.packed else []
-        self.goals = np.array([planned.batch.offsets[path] for path in places], np.int64)
-        self._scratch: tuple[tuple[int, int], Steps] | None = None
+        field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
+        self.shape, self.dtype = field.shape, numpy_dtype(field.dtype)
+        places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
+        self.goals = np.array([*places, strategy, finished], np.int64)
+        """What kernels take for it: see :mod:`relive.kernels.reference.hindsight`."""
+        self._scratch: tuple[tuple[int, int], Scratch] | None = None
 
-    def scratch(self, count: int, n: int) -> Steps:
+    def scratch(self, count: int, n: int) -> Scratch:
         """Memory for the steps of a batch, reused by the next batch."""
         if self._scratch is None or self._scratch[0] != (count, n):
             size = count * n
@@ -69,13 +69,11 @@ class GoalBytes:
                 np.empty(length, np.int64) for length in (count, count + 1, size, size, count)
             )
             rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
-            achieved, desired = (np.empty((size, int(self.goal[1])), np.uint8) for _ in range(2))
+            achieved, desired = (np.empty((size, int(self.goals[GOAL_BYTES])), np.uint8) for _ in range(2))
             goals: list[Any] = [x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed]
-            fresh = Steps(
-                which, begin, now, after, np.empty((3, count), np.int64), rewards, flags, achieved, desired, used,
-                goals, (rewards, flags[0], flags[1]),
-            )  # fmt: skip
-            self._scratch = (count, n), fresh
+            spans = np.empty((3, count), np.int64)
+            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, achieved, desired, used)
+            self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), goals)
         return self._scratch[1]
 
 
@@ -144,15 +142,16 @@ def _finite(rewards: Array, called: object) -> Array:
     return rewards
 
 
-def arrays_of(store: Store, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
+def arrays_of(ring: Ring, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
     """Fields of rows, as arrays in RAM."""
-    return {path: numpy_view(tensor.cpu()) for path, tensor in store.read(places, paths).items()}
+    return {path: numpy_view(tensor.cpu()) for path, tensor in ring.take(places, paths).items()}
 
 
-def put(store: Store, fields: dict[Path, Tensor], changed: Arrays, which: Ints, begin: Ints, used: Ints) -> None:
+def put(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, steps: RelabelledSteps, found: int) -> None:
     """Write changed fields into the batch: those of each window's first step, and the observation after its last."""
+    begin, used = steps.begin[:found], steps.used[:found]
     arrays = [x[used if path[0] == "next_obs" else begin] for path, x in changed.items()]
-    rows, *values = store.tensors(which, *arrays)
+    rows, *values = ring.tensors(steps.which[:found], *arrays)
     for path, value in zip(changed, values, strict=True):
         field = fields[path]
         field[rows] = value if value.dtype is field.dtype else value.view(field.dtype)

@@ -14,16 +14,15 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import FieldError, ParameterError, SchemaError, ShapeError
-from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM, RelabelledSteps
 from ..kernels.reference.random import key as stream
-from ..memory.store import Array, Store, vector
+from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
 from ..ring.ring import Ints, Ring
 from ..steps.arrays import as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
-from .goals import Arrays, GoalBytes, GoalFunction, Steps, arrays_of, flat, put, relabelled
-from .transitions import read_windows
+from .goals import Arrays, GoalBytes, GoalFunction, Scratch, arrays_of, flat, put, relabelled
 
 __all__ = ["Hindsight", "Strategy"]
 
@@ -147,7 +146,7 @@ class Hindsight:
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel = n, gamma, relabel
-        self._fits: WeakKeyDictionary[Store, tuple[Any, GoalBytes, list[GoalFunction]]] = WeakKeyDictionary()
+        self._fits: WeakKeyDictionary[Ring, tuple[Any, GoalBytes, list[GoalFunction]]] = WeakKeyDictionary()
         self._require_functions()
 
     @property
@@ -162,7 +161,7 @@ class Hindsight:
             SchemaError: steps are stored without order, a field is missing, or a field's name is taken.
         """
         self._require_functions()
-        leaves = ring.store.leaves
+        leaves = ring.leaves
         if ring.alone:
             raise SchemaError(
                 "Hindsight needs steps in order, to know what comes later; this replay stores single transitions: "
@@ -210,39 +209,34 @@ class Hindsight:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
-        places = vector(places)
-        store, mask, amended = ring.store, np.zeros(len(places), np.bool_), list[Any]()
-
-        def amend(out: Array, last: Ints) -> None:
-            amended.extend(self._amend(ring, places, key or 0, out, last, mask))
-
-        drawn = key is not None and self.ratio > 0
-        found = store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend if drawn else None)
-        fields = read_windows(ring, found)
-        if amended:
-            put(store, fields, *amended)
-        (fields["relabelled",],) = store.tensors(mask)
+        plan = ring.plan(places, self.n, self.gamma)
+        mask = np.zeros(len(plan.places), np.bool_)
+        changed = self._relabel(ring, plan, key, mask) if key is not None and self.ratio > 0 else None
+        fields = ring.read(plan)
+        if changed is not None:
+            put(ring, fields, *changed)
+        (fields["relabelled",],) = ring.tensors(mask)
         return fields
 
-    def _amend(self, ring: Ring, places: Ints, key: int, out: Array, last: Ints, mask: Any) -> tuple[Any, ...]:
-        """Give rows of a batch other goals and mark them in ``mask``. Returns arguments for :func:`put`, if needed."""
-        store, (fit, functions) = ring.store, self._fit(ring)
-        steps = fit.scratch(len(places), self.n)
-        found = self._choose(ring, fit, places, key, out, steps)
+    def _relabel(self, ring: Ring, plan: Plan, key: int, mask: Any) -> tuple[Arrays, RelabelledSteps, int] | None:
+        """Give rows of a planned batch other goals and mark them. Returns arguments for :func:`put`, if needed."""
+        fit, functions = self._fit(ring)
+        scratch = fit.scratch(len(plan.places), self.n)
+        found = self._choose(ring, fit, plan, key, scratch)
         if not found:
-            return ()
-        which, total = steps.which[:found], int(steps.begin[found])
+            return None
+        steps, total = scratch.steps, int(scratch.steps.begin[found])
         if self.relabel is not None:
-            changed = self._relabelled(self.relabel, store, steps, found, total)
+            changed = self._relabelled(self.relabel, ring, scratch, found, total)
         else:
-            changed = self._computed(store, fit, functions, steps, found, total)
-        given = [changed.pop((name,), had) for name, had in zip(RESULTS, steps.recorded, strict=True)]
-        _, _, to, copied = store.planned
+            changed = self._computed(ring, fit, functions, scratch, found, total)
+        for name, kept in zip(RESULTS, (steps.rewards, *steps.flags), strict=True):
+            if (name,) in changed:
+                kept[:total] = changed.pop((name,))
         kernels.fast().relabel_windows(
-            which, steps.begin, steps.after, ring.num_envs, self.gamma, *given, store.target, out, to, copied,
-            steps.desired, fit.goals, last, steps.used, mask,
-        )  # fmt: skip
-        return (changed, which, steps.begin[:found], steps.used[:found]) if changed else ()
+            ring.handle, plan.batch.handle, fit.goals, self.gamma, found, plan.rows, plan.last, scratch.handle, mask
+        )
+        return (changed, steps, found) if changed else None
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
         """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
@@ -250,16 +244,19 @@ class Hindsight:
             self.achieved,
             self.desired,
             self.info,
+            self.strategy,
+            self.finished_only,
             self.reward_fn,
             self.terminated_fn,
             self.truncated_fn,
             self.relabel,
         )
-        known = self._fits.get(ring.store)
+        known = self._fits.get(ring)
         if known is None or known[0] != facts:
             self.require(ring)
-            fit = GoalBytes(ring.store, ("obs", self.achieved), ("obs", self.desired))
-            known = self._fits[ring.store] = facts, fit, self._goal_functions()
+            strategy, finished = STRATEGIES[self.strategy], bool(self.finished_only)
+            fit = GoalBytes(ring, ("obs", self.achieved), ("obs", self.desired), strategy, finished)
+            known = self._fits[ring] = facts, fit, self._goal_functions()
         return known[1:]
 
     def _goal_functions(self) -> list[GoalFunction]:
@@ -271,43 +268,40 @@ class Hindsight:
             if function is not None
         ]
 
-    def _choose(self, ring: Ring, fit: GoalBytes, places: Ints, key: int, out: Array, steps: Steps) -> int:
+    def _choose(self, ring: Ring, fit: GoalBytes, plan: Plan, key: int, scratch: Scratch) -> int:
         """Choose rows and their new goals, and list the steps of their windows. Returns the number of rows."""
-        ends, seen = ring.ends()
-        _, at, to, _ = ring.store.planned
-        others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
+        ring.ends()
+        others = ring.draw(len(plan.places), stream(key, OTHERS)) if self.strategy == "random" else None
         return kernels.fast().choose_goals(
-            places, np.uint64(key), self.ratio, STRATEGIES[self.strategy], self.finished_only, ring.rows,
-            ring.state, ring.step, ring.order, ends, seen, places if others is None else others, ring.store.target, at,
-            out, to, fit.goal, steps.which, steps.begin, steps.now, steps.after, steps.spans, steps.rewards,
-            steps.flags, steps.achieved, steps.desired,
+            ring.handle, plan.batch.handle, fit.goals, np.uint64(key), self.ratio, plan.places,
+            plan.places if others is None else others, plan.rows, scratch.handle,
         )  # fmt: skip
 
-    def _relabelled(self, relabel: Callable[..., Any], store: Store, steps: Steps, found: int, total: int) -> Arrays:
+    def _relabelled(self, relabel: Callable[..., Any], ring: Ring, scratch: Scratch, found: int, total: int) -> Arrays:
         """The fields of each step that ``relabel`` changes, ``[M, ...]``, by path."""
-        obs, per = [path for path in store.leaves if path[0] == "obs"], steps.owners(found)
-        fields = arrays_of(store, steps.now[:total])
-        after = arrays_of(store, steps.after[:total], obs)
+        obs, per, steps = [path for path in ring.leaves if path[0] == "obs"], scratch.owners(found), scratch.steps
+        fields = arrays_of(ring, steps.now[:total])
+        after = arrays_of(ring, steps.after[:total], obs)
         fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
-        seen = [arrays_of(store, places[per], obs) for places in steps.spans]
-        return relabelled(relabel, store.leaves, fields, *seen)
+        seen = [arrays_of(ring, places[per], obs) for places in steps.spans]
+        return relabelled(relabel, ring.leaves, fields, *seen)
 
     def _computed(
-        self, store: Store, fit: GoalBytes, functions: list[GoalFunction], steps: Steps, found: int, total: int
+        self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, found: int, total: int
     ) -> Arrays:
         """The results ``[M]`` of the functions of goals, and the goals if the kernels cannot write them."""
-        goals = Arrays()
+        goals, steps = Arrays(), scratch.steps
         if fit.packed:
-            achieved, desired = steps.goals[0][:total], steps.goals[1][:total]
+            achieved, desired = scratch.goals[0][:total], scratch.goals[1][:total]
         else:
             path: Path = ("obs", self.achieved)
-            achieved = arrays_of(store, steps.after[:total], [path])[path]
-            desired = arrays_of(store, steps.spans[2][steps.owners(found)], [path])[path]
+            achieved = arrays_of(ring, steps.after[:total], [path])[path]
+            desired = arrays_of(ring, steps.spans[2][scratch.owners(found)], [path])[path]
             goals |= {(name, self.desired): desired for name in ("obs", "next_obs")}
         info: Any = {}
         if self.info is not None:
-            paths = [path for path in store.leaves if path[0] == self.info]
-            info = nest(arrays_of(store, steps.now[:total], paths))[self.info]
+            paths = [path for path in ring.leaves if path[0] == self.info]
+            info = nest(arrays_of(ring, steps.now[:total], paths))[self.info]
         for function in functions:
             goals[function.path] = function(achieved, desired, info)
         return goals

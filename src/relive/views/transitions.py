@@ -10,13 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import SchemaError
-from ..memory.store import Amend, Windows
+from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count
 from ..ring.ring import Ints, Ring
-from ..steps.arrays import as_host
 from ..steps.trees import Path
 
-__all__ = ["NStep", "Transition", "read_windows"]
+__all__ = ["NStep", "Transition"]
 
 
 WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without order"
@@ -60,45 +59,28 @@ class NStep:
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``."""
-        return read_windows(ring, self.windows(ring, places))
+        return ring.read(self.plan(ring, places))
 
-    def windows(self, ring: Ring, places: Ints, amend: Amend | None = None) -> Windows:
-        """The windows that start at ``places``, without their large fields.
+    def plan(self, ring: Ring, places: Ints) -> Plan:
+        """The windows that start at ``places``, before they are read.
 
         Raises:
             SchemaError: n is above 1 and steps are stored without order.
         """
-        if ring.alone and not ring.linked and self.n > 1:
+        if self.n > 1 and ring.alone and not ring.linked:
             raise SchemaError(f"NStep(n={self.n}): {WINDOW_RULE}")
-        found = ring.store.windows(places, ring.rows, self.n, self.gamma, ring.state, amend)
+        plan = ring.plan(places, self.n, self.gamma)
         if self.each_reward is not None:
-            found.fields["reward",] = self._summed(ring, places, found.fields["steps",])
-        return found
+            self._sum_again(ring, plan)
+        return plan
 
-    def _summed(self, ring: Ring, places: Ints, steps: Tensor) -> Tensor:
-        """The discounted sum ``[B]`` of each window's rewards after ``each_reward``."""
-        within = np.arange(self.n)
-        window = places[:, None] // ring.rows * ring.rows + (places[:, None] + within) % ring.rows
-        worth = np.where(within < as_host(steps)[:, None], self.gamma**within, 0.0)
-        rewards = np.asarray(cast("Any", self.each_reward)(ring.store.meta("reward")[window]))
-        (total,) = ring.store.tensors((rewards * worth).sum(1).astype(np.float32))
-        return total
-
-
-def read_windows(ring: Ring, found: Windows) -> dict[Path, Tensor]:
-    """All fields ``[B, ...]`` of windows, including the large ones."""
-    store = ring.store
-    if not store.large:
-        return found.fields
-    following = [path for path in store.large if path[0] == ("next_obs" if ring.alone else "obs")]
-    now = store.gather([path for path in store.large if path[0] != "next_obs"], found.now)
-    then = store.gather(following, found.then)
-    for path in store.large:
-        if path in now:
-            found.fields[path] = now[path]
-        if path in then:
-            found.fields["next_obs", *path[1:]] = then[path]
-    return found.fields
+    def _sum_again(self, ring: Ring, plan: Plan) -> None:
+        """Put the discounted sum of each window's rewards after ``each_reward`` in place of the plain one."""
+        within, places = np.arange(self.n), plan.places[:, None]
+        window = places // ring.rows * ring.rows + (places + within) % ring.rows
+        worth = np.where(within < plan.column("steps")[:, None], self.gamma**within, 0.0)
+        rewards = np.asarray(cast("Any", self.each_reward)(ring.arrays.reward[window]))
+        plan.column("reward")[...] = (rewards * worth).sum(1)
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - named like the view it returns

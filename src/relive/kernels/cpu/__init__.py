@@ -1,15 +1,16 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
-from .append import add_rows, append, plan_rows, scatter_rows
-from .bound import add_bound, bind_add, plan_bound
+from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
+from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
-from .rows import copy_row
+from .rows import accept_step, copy_row, copy_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
 from .tree import (
@@ -28,16 +29,16 @@ from .windows import gather_pairs, gather_rows, stack_places, windows
 __all__ = [
     "PLACES",
     "PROGRESS",
-    "add_bound",
+    "accept_step",
     "add_rows",
     "anchors",
-    "append",
-    "bind_add",
     "cache_folder",
     "choose_goals",
     "copy_row",
+    "copy_step",
     "discounted_return",
     "draw",
+    "draw_weighted",
     "ends_full",
     "episode_starts",
     "fill_gae",
@@ -45,19 +46,23 @@ __all__ = [
     "gather_pairs",
     "gather_rows",
     "gather_windows",
+    "handle_of",
     "ids_of",
     "live",
     "load_target",
     "magnitudes",
     "mark_windows",
     "masses",
+    "note_drawable",
     "permutation",
-    "plan_bound",
     "plan_rows",
     "plan_windows",
+    "powers",
+    "rate",
     "read_sequences",
     "relabel_windows",
     "scatter_rows",
+    "set_errors",
     "stack_places",
     "tree_build",
     "tree_cover",

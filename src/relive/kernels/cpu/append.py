@@ -27,26 +27,28 @@ from ..ring_state import (
     STRIDE,
     TAIL,
     TAILS,
+    RingArrays,
+    StagedRows,
 )
+from .handles import Ints, open_ring, open_staged
 from .jit import address_t, fetch, jit, memcpy
-from .places import Ints, place_after, place_of
+from .places import place_after, place_of
 from .rule import ends_full, ends_window
 
-__all__ = ["add_rows", "append", "plan_rows", "scatter_rows"]
+__all__ = ["add_rows", "plan_rows", "scatter_rows"]
 
 Bools = NDArray[np.uint8]
 
 
 @jit
-def append(
-    envs: Ints, ended: Bools, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any,
-    order: Any, places: Ints, finals: Ints, event_places: Ints, event_opens: Bools,
-) -> int:  # fmt: skip
+def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
     """See :func:`relive.kernels.reference.append.append`.
 
     What is counted stays in variables: reading it back at once would wait for the rows written before, one by one.
     """
-    events, inverse, listed = 0, 1.0 / rows, event_places.size > 0
+    rows, state, counters, step, stamp, order = ring.rows, ring.state, ring.counters, ring.step, ring.stamp, ring.order
+    envs, finals = given.envs, given.finals
+    events, inverse, listed = 0, 1.0 / rows, given.where.size > 0
     completed, drawable, episodes = counters[COMPLETED], counters[DRAWABLE], counters[EPISODES]
     history, length, stride, tails = counters[HISTORY], counters[LENGTH], counters[STRIDE], counters[TAILS] > 0
     for i in range(envs.size):
@@ -58,9 +60,7 @@ def append(
         # oldest row which is live once ``number`` is written
         old, oldest = number - rows, max(tail, number + 1 - rows)
         if old >= tail:
-            closed = _close(
-                place, old, number, begin, index, counters, step, stamp, event_places, event_opens, events
-            )  # fmt: skip
+            closed = _close(place, old, number, begin, index, ring, given, events)
             drawable, events = drawable - closed, events + (closed if listed else 0)
         step[place], stamp[place] = index, -1 - completed
         if index > 0 and ended[i] < ALONE:  # the row before is of the same episode, and is complete now
@@ -69,7 +69,7 @@ def append(
             completed, count = completed + 1, count + 1
             opens = number - 1 - min(index - 1, history) >= oldest
             opens = opens and ((cut and tails) or ends_full(index - 1, length, stride))
-            opened = _open(before, opens, event_places, event_opens, events)
+            opened = _open(before, opens, given, events)
             drawable, events = drawable + opened, events + (opened if listed else 0)
         order[place] = count  # the lower 32 bits
         number, index, finals[i] = number + 1, 0 if cut else index + 1, -1
@@ -77,9 +77,7 @@ def append(
             final = place_after(place, begin, rows)
             old, oldest = number - rows, max(tail, number + 1 - rows)
             if old >= tail:
-                closed = _close(
-                    final, old, number, begin, index, counters, step, stamp, event_places, event_opens, events
-                )  # fmt: skip
+                closed = _close(final, old, number, begin, index, ring, given, events)
                 drawable, events = drawable - closed, events + (closed if listed else 0)
             # the transition at ``place`` counts as complete before it: one more than ``completed`` and ``count``
             step[final], stamp[final], order[final] = index, -2 - completed, count + 1
@@ -90,11 +88,11 @@ def append(
             completed, count = completed + 1, count + 1
             own = number - 1 - int(finals[i] >= 0)  # the number of the row at ``place``, whose index is index - 1
             opens = own - min(index - 1, history) >= oldest and (tails or ends_full(index - 1, length, stride))
-            opened = _open(place, opens, event_places, event_opens, events)
+            opened = _open(place, opens, given, events)
             drawable, events = drawable + opened, events + (opened if listed else 0)
             index = index if ended[i] == LINKED and index < LONGEST else 0
             episodes += int(ended[i] == LAST)
-        places[i] = place
+        given.places[i] = place
         state[e, HEAD], state[e, NEXT], state[e, COUNT] = number, index, count
     counters[COMPLETED], counters[DRAWABLE], counters[EPISODES] = completed, drawable, episodes
     return events
@@ -102,86 +100,81 @@ def append(
 
 @jit
 def _close(
-    place: int, old: int, number: int, begin: int, following: int, counters: Ints, step: Any, stamp: Any,
-    event_places: Ints, event_opens: Bools, events: int,
-) -> int:  # fmt: skip
+    place: int, old: int, number: int, begin: int, following: int, ring: RingArrays, given: StagedRows, events: int
+) -> int:
     """Row ``old`` makes way for ``number``: how many rows can no longer be drawn, itself and those it was history of.
 
     Those are the row ``history`` after it; or, if it is the first of its episode, all of its episode up to that one.
     ``following`` is the index of row ``number`` in its episode. They are listed from entry ``events`` on, at most
     ``history`` + 1 of them, for which the ring has made room.
     """
-    rows, closed, history = number - old, 0, counters[HISTORY]
-    other = old if step[place] == 0 else old + history
+    rows, closed, history = number - old, 0, ring.counters[HISTORY]
+    other = old if ring.step[place] == 0 else old + history
     while other <= min(old + history, number - 1):
         at = place + (other - old)  # other - old < rows, so one turn brings it back
         at = at if at < begin + rows else at - rows
-        if other - min(step[at], history) != old:
+        if other - min(ring.step[at], history) != old:
             break
-        if stamp[at] >= 0 and ends_window(at, other, begin, rows, number, following, counters, step, stamp):
-            if event_places.size:
-                event_places[events + closed], event_opens[events + closed] = at, 0
+        if ring.stamp[at] >= 0 and ends_window(at, other, begin, number, following, ring):
+            if given.where.size:
+                given.where[events + closed], given.opens[events + closed] = at, 0
             closed += 1
         other += 1
     return closed
 
 
 @jit
-def _open(place: int, opens: bool, event_places: Ints, event_opens: Bools, events: int) -> int:
+def _open(place: int, opens: bool, given: StagedRows, events: int) -> int:
     """A transition is complete: 1 if it can be drawn now."""
-    if opens and event_places.size:
-        event_places[events], event_opens[events] = place, 1
+    if opens and given.where.size:
+        given.where[events], given.opens[events] = place, 1
     return int(opens)
 
 
 @jit
-def plan_rows(
-    envs: Ints, mode: int, staged: Any, flags: Ints, rows: int, state: Ints, places: Ints, finals: Ints, tails: Ints
-) -> int:
+def plan_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
     """See :func:`relive.kernels.reference.append.plan_rows`."""
-    heads, inverse = state[:, HEAD].copy(), 1.0 / rows
+    ring, given = open_ring(ring_handle), open_staged(staged_handle)
+    envs, heads, rows, inverse = given.envs, ring.state[:, HEAD].copy(), ring.rows, 1.0 / ring.rows
     for i in range(envs.size):
-        e, ended = envs[i], staged[i, flags[0]] | staged[i, flags[1]]
+        e, ended = envs[i], given.terminated[i] | given.truncated[i]
         if ended and mode == NO_FINALS:
             return -1 - i
-        places[i], finals[i] = place_of(heads[e], e, rows, inverse), -1
+        given.places[i], given.finals[i] = place_of(heads[e], e, rows, inverse), -1
         heads[e] += 1
         if ended and mode == FINALS:
-            finals[i] = place_of(heads[e], e, rows, inverse)
+            given.finals[i] = place_of(heads[e], e, rows, inverse)
             heads[e] += 1
     for i in range(envs.size):
-        tails[i] = heads[envs[i]] - rows
+        given.tails[i] = heads[envs[i]] - rows
     return 0
 
 
 @jit
-def add_rows(
-    envs: Ints, mode: int, staged: Any, final: Any, flags: Ints, sizes: Ints, target: Any, rows: int, state: Ints,
-    counters: Ints, step: Any, stamp: Any, order: Any, places: Ints,
-    finals: Ints, event_places: Ints, event_opens: Any,
-) -> int:  # fmt: skip
+def add_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
     """See :func:`relive.kernels.reference.append.add_rows`."""
+    ring, given = open_ring(ring_handle), open_staged(staged_handle)
+    envs, memory, rows = given.envs, ring.memory, ring.rows
     ended = np.full(envs.size, mode, np.uint8)
     if mode != ALONE:
         for i in range(envs.size):
-            ended[i] = staged[i, flags[0]] | staged[i, flags[1]]
+            ended[i] = given.terminated[i] | given.truncated[i]
             if ended[i] and mode == NO_FINALS:
                 return -1 - i
             if mode == LINKED:
                 ended[i] += LINKED  # a done makes it LAST
     if envs.size > 1:  # so that those rows come while the first are written; of all envs in turn, most often
-        inverse = 1.0 / rows
+        inverse, width = 1.0 / rows, memory.shape[1]
         for i in range(envs.size):
-            place = place_of(state[envs[i], HEAD] + i // state.shape[0], envs[i], rows, inverse)
-            fetch(target, place * target.shape[1], target.shape[1])
-    events = append(envs, ended, rows, state, counters, step, stamp, order, places, finals, event_places, event_opens)
-    scatter_rows(staged, places, target, sizes[0])
+            place = place_of(ring.state[envs[i], HEAD] + i // ring.state.shape[0], envs[i], rows, inverse)
+            fetch(memory, place * width, width)
+    events = append(ring, given, ended)
+    scatter_rows(given.staged, given.places, memory, ring.step_bytes)
     if mode == FINALS:
-        scatter_rows(final, finals, target, sizes[1])
-    floats, wide = staged.reshape(-1).view(np.float32), staged.shape[1]
+        scatter_rows(given.final, given.finals, memory, ring.obs_bytes)
     for i in range(envs.size):
-        if not np.isfinite(floats[(i * wide + flags[2]) // 4]):  # a reward starts at a multiple of 4 bytes
-            counters[NOT_FINITE] += 1
+        if not np.isfinite(given.reward[i]):
+            ring.counters[NOT_FINITE] += 1
     return events
 
 

@@ -6,31 +6,29 @@ from typing import Any
 
 import numpy as np
 
-from ..ring_state import COMPLETED, COUNT, DRAWABLE, HEAD, HISTORY, LENGTH
+from ..reference.draw import PATIENCE
+from ..ring_state import COMPLETED, COUNT, DRAWABLE, HEAD, HISTORY, LENGTH, RingArrays
+from .handles import Ints, open_ring
 from .jit import fetch, jit, mix
-from .places import Ints, oldest, place_of, row_at
+from .places import oldest, place_of, row_at
 from .random import uniform
 from .rule import can_draw
 
-__all__ = ["PATIENCE", "anchors", "draw", "ids_of", "live", "window"]
-
-PATIENCE = 100
-"""Draws that may miss before the anchors are counted out one by one."""
+__all__ = ["anchors", "draw", "ids_of", "live", "window"]
 
 
 @jit
-def draw(
-    key: Any, rows: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
-    memory: Any, places: Ints,
-) -> bool:  # fmt: skip
+def draw(ring_handle: Ints, key: Any, newest: int, places: Ints) -> bool:
     """See :func:`relive.kernels.reference.draw.draw`."""
-    envs, inverse = state.shape[0], 1.0 / rows
+    ring = open_ring(ring_handle)
+    rows, stamp, memory = ring.rows, ring.stamp, ring.memory
+    envs, inverse = ring.state.shape[0], 1.0 / rows
     first, until = np.empty(envs, np.int64), np.empty(envs, np.int64)
-    total = window(rows, newest, state, counters, step, stamp, order, first, until)
+    total = _window(ring, newest, first, until)
     if total == 0:
         return False
     width, numbers = memory.shape[1], np.empty(places.size, np.int64)
-    every = counters[HISTORY] == 0 and counters[LENGTH] == 1  # complete row can be drawn
+    every = ring.counters[HISTORY] == 0 and ring.counters[LENGTH] == 1  # complete row can be drawn
     for i in range(places.size):
         e, numbers[i] = _point_at(key, 1 + i, total, first, until)
         places[i] = place_of(numbers[i], e, rows, inverse)
@@ -41,10 +39,10 @@ def draw(
             continue
         e, number = places[i] // rows, numbers[i]
         attempt = 0
-        while not can_draw(places[i], number, e, rows, state, counters, step, stamp):
+        while not can_draw(places[i], number, e, ring):
             attempt += 1
             if attempt == PATIENCE:
-                if not _count_out(key, i, rows, first, state, counters, step, stamp, places):
+                if not _count_out(key, i, ring, first, places):
                     return False
                 break
             e, number = _point_at(key, 1 + i + places.size * attempt, total, first, until)
@@ -66,16 +64,14 @@ def _point_at(key: Any, nth: int, total: int, first: Ints, until: Ints) -> tuple
 
 
 @jit
-def _count_out(
-    key: Any, i: int, rows: int, first: Ints, state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints
-) -> bool:
+def _count_out(key: Any, i: int, ring: RingArrays, first: Ints, places: Ints) -> bool:
     """Where anchors are rare among the rows: count them, and walk to one drawn by its number."""
-    found, wanted, inverse = 0, -1, 1.0 / rows
+    found, wanted, inverse = 0, -1, 1.0 / ring.rows
     for _ in range(2):
         for e in range(first.size):
-            for number in range(first[e], state[e, HEAD]):
-                place = place_of(number, e, rows, inverse)
-                if can_draw(place, number, e, rows, state, counters, step, stamp):
+            for number in range(first[e], ring.state[e, HEAD]):
+                place = place_of(number, e, ring.rows, inverse)
+                if can_draw(place, number, e, ring):
                     if found == wanted:
                         places[i] = place
                         return True
@@ -89,39 +85,43 @@ def _count_out(
 
 
 @jit
-def window(
-    rows: int, newest: int, state: Ints, counters: Ints, step: Any, stamp: Any, order: Any,
-    first: Ints, until: Ints,
-) -> int:  # fmt: skip
+def window(ring_handle: Ints, newest: int, first: Ints, until: Ints) -> int:
     """See :func:`relive.kernels.reference.draw.window`."""
+    return _window(open_ring(ring_handle), newest, first, until)
+
+
+@jit
+def _window(ring: RingArrays, newest: int, first: Ints, until: Ints) -> int:
+    counters = ring.counters
     single = counters[LENGTH] == 1
     history = counters[HISTORY] if single else 0
     if newest <= 0 or (single and newest >= counters[DRAWABLE]):
-        _since(0, rows, history, state, step, stamp, order, first)
-    elif single or newest < _since(0, rows, history, state, step, stamp, order, first):
+        _since(0, history, ring, first)
+    elif single or newest < _since(0, history, ring, first):
         # Most often none of the newest has gone, and they have the last stamps; else they begin earlier.
         low, high = 0, counters[COMPLETED] - newest
-        if _since(high, rows, history, state, step, stamp, order, first) != newest:
+        if _since(high, history, ring, first) != newest:
             while high - low > 1:
                 middle = (low + high) // 2
-                if _since(middle, rows, history, state, step, stamp, order, first) >= newest:
+                if _since(middle, history, ring, first) >= newest:
                     low = middle
                 else:
                     high = middle
-            _since(low, rows, history, state, step, stamp, order, first)
+            _since(low, history, ring, first)
     total = 0
     for e in range(first.size):
-        total += state[e, HEAD] - first[e]
+        total += ring.state[e, HEAD] - first[e]
         until[e] = total
     return total
 
 
 @jit
-def _since(threshold: int, rows: int, history: int, state: Ints, step: Any, stamp: Any, order: Any, first: Ints) -> int:
+def _since(threshold: int, history: int, ring: RingArrays, first: Ints) -> int:
     """Of the rows stamped since ``threshold``: the first of each env that has its history, how many can be drawn."""
+    rows, stamp, step = ring.rows, ring.stamp, ring.step
     count, inverse = 0, 1.0 / rows
     for e in range(first.size):
-        least, head = oldest(e, rows, state), state[e, HEAD]
+        least, head = oldest(e, ring), ring.state[e, HEAD]
         low, high = least, head
         while low < high:  # stamps grow with the number: halve
             middle = (low + high) // 2
@@ -134,44 +134,47 @@ def _since(threshold: int, rows: int, history: int, state: Ints, step: Any, stam
             low += 1
         first[e] = low
         if low < head:  # at most ``rows`` lie between, so the difference of two counts fits 32 bits
-            count += (state[e, COUNT] - order[place_of(low, e, rows, inverse)]) & 0xFFFFFFFF
+            count += (ring.state[e, COUNT] - ring.order[place_of(low, e, rows, inverse)]) & 0xFFFFFFFF
     return count
 
 
 @jit
-def ids_of(places: Ints, rows: int, state: Ints, index: Any) -> int:
+def ids_of(ring_handle: Ints, places: Ints, index: Any) -> int:
     """See :func:`relive.kernels.reference.draw.ids_of`."""
-    envs, inverse = state.shape[0], 1.0 / rows
+    ring = open_ring(ring_handle)
+    envs, inverse = ring.state.shape[0], 1.0 / ring.rows
     for i in range(places.size):
-        if not 0 <= places[i] < envs * rows:
+        if not 0 <= places[i] < envs * ring.rows:
             return i
-        e, _, number = row_at(places[i], rows, inverse, state)
+        e, _, number = row_at(places[i], inverse, ring)
         index[i] = number * envs + e
     return -1
 
 
 @jit
-def live(index: Ints, rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, places: Ints) -> int:
+def live(ring_handle: Ints, index: Ints, places: Ints) -> int:
     """See :func:`relive.kernels.reference.draw.live`."""
-    envs, inverse = state.shape[0], 1.0 / rows
+    ring = open_ring(ring_handle)
+    envs, inverse = ring.state.shape[0], 1.0 / ring.rows
     for i in range(index.size):
         e, number = index[i] % envs, index[i] // envs
-        if index[i] < 0 or number >= state[e, HEAD]:
+        if index[i] < 0 or number >= ring.state[e, HEAD]:
             places[i:] = -1  # so that no caller reads memory that was never written
             return i
-        place, there = place_of(number, e, rows, inverse), number >= oldest(e, rows, state)
-        places[i] = place if there and can_draw(place, number, e, rows, state, counters, step, stamp) else -1
+        place, there = place_of(number, e, ring.rows, inverse), number >= oldest(e, ring)
+        places[i] = place if there and can_draw(place, number, e, ring) else -1
     return -1
 
 
 @jit
-def anchors(rows: int, state: Ints, counters: Ints, step: Any, stamp: Any, out: Ints) -> int:
+def anchors(ring_handle: Ints, out: Ints) -> int:
     """See :func:`relive.kernels.reference.draw.anchors`."""
-    found, inverse = 0, 1.0 / rows
-    for e in range(state.shape[0]):
-        for number in range(oldest(e, rows, state), state[e, HEAD]):
-            place = place_of(number, e, rows, inverse)
-            if can_draw(place, number, e, rows, state, counters, step, stamp):
+    ring = open_ring(ring_handle)
+    found, inverse = 0, 1.0 / ring.rows
+    for e in range(ring.state.shape[0]):
+        for number in range(oldest(e, ring), ring.state[e, HEAD]):
+            place = place_of(number, e, ring.rows, inverse)
+            if can_draw(place, number, e, ring):
                 out[found] = place
                 found += 1
     return found

@@ -13,14 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from ..reference.hindsight import EPISODE, FINAL, FUTURE, GOALS, PAST, RANDOM
-from ..ring_state import COUNT, HEAD, NEXT
+from ..reference.hindsight import (
+    EPISODE,
+    FINAL,
+    FINISHED,
+    FUTURE,
+    GOAL_AT,
+    GOAL_BYTES,
+    GOALS,
+    INTO_NEXT,
+    INTO_OBS,
+    PAST,
+    RANDOM,
+    STRATEGY,
+    RelabelledSteps,
+)
+from ..reference.nstep import NEXT_AT, NEXT_BYTES
+from ..ring_state import COUNT, HEAD, NEXT, RingArrays
+from .handles import Ints, matrix_of, open_ring, vector_of
 from .jit import address_t, fetch, jit, memcpy, prefetch, remainder
-from .nstep import INDEX, REWARD, STEPS, TERMINATED, TRUNCATED, add_reward, typed, write_window
-from .places import Ints, oldest, place_after, place_of, row_at
+from .nstep import add_reward, bootstrap, results, write_window
+from .places import oldest, place_after, place_of, row_at
 from .random import uniform
 
-__all__ = ["choose_goals", "note_ends", "relabel_windows"]
+__all__ = ["choose_goals", "relabel_windows"]
 
 FIRST, END, AIM = range(3)
 """What the rows of ``spans`` are in the end: the places of an episode's first and last live row, and of the goal."""
@@ -29,75 +45,93 @@ NUMBER, ENTRY, ENV = range(3)
 
 
 @jit
-def episode_of(e: Any, place: Any, number: Any, state: Ints, order: Any) -> Any:
+def open_steps(handle: Ints) -> RelabelledSteps:
+    """The arrays of relabelled steps; the numbers are the positions of :class:`RelabelledSteps`'s members."""
+    return RelabelledSteps(
+        vector_of(handle, 0, np.int64),
+        vector_of(handle, 1, np.int64),
+        vector_of(handle, 2, np.int64),
+        vector_of(handle, 3, np.int64),
+        matrix_of(handle, 4, np.int64),
+        vector_of(handle, 5, np.float32),
+        matrix_of(handle, 6, np.uint8),
+        matrix_of(handle, 7, np.uint8),
+        matrix_of(handle, 8, np.uint8),
+        vector_of(handle, 9, np.int64),
+    )
+
+
+@jit
+def episode_of(e: Any, place: Any, number: Any, ring: RingArrays) -> Any:
     """Which of the episodes of an env a live row belongs to.
 
     ``order`` is kept modulo 2**32. At most ``rows`` transitions of the env are newer, so the difference fits.
     """
-    return number - state[e, COUNT] + ((state[e, COUNT] - np.int64(order[place])) & 0xFFFFFFFF)
+    count = ring.state[e, COUNT]
+    return number - count + ((count - np.int64(ring.order[place])) & 0xFFFFFFFF)
 
 
 @jit
-def note_ends(rows: int, state: Ints, order: Any, ends: Any, seen: Ints) -> None:
+def note_ends(ring: RingArrays) -> None:
     """Note all rows that are live and were not noted before; the last one of each episode stays noted."""
-    inverse = 1.0 / rows
-    for e in range(state.shape[0]):
-        for number in range(max(seen[e], oldest(e, rows, state)), state[e, HEAD]):
-            episode = episode_of(e, place_of(number, e, rows, inverse), number, state, order)
-            ends[place_of(episode, e, rows, inverse)] = number
-        seen[e] = state[e, HEAD]
+    inverse = 1.0 / ring.rows
+    for e in range(ring.state.shape[0]):
+        for number in range(max(ring.seen[e], oldest(e, ring)), ring.state[e, HEAD]):
+            episode = episode_of(e, place_of(number, e, ring.rows, inverse), number, ring)
+            ring.ends[place_of(episode, e, ring.rows, inverse)] = number  # the lower 32 bits
+        ring.seen[e] = ring.state[e, HEAD]
 
 
 @jit
-def _look_up(
-    places: Ints, key: Any, ratio: float, rows: int, state: Ints, order: Any, ends: Any, which: Ints, spans: Ints
-) -> int:
+def _look_up(places: Ints, key: Any, ratio: float, ring: RingArrays, steps: RelabelledSteps) -> int:
     """The rows to be relabelled: in ``spans`` their numbers, envs, and entries of ``ends``, which are prefetched."""
-    found, inverse = 0, 1.0 / rows
+    found, inverse, spans = 0, 1.0 / ring.rows, steps.spans
     for i in range(places.size):
         if uniform(key, GOALS + 2 * i) >= ratio:
             continue
         place = places[i]
-        e, _, number = row_at(place, rows, inverse, state)
-        if number < oldest(e, rows, state):
+        e, _, number = row_at(place, inverse, ring)
+        if number < oldest(e, ring):
             continue
-        entry = place_of(episode_of(e, place, number, state, order), e, rows, inverse)
-        prefetch(ends, entry)
-        which[found], spans[NUMBER, found], spans[ENTRY, found], spans[ENV, found] = i, number, entry, e
+        entry = place_of(episode_of(e, place, number, ring), e, ring.rows, inverse)
+        prefetch(ring.ends, entry)
+        steps.which[found], spans[NUMBER, found], spans[ENTRY, found], spans[ENV, found] = i, number, entry, e
         found += 1
     return found
 
 
 @jit
 def choose_goals(
-    places: Ints, key: Any, ratio: float, strategy: int, finished: bool, rows: int, state: Ints, step: Any, order: Any,
-    ends: Any, seen: Ints, others: Ints, source: Any, at: Ints, out: Any, to: Ints, goal: Ints, which: Ints,
-    begin: Ints, now: Ints, after: Ints, spans: Ints, rewards: Any, flags: Any, achieved: Any, desired: Any,
+    ring_handle: Ints, batch: Ints, goals: Ints, key: Any, ratio: float, places: Ints, others: Ints, out: Any,
+    steps_handle: Ints,
 ) -> int:  # fmt: skip
-    """See :func:`relive.kernels.reference.hindsight.choose_goals`."""
-    note_ends(rows, state, order, ends, seen)
-    found, inverse, width = 0, 1.0 / rows, source.shape[1]
-    drawn = _look_up(places, key, ratio, rows, state, order, ends, which, spans)
+    """See :func:`relive.kernels.reference.hindsight.choose_goals`. The ring's ends have been asked for."""
+    ring, steps = open_ring(ring_handle), open_steps(steps_handle)
+    if ring.ends.size != ring.step.size:
+        return 0
+    note_ends(ring)
+    found, rows, inverse, width = 0, ring.rows, 1.0 / ring.rows, ring.memory.shape[1]
+    which, spans, strategy = steps.which, steps.spans, goals[STRATEGY]
+    drawn = _look_up(places, key, ratio, ring, steps)
     for m in range(drawn):
         i = which[m]
-        number, noted, e = spans[NUMBER, m], np.int64(ends[spans[ENTRY, m]]), spans[ENV, m]
-        first = number - min(np.int64(step[places[i]]), number - oldest(e, rows, state))
+        number, noted, e = spans[NUMBER, m], np.int64(ring.ends[spans[ENTRY, m]]), spans[ENV, m]
+        first = number - min(np.int64(ring.step[places[i]]), number - oldest(e, ring))
         end = number + ((noted - number) & 0xFFFFFFFF)  # ``noted`` has its lower 32 bits; an episode is shorter
         low, high = _choice(strategy, number, first, end)
-        if high < low or (finished and end == state[e, HEAD] - 1 and state[e, NEXT] > 0):
+        if high < low or (goals[FINISHED] and end == ring.state[e, HEAD] - 1 and ring.state[e, NEXT] > 0):
             continue
         if strategy == RANDOM:
             aim = place_after(others[i], others[i] - remainder(others[i], rows, inverse), rows)
         else:
             chosen = low + np.int64(uniform(key, GOALS + 2 * i + 1) * np.float64(high - low + 1))
             aim = place_of(chosen, e, rows, inverse)
-        fetch(source, aim * width + goal[0], goal[1])
+        fetch(ring.memory, aim * width + goals[GOAL_AT], goals[GOAL_BYTES])
         # ``found`` <= m, so what is overwritten has been read
         which[found], spans[FIRST, found] = i, place_of(first, e, rows, inverse)
         spans[END, found], spans[AIM, found] = place_of(end, e, rows, inverse), aim
         found += 1
-    lists = begin, now, after, rewards, flags, achieved, desired
-    _list_steps(places, rows, source, at, out, to, goal, which[:found], spans, lists)
+    _list_steps(found, places, ring, results(out, batch).steps, goals[GOAL_AT], goals[GOAL_BYTES], steps)
     return found
 
 
@@ -117,57 +151,59 @@ def _choice(strategy: int, number: int, first: int, end: int) -> tuple[Any, Any]
 
 @jit
 def _list_steps(
-    places: Ints, rows: int, source: Any, at: Ints, out: Any, to: Ints, goal: Ints, which: Ints, spans: Ints, lists: Any
+    found: int, places: Ints, ring: RingArrays, counts: Any, at: int, size: int, steps: RelabelledSteps
 ) -> None:
-    """The steps of the windows of the rows ``which``. By now their goals, which were asked for, have come.
+    """The steps of the windows of the ``found`` rows. By now their goals, which were asked for, have come.
 
-    ``byte`` is the first byte of a step's row, ``entry`` the step's entry in the lists. A window has as many steps as
-    its row of ``out`` says, at most n, and the lists have room for n steps a row of the batch.
+    ``entry`` is the step's entry in the lists. A window of row i has ``counts[i]`` steps, at most n, and the lists have
+    room for n steps a row of the batch. A goal is ``size`` bytes, ``at`` bytes from the start of a row.
     """
-    begin, now, after, rewards, flags, achieved, desired = lists
-    width, inverse, entry, size = source.shape[1], 1.0 / rows, 0, goal[1]
-    bits, _, _, floats = typed(source)
-    counts = typed(out)[1]
-    first, reached, wanted = source.ctypes.data + goal[0], achieved.ctypes.data, desired.ctypes.data
-    begin[0] = 0
-    for m in range(which.size):
-        here = places[which[m]]
+    width, inverse, entry, rows = ring.memory.shape[1], 1.0 / ring.rows, 0, ring.rows
+    first, reached, wanted = ring.memory.ctypes.data + at, steps.achieved.ctypes.data, steps.desired.ctypes.data
+    steps.begin[0] = 0
+    for m in range(found):
+        i, aim = steps.which[m], first + steps.spans[AIM, m] * width
+        here = places[i]
         base = here - remainder(here, rows, inverse)
-        for _ in range(counts[(which[m] * out.shape[1] + to[STEPS]) // 4]):
-            byte = here * width
-            now[entry], rewards[entry] = here, floats[(byte + at[REWARD]) // 4]
-            flags[0, entry], flags[1, entry] = bits[byte + at[TERMINATED]], bits[byte + at[TRUNCATED]]
+        for _ in range(counts[i]):
+            steps.now[entry], steps.rewards[entry] = here, ring.reward[here]
+            steps.flags[0, entry], steps.flags[1, entry] = ring.terminated[here], ring.truncated[here]
             here = place_after(here, base, rows)
-            after[entry] = here
+            steps.after[entry] = here
             if size:
                 memcpy(address_t(reached + entry * size), address_t(first + here * width), np.intp(size))
-                memcpy(address_t(wanted + entry * size), address_t(first + spans[AIM, m] * width), np.intp(size))
+                memcpy(address_t(wanted + entry * size), address_t(aim), np.intp(size))
             entry += 1
-        begin[m + 1] = entry
+        steps.begin[m + 1] = entry
 
 
 @jit
 def relabel_windows(
-    which: Ints, begin: Ints, after: Ints, envs: int, gamma: float, rewards: Any, terminated: Any, truncated: Any,
-    source: Any, out: Any, to: Ints, sizes: Ints, desired: Any, goals: Ints, last: Ints, used: Ints, mask: Any,
+    ring_handle: Ints, batch: Ints, goals: Ints, gamma: float, found: int, out: Any, last: Ints, steps_handle: Ints,
+    mask: Any,
 ) -> None:  # fmt: skip
     """See :func:`relive.kernels.reference.hindsight.relabel_windows`."""
-    width, wide = source.shape[1], out.shape[1]
-    target = typed(out)
-    here, there, aims = source.ctypes.data, out.ctypes.data, desired.ctypes.data
-    for m in range(which.size):
-        row, value, discount, k, entry = which[m] * wide, 0.0, 1.0, 0, begin[m] - 1
+    ring, steps, written = open_ring(ring_handle), open_steps(steps_handle), results(out, batch)
+    width, wide, envs, size = ring.memory.shape[1], out.shape[1], ring.state.shape[0], goals[GOAL_BYTES]
+    here, there, aims = ring.memory.ctypes.data, out.ctypes.data, steps.desired.ctypes.data
+    begin, after, rewards, flags = steps.begin, steps.after, steps.rewards, steps.flags
+    next_at, next_bytes, into_obs, into_next = batch[NEXT_AT], batch[NEXT_BYTES], goals[INTO_OBS], goals[INTO_NEXT]
+    for m in range(found):
+        i, value, discount, k, entry = steps.which[m], 0.0, 1.0, 0, begin[m] - 1
+        row, terminal, cut = there + i * wide, np.uint8(0), np.uint8(0)
         while entry + 1 < begin[m + 1]:
             entry += 1
             value, discount = add_reward(value, discount, rewards[entry], gamma)
+            terminal, cut = flags[0, entry], flags[1, entry]
             k += 1
-            if terminated[entry] | truncated[entry]:
+            if terminal | cut:
                 break
-        used[m], last[which[m]], mask[which[m]] = entry, after[entry], True
-        if sizes[2] > 0 and k != target[1][(row + to[STEPS]) // 4]:
-            memcpy(address_t(there + row + sizes[1]), address_t(here + after[entry] * width), np.intp(sizes[2]))
-        following = target[2][(row + to[INDEX]) // 8] + k * envs  # the row k later in the same env
-        write_window(target, row, to, following, k, value, discount, terminated[entry], truncated[entry])
-        for g in range(goals.size):
-            aim = address_t(aims + begin[m] * desired.shape[1])
-            memcpy(address_t(there + row + goals[g]), aim, np.intp(desired.shape[1]))
+        steps.used[m], last[i], mask[i] = entry, after[entry], True
+        if next_bytes > 0 and k != written.steps[i]:
+            memcpy(address_t(row + next_at), address_t(here + after[entry] * width), np.intp(next_bytes))
+        following = written.index[i] + k * envs  # the row k later in the same env
+        write_window(written, i, following, k, value, bootstrap(discount, terminal), terminal, cut)
+        if size:
+            aim = address_t(aims + begin[m] * size)
+            memcpy(address_t(row + into_obs), aim, np.intp(size))
+            memcpy(address_t(row + into_next), aim, np.intp(size))

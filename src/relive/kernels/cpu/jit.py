@@ -48,7 +48,7 @@ _ir: Any = cast("Any", cgutils).ir
 
 def jit(function: F, **options: Any) -> F:
     """Compile on first call, with a cache on disk."""
-    compiled: Any = cast("Any", numba).njit(error_model="numpy", nogil=True, **options)(function)
+    compiled: Any = cast("Any", numba).njit(**{"error_model": "numpy", "nogil": True} | options)(function)
     try:
         compiled._cache = KernelCache(function)
     except (RuntimeError, OSError):

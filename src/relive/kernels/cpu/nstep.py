@@ -6,74 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from ..reference.nstep import (
-    CUT,
-    DISCOUNT,
-    INDEX,
-    NEXT_INDEX,
-    REWARD,
-    STAMP,
-    STEP,
-    STEPS,
-    SUM,
-    TERMINAL,
-    TERMINATED,
-    TRUNCATED,
-)
+from ..reference import nstep as plain
+from ..reference.nstep import CUT, DISCOUNT, INDEX, NEXT_INDEX, STEPS, SUM, TERMINAL, Results
+from .handles import Ints, column
 from .jit import jit
-from .places import Ints
 
-__all__ = [
-    "CUT",
-    "DISCOUNT",
-    "INDEX",
-    "NEXT_INDEX",
-    "REWARD",
-    "STAMP",
-    "STEP",
-    "STEPS",
-    "SUM",
-    "TERMINAL",
-    "TERMINATED",
-    "TRUNCATED",
-    "add_reward",
-    "bootstrap",
-    "typed",
-    "write_window",
-]
+__all__ = ["add_reward", "bootstrap", "results", "write_window"]
+
+add_reward = jit(plain.add_reward)
+bootstrap = jit(plain.bootstrap)
+write_window = jit(plain.write_window)
 
 
 @jit
-def typed(packed: Any) -> Any:
-    """The bytes of packed rows ``[R, W]``, flat, as uint8, int32, int64 and float32.
+def results(rows: Any, batch: Ints) -> Results:
+    """See :func:`relive.kernels.reference.nstep.results`.
 
-    W and every field's byte are multiples of the field's size. So byte b of the memory, which holds a field of s bytes,
-    is entry b // s of the array of its type, and b is below R * W.
+    A row is ``wide`` bytes long, a multiple of 16, so the next one is ``wide`` // s elements of s bytes away.
     """
-    flat = packed.reshape(-1)
-    return flat, flat.view(np.int32), flat.view(np.int64), flat.view(np.float32)
-
-
-@jit
-def add_reward(value: Any, discount: Any, reward: Any, gamma: float) -> tuple[Any, Any]:
-    """See :func:`relive.kernels.reference.nstep.add_reward`."""
-    return value + discount * np.float64(reward), discount * gamma
-
-
-@jit
-def bootstrap(discount: Any, terminal: Any) -> Any:
-    """See :func:`relive.kernels.reference.nstep.bootstrap`."""
-    return 0.0 if terminal else discount
-
-
-@jit
-def write_window(
-    out: Any, byte: int, to: Ints, next_index: Any, k: int, value: Any, discount: Any, terminal: Any, cut: Any
-) -> None:
-    """See :func:`relive.kernels.reference.nstep.write_window`; ``out`` is :func:`typed`, ``byte`` where the row is."""
-    bits, ints, words, floats = out
-    words[(byte + to[NEXT_INDEX]) // 8] = next_index
-    floats[(byte + to[DISCOUNT]) // 4] = bootstrap(discount, terminal)
-    ints[(byte + to[STEPS]) // 4] = k
-    floats[(byte + to[SUM]) // 4] = value
-    bits[byte + to[TERMINAL]], bits[byte + to[CUT]] = terminal, cut
+    count, wide, there = rows.shape[0], rows.shape[1], rows.ctypes.data
+    return Results(
+        column(there + batch[INDEX], count, wide // 8, np.int64),
+        column(there + batch[NEXT_INDEX], count, wide // 8, np.int64),
+        column(there + batch[DISCOUNT], count, wide // 4, np.float32),
+        column(there + batch[STEPS], count, wide // 4, np.int32),
+        column(there + batch[SUM], count, wide // 4, np.float32),
+        column(there + batch[TERMINAL], count, wide, np.uint8),
+        column(there + batch[CUT], count, wide, np.uint8),
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ring_state import HEAD, TAIL
+from ..ring_state import HEAD, TAIL, RingArrays
 from .jit import jit, remainder
 
 __all__ = ["Ints", "oldest", "place_after", "place_of", "row_at"]
@@ -19,9 +19,9 @@ Ints = NDArray[np.int64]
 
 
 @jit
-def oldest(e: int, rows: int, state: Ints) -> int:
+def oldest(e: Any, ring: RingArrays) -> Any:
     """See :func:`relive.kernels.reference.places.oldest`."""
-    return max(state[e, TAIL], state[e, HEAD] - rows)
+    return max(ring.state[e, TAIL], ring.state[e, HEAD] - ring.rows)
 
 
 @jit
@@ -37,11 +37,12 @@ def place_after(place: Any, begin: Any, rows: int) -> Any:
 
 
 @jit
-def row_at(place: Any, rows: int, inverse: float, state: Ints) -> tuple[Any, Any, Any]:
+def row_at(place: Any, inverse: float, ring: RingArrays) -> tuple[Any, Any, Any]:
     """See :func:`relive.kernels.reference.places.row_at`."""
+    rows = ring.rows
     offset = remainder(place, rows, inverse)  # in [0, rows)
     begin = place - offset
     e = np.int64(np.float64(begin) * inverse + 0.5)  # e * rows / rows: rounding cannot be off by half
-    newest = state[e, HEAD] - 1  # -1 in an empty env, of which the remainder is rows - 1
+    newest = ring.state[e, HEAD] - 1  # -1 in an empty env; the remainder is rows - 1 then
     back = remainder(newest, rows, inverse) - offset  # how many rows ago the row was written, in (-rows, rows)
     return e, begin, newest - (back if back >= 0 else back + rows)

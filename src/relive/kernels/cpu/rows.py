@@ -7,9 +7,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .jit import Addresses, address_t, jit, memcpy, stream
+from ..step_table import (
+    COUNT,
+    DATA,
+    DESCR,
+    DIMS,
+    DTYPE,
+    FLAGS,
+    ITEM,
+    KIND,
+    LARGEST,
+    NARROWED,
+    NDIM,
+    PITCH,
+    PLAIN,
+    POINTERS,
+    RANK,
+    SHAPE,
+    SIZE,
+    SOURCE,
+    STRIDE,
+    TARGET,
+    TENSOR,
+    TYPE,
+    TYPE_OF,
+    WORDS,
+)
+from .jit import Addresses, address_t, addressed, jit, memcpy, stream
 
-__all__ = ["copy_row"]
+__all__ = ["accept_step", "copy_row", "copy_step"]
+
+Ints = NDArray[np.int64]
 
 LONG = 2**17
 """Bytes of a row from which it is written past the caches: it would drive out all else, and is not read soon."""
@@ -29,6 +57,7 @@ def _copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64],
 
 @jit
 def _copy(target: Any, source: Any, nbytes: int) -> None:
+    """Copy bytes from one address to another, long runs past the caches."""
     head = -target % 64 if nbytes >= LONG else nbytes  # up to the next cache line
     memcpy(address_t(target), address_t(source), np.intp(head))
     lines = (nbytes - head) // 64 * 64
@@ -36,3 +65,80 @@ def _copy(target: Any, source: Any, nbytes: int) -> None:
         stream(address_t(target + head), address_t(source + head), np.intp(lines))
         done = head + lines
         memcpy(address_t(target + done), address_t(source + done), np.intp(nbytes - done))
+
+
+def _accept_step(step: int, table: Ints) -> int:
+    """See :func:`relive.kernels.reference.rows.accept_step`.
+
+    Everything that is read here exists: the caller holds the tuple, which holds its items, and no other thread of
+    Python runs meanwhile. An item's second word is its class, whatever the object is. The further words are read of
+    arrays alone.
+    """
+    tensors = 0  # how many came before field i
+    for i in range(table.shape[1]):
+        if table[KIND, i] == TENSOR:
+            table[SOURCE, i] = table[POINTERS, tensors]
+            tensors += 1
+            if table[SOURCE, i] == 0 and table[COUNT, i] * table[SIZE, i] > 0:
+                return i
+        else:
+            item = addressed(step + table[ITEM, i], 1, np.int64)[0]
+            if not _is_plain(addressed(item, WORDS, np.int64), table, i):
+                return i
+            table[SOURCE, i] = addressed(item, WORDS, np.int64)[DATA]
+            if table[KIND, i] == NARROWED and not _can_be_narrowed(table[SOURCE, i], table[COUNT, i] * table[SIZE, i]):
+                return i
+    return -1
+
+
+@jit
+def _is_plain(array: Ints, table: Ints, i: int) -> bool:
+    """Whether the object of these words is an array of field i's dtype and shape, contiguous and aligned."""
+    if array[TYPE_OF] != table[TYPE, i] or array[DESCR] != table[DTYPE, i] or array[FLAGS] & PLAIN != PLAIN:
+        return False
+    axes = array[RANK] & 0xFFFFFFFF  # a C int; what is in the word's upper half means nothing
+    if axes != table[NDIM, i]:
+        return False
+    shape = addressed(array[SHAPE], axes, np.int64)
+    for axis in range(axes):  # noqa: SIM110 - numba compiles no generator
+        if shape[axis] != table[DIMS + axis, i]:
+            return False
+    return True
+
+
+@jit
+def _can_be_narrowed(address: int, nbytes: int) -> bool:
+    """Whether each float64 from an address on, stored in ``nbytes`` bytes of float32, is infinite only if it was."""
+    numbers, lost = addressed(address, nbytes // 4, np.float64), 0
+    for k in range(numbers.size):  # to the end, since a loop without a way out is compiled to vector code
+        lost += int(abs(numbers[k]) > LARGEST and abs(numbers[k]) != np.inf)
+    return lost == 0
+
+
+accept_step = jit(_accept_step, nogil=False)
+
+
+@jit
+def copy_step(table: Ints, row: int) -> None:
+    """See :func:`relive.kernels.reference.rows.copy_step`."""
+    for i in range(table.shape[1]):
+        source, target = table[SOURCE, i], table[TARGET, i] + row * table[STRIDE, i]
+        count, pitch, size = table[COUNT, i], table[PITCH, i], table[SIZE, i]
+        if table[KIND, i] == NARROWED:
+            _narrow(target, source, count, pitch, size)
+        elif count == 1:
+            _copy(target, source, size)
+        else:
+            for run in range(count):
+                memcpy(address_t(target + run * pitch), address_t(source + run * size), np.intp(size))
+
+
+@jit
+def _narrow(target: int, source: int, count: int, pitch: int, size: int) -> None:
+    """Store float64 numbers as float32, ``count`` runs of ``size`` bytes that begin every ``pitch`` bytes."""
+    width = size // 4
+    for run in range(count):
+        numbers = addressed(source + 8 * run * width, width, np.float64)
+        stored = addressed(target + run * pitch, width, np.float32)
+        for k in range(width):
+            stored[k] = np.float32(numbers[k])

@@ -7,57 +7,56 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.nstep import NEXT_AT, NEXT_BYTES, OWN_AT, OWN_BYTES, STEP_BYTES
 from ..ring_state import HEAD
+from .handles import Ints, open_ring
 from .jit import address_t, fetch, jit, memcpy
-from .nstep import INDEX, REWARD, STAMP, STEP, TERMINATED, TRUNCATED, add_reward, typed, write_window
-from .places import Ints, place_after, row_at
+from .nstep import add_reward, bootstrap, results, write_window
+from .places import place_after, row_at
 
 __all__ = ["gather_pairs", "gather_rows", "stack_places", "windows"]
 
 
 @jit
-def windows(
-    places: Ints, rows: int, steps: int, gamma: float, state: Ints, source: Any, at: Ints, out: Any, to: Ints,
-    sizes: Ints, last: Ints,
-) -> int:  # fmt: skip
+def windows(ring_handle: Ints, batch: Ints, places: Ints, steps: int, gamma: float, out: Any, last: Ints) -> int:
     """See :func:`relive.kernels.reference.windows.windows`.
 
-    ``base`` and ``row`` are the first bytes of a row of ``source`` and of ``out``, ``here`` and ``there`` the addresses
-    of both.
+    ``here`` and ``there`` are the addresses of the ring's memory and of ``out``; to them, bytes are added.
     """
-    envs, inverse, own = state.shape[0], 1.0 / rows, sizes[2] < 0
-    width, wide = source.shape[1], out.shape[1]
-    bits, ints, words, floats = typed(source)
-    target = typed(out)
-    here, there = source.ctypes.data, out.ctypes.data
+    ring, written = open_ring(ring_handle), results(out, batch)
+    rows, envs, inverse, own = ring.rows, ring.state.shape[0], 1.0 / ring.rows, batch[NEXT_BYTES] < 0
+    step_bytes, next_at, next_bytes = batch[STEP_BYTES], batch[NEXT_AT], batch[NEXT_BYTES]
+    width, wide = ring.memory.shape[1], out.shape[1]
+    here, there = ring.memory.ctypes.data, out.ctypes.data
     for i in range(places.size):
-        if not 0 <= places[i] < source.shape[0]:
+        if not 0 <= places[i] < ring.memory.shape[0]:
             return i
-        fetch(source, places[i] * width, 2 * width)
+        fetch(ring.memory, places[i] * width, 2 * width)
     for i in range(places.size):
-        place, row = places[i], i * wide
-        memcpy(address_t(there + row), address_t(here + place * width), np.intp(sizes[0]))
-        env, begin, number = row_at(place, rows, inverse, state)
-        newest = state[env, HEAD] - 1
+        place, row = places[i], there + i * wide
+        memcpy(address_t(row), address_t(here + place * width), np.intp(step_bytes))
+        env, begin, number = row_at(place, inverse, ring)
+        newest = ring.state[env, HEAD] - 1
         value, discount, k, terminal, cut = 0.0, 1.0, 0, np.uint8(0), np.uint8(0)
         while True:
-            base = place * width
-            value, discount = add_reward(value, discount, floats[(base + at[REWARD]) // 4], gamma)
-            terminal, cut = bits[base + at[TERMINATED]], bits[base + at[TRUNCATED]]
+            value, discount = add_reward(value, discount, ring.reward[place], gamma)
+            terminal, cut = ring.terminated[place], ring.truncated[place]
             k += 1
             before, place = place, place_after(place, begin, rows)
             # the newest row is not complete, unless rows have next observations of their own: so k stays below rows
-            if terminal | cut or k == steps or words[(place * width + at[STAMP]) // 8] < 0:
+            if terminal | cut or k == steps or ring.stamp[place] < 0:
                 break
-            if own and (number + k > newest or ints[(place * width + at[STEP]) // 4] == 0):
+            if own and (number + k > newest or ring.step[place] == 0):
                 break
         last[i] = before if own else place
-        target[2][(row + to[INDEX]) // 8] = number * envs + env
-        write_window(target, row, to, (number + k - int(own)) * envs + env, k, value, discount, terminal, cut)
-        if sizes[2] > 0:
-            memcpy(address_t(there + row + sizes[1]), address_t(here + place * width), np.intp(sizes[2]))
-        elif own and k > 1:
-            memcpy(address_t(there + row + sizes[1]), address_t(here + before * width + sizes[3]), np.intp(sizes[4]))
+        written.index[i] = number * envs + env
+        next_index = (number + k - int(own)) * envs + env
+        write_window(written, i, next_index, k, value, bootstrap(discount, terminal), terminal, cut)
+        if not own:
+            memcpy(address_t(row + next_at), address_t(here + place * width), np.intp(next_bytes))
+        elif k > 1:
+            source = address_t(here + before * width + batch[OWN_AT])
+            memcpy(address_t(row + next_at), source, np.intp(batch[OWN_BYTES]))
     return -1
 
 
@@ -92,8 +91,10 @@ def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any
 
 
 @jit
-def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> int:
+def stack_places(ring_handle: Ints, places: Ints, depth: int, repeat: bool, out: NDArray[Any]) -> int:
     """See :func:`relive.kernels.reference.windows.stack_places`."""
+    ring = open_ring(ring_handle)
+    rows, step = ring.rows, ring.step
     for i in range(places.size):
         place = places[i]
         if not 0 <= place < step.size:

@@ -1,12 +1,13 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
-from .append import add_rows, append, plan_rows, scatter_rows
+from .append import add_rows, plan_rows, scatter_rows
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
-from .rows import copy_row
+from .rows import accept_step, copy_row, copy_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
 from .tree import (
@@ -25,13 +26,16 @@ from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
     "Grid",
+    "Priorities",
+    "accept_step",
     "add_rows",
     "anchors",
-    "append",
     "choose_goals",
     "copy_row",
+    "copy_step",
     "discounted_return",
     "draw",
+    "draw_weighted",
     "ends_full",
     "episode_starts",
     "gae",
@@ -44,13 +48,17 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "note_drawable",
     "permutation",
     "plan_rows",
     "plan_windows",
+    "powers",
+    "rate",
     "read_sequences",
     "refuse_missing",
     "relabel_windows",
     "scatter_rows",
+    "set_errors",
     "stack_places",
     "tree_build",
     "tree_cover",

@@ -6,55 +6,95 @@ from ``first`` to ``end``, its boundary row or its newest.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from ..ring_state import HEAD, NEXT
-from .nstep import INDEX, REWARD, STEPS, TERMINATED, TRUNCATED, add_reward, read, write_window
+from ..ring_state import HEAD, NEXT, RingArrays
+from .nstep import NEXT_AT, NEXT_BYTES, add_reward, bootstrap, results, write_window
 from .places import Ints, oldest, place_after, place_of, row_at
 from .random import uniform
 
-__all__ = ["EPISODE", "FINAL", "FUTURE", "PAST", "RANDOM", "choose_goals", "relabel_windows"]
+__all__ = [
+    "EPISODE",
+    "FINAL",
+    "FINISHED",
+    "FUTURE",
+    "GOAL_AT",
+    "GOAL_BYTES",
+    "INTO_NEXT",
+    "INTO_OBS",
+    "PAST",
+    "RANDOM",
+    "STRATEGY",
+    "RelabelledSteps",
+    "choose_goals",
+    "relabel_windows",
+]
 
 FUTURE, FINAL, EPISODE, PAST, RANDOM = range(5)
 """The strategies, which say where a goal may come from: the steps from the anchor on, the last, all of the episode,
 those before the anchor; or any step of the whole replay."""
+GOAL_AT, GOAL_BYTES, INTO_OBS, INTO_NEXT, STRATEGY, FINISHED = range(6)
+"""The entries of ``goals``: the byte of a ring's row at which the achieved goal is, and its bytes (0: kernels cannot
+read it); the bytes of a batch's row at which the desired goals of both observations are; the strategy; and 1 if only
+episodes that are over count."""
 GOALS = 2**32
 """The first number of a batch's stream that decides on goals; samplers stay below."""
 
 
+class RelabelledSteps(NamedTuple):
+    """The steps in the windows of relabelled rows: of a batch of B rows at most B rows, and M = B * n steps.
+
+    The steps of the m-th such row are entries ``begin[m]`` to ``begin[m + 1]`` of all that is ``[M]``.
+    """
+
+    which: Ints
+    """int64 ``[B]``: the rows of the batch."""
+    begin: Ints
+    """int64 ``[B + 1]``."""
+    now: Ints
+    """int64 ``[M]``: the places of the steps."""
+    after: Ints
+    """int64 ``[M]``: the places of the rows that follow them."""
+    spans: Ints
+    """int64 ``[3, B]``: the places of the episode's first and last live rows, and of the goal."""
+    rewards: Any
+    """float32 ``[M]``: the rewards, as recorded and then with the new goal."""
+    flags: Any
+    """uint8 ``[2, M]``: terminated and truncated, in the same way."""
+    achieved: Any
+    """uint8 ``[M, GOAL_BYTES]``: the goals that were achieved after the steps."""
+    desired: Any
+    """uint8 ``[M, GOAL_BYTES]``: the new goals."""
+    used: Ints
+    """int64 ``[B]``: the last step of each window with its new goal."""
+
+
 def choose_goals(
-    places: Ints, key: int, ratio: float, strategy: int, finished: bool, rows: int, state: Ints, step: Any, order: Any,
-    ends: Any, seen: Ints, others: Ints, source: Any, at: Ints, out: Any, to: Ints, goal: Ints, which: Ints,
-    begin: Ints, now: Ints, after: Ints, spans: Ints, rewards: Any, flags: Any, achieved: Any, desired: Any,
+    ring: RingArrays, batch: Ints, goals: Ints, key: int, ratio: float, places: Ints, others: Ints, out: Any,
+    steps: RelabelledSteps,
 ) -> int:  # fmt: skip
-    """Which rows of a batch get another goal, which, and the steps of their windows.
+    """Which rows of a batch get another goal, which, and the steps of their windows. Returns the number of rows.
 
     Row i of the batch is relabelled if number GOALS + 2i of the stream ``key`` is below ``ratio``, it has a step to
-    choose from, and, if only ``finished`` episodes count, its own is over. The next number of the stream chooses among
+    choose from, and, if only episodes that are over count, its own is over. The next number of the stream chooses among
     these steps. ``others`` are the places of transitions drawn for RANDOM. ``out`` holds the rows of the batch as
-    :func:`relive.kernels.reference.windows.windows` made them.
-
-    For the m-th of those rows, ``which[m]`` is its i; ``spans[:, m]`` are the places of ``first``, ``end`` and the
-    goal; and the steps of its window are entries ``begin[m]`` to ``begin[m + 1]`` of the following: ``now`` and
-    ``after``, the places of a step and of the row that follows; ``rewards`` and ``flags`` (terminated, truncated) as
-    they were recorded; ``achieved`` and ``desired``, the ``goal[1]`` bytes at ``goal[0]`` of the row that follows and
-    of the goal. ``ends`` and ``seen`` are notes of the fast twin. Returns the number of rows relabelled.
+    :func:`relive.kernels.reference.windows.windows` made them from ``places``.
     """
+    rows, at, size = ring.rows, goals[GOAL_AT], goals[GOAL_BYTES]
+    counts = results(out, batch).steps
 
     def following(place: int) -> int:
         return place_after(place, place // rows * rows, rows)
 
-    found = begin[0] = 0
+    found = steps.begin[0] = 0
     for i, place in enumerate(places.tolist()):
-        e, _, number = row_at(place, rows, state)
-        least, head = oldest(e, rows, state), int(state[e, HEAD])
+        e, _, number = row_at(place, ring)
+        least, head = oldest(e, ring), int(ring.state[e, HEAD])
         if number < least:  # there is no such row any more, or not yet
             continue
-        first = number - min(int(step[place]), number - least)
+        first = number - min(int(ring.step[place]), number - least)
         end = number
-        while end + 1 < head and step[place_of(end + 1, e, rows)] == step[place_of(end, e, rows)] + 1:
+        while end + 1 < head and ring.step[place_of(end + 1, e, rows)] == ring.step[place_of(end, e, rows)] + 1:
             end += 1
         low, high = {
             FUTURE: (number + 1, end),
@@ -62,49 +102,50 @@ def choose_goals(
             EPISODE: (first + 1, end),
             PAST: (first + 1, number),
             RANDOM: (0, 0),
-        }[strategy]
-        under_way = end == head - 1 and state[e, NEXT] > 0
-        if uniform(key, GOALS + 2 * i) >= ratio or high < low or (finished and under_way):
+        }[int(goals[STRATEGY])]
+        under_way = end == head - 1 and ring.state[e, NEXT] > 0
+        if uniform(key, GOALS + 2 * i) >= ratio or high < low or (goals[FINISHED] and under_way):
             continue
         chosen = low + int(uniform(key, GOALS + 2 * i + 1) * (high - low + 1))
-        aim = following(int(others[i])) if strategy == RANDOM else place_of(chosen, e, rows)
-        which[found] = i
-        spans[:, found] = place_of(first, e, rows), place_of(end, e, rows), aim
-        entry, here = int(begin[found]), place
-        for _ in range(read(out[i], to[STEPS], np.int32)):
-            now[entry], after[entry] = here, following(here)
-            rewards[entry] = read(source[here], at[REWARD], np.float32)
-            flags[:, entry] = source[here, at[TERMINATED]], source[here, at[TRUNCATED]]
-            achieved[entry] = source[after[entry], goal[0] : goal[0] + goal[1]]
-            desired[entry] = source[aim, goal[0] : goal[0] + goal[1]]
+        aim = following(int(others[i])) if goals[STRATEGY] == RANDOM else place_of(chosen, e, rows)
+        steps.which[found] = i
+        steps.spans[:, found] = place_of(first, e, rows), place_of(end, e, rows), aim
+        entry, here = int(steps.begin[found]), place
+        for _ in range(counts[i]):
+            steps.now[entry], steps.after[entry] = here, following(here)
+            steps.rewards[entry] = ring.reward[here]
+            steps.flags[:, entry] = ring.terminated[here], ring.truncated[here]
+            steps.achieved[entry] = ring.memory[steps.after[entry], at : at + size]
+            steps.desired[entry] = ring.memory[aim, at : at + size]
             here, entry = following(here), entry + 1
         found += 1
-        begin[found] = entry
+        steps.begin[found] = entry
     return found
 
 
 def relabel_windows(
-    which: Ints, begin: Ints, after: Ints, envs: int, gamma: float, rewards: Any, terminated: Any, truncated: Any,
-    source: Any, out: Any, to: Ints, sizes: Ints, desired: Any, goals: Ints, last: Ints, used: Ints, mask: Any,
+    ring: RingArrays, batch: Ints, goals: Ints, gamma: float, found: int, out: Any, last: Ints, steps: RelabelledSteps,
+    mask: Any,
 ) -> None:  # fmt: skip
     """Rewrite the windows of relabelled rows: they end where a step terminates or is truncated, or with the last.
 
-    ``which``, ``begin`` and ``after`` are as :func:`choose_goals` left them, ``rewards``, ``terminated`` and
-    ``truncated`` those of the steps with the new goal; ``out``, ``to``, ``sizes`` and ``last`` are those of
-    :func:`windows`. The goals ``desired`` go to the bytes ``goals`` of the rows. ``used[m]`` is the window's last step.
-    ``mask`` becomes True for those rows.
+    ``steps`` are as :func:`choose_goals` left the ``found`` rows, but with the rewards and flags of the new goals.
+    ``out`` and ``last`` are those of :func:`relive.kernels.reference.windows.windows`. ``mask`` (bool ``[B]``) becomes
+    True for those rows.
     """
-    for m, i in enumerate(which.tolist()):
-        value, discount, k, entry = 0.0, 1.0, 0, int(begin[m])
-        for entry in range(begin[m], begin[m + 1]):
-            value, discount = add_reward(value, discount, rewards[entry], gamma)
+    written, size = results(out, batch), goals[GOAL_BYTES]
+    for m, i in enumerate(steps.which[:found].tolist()):
+        value, discount, k, entry = 0.0, 1.0, 0, int(steps.begin[m])
+        for entry in range(steps.begin[m], steps.begin[m + 1]):
+            value, discount = add_reward(value, discount, steps.rewards[entry], gamma)
             k += 1
-            if terminated[entry] or truncated[entry]:
+            if steps.flags[:, entry].any():
                 break
-        used[m], last[i], mask[i] = entry, after[entry], True
-        following = read(out[i], to[INDEX], np.int64) + k * envs
-        write_window(out[i], to, following, k, value, discount, terminated[entry], truncated[entry])
-        if sizes[2] > 0:
-            out[i, sizes[1] : sizes[1] + sizes[2]] = source[after[entry], : sizes[2]]
-        for byte in goals.tolist():
-            out[i, byte : byte + desired.shape[1]] = desired[begin[m]]
+        steps.used[m], last[i], mask[i] = entry, steps.after[entry], True
+        following = written.index[i] + k * len(ring.state)  # the row k later in the same env
+        terminal, cut = steps.flags[:, entry]
+        write_window(written, i, following, k, value, bootstrap(discount, terminal), terminal, cut)
+        if batch[NEXT_BYTES] > 0:
+            out[i, batch[NEXT_AT] : batch[NEXT_AT] + batch[NEXT_BYTES]] = ring.memory[last[i], : batch[NEXT_BYTES]]
+        for byte in (goals[INTO_OBS], goals[INTO_NEXT]):
+            out[i, byte : byte + size] = steps.desired[steps.begin[m]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,32 +11,63 @@ __all__ = [
     "CUT",
     "DISCOUNT",
     "INDEX",
+    "NEXT_AT",
+    "NEXT_BYTES",
     "NEXT_INDEX",
-    "REWARD",
-    "STAMP",
-    "STEP",
+    "OWN_AT",
+    "OWN_BYTES",
     "STEPS",
+    "STEP_BYTES",
     "SUM",
     "TERMINAL",
-    "TERMINATED",
-    "TRUNCATED",
+    "Results",
     "add_reward",
     "bootstrap",
-    "read",
+    "column",
+    "results",
     "write_window",
 ]
 
-REWARD, TERMINATED, TRUNCATED, STAMP, STEP = range(5)
-"""What the entries of ``at`` are the bytes of, in a row of memory: float32, uint8, uint8, int64, int32."""
-
 INDEX, NEXT_INDEX, DISCOUNT, STEPS, SUM, TERMINAL, CUT = range(7)
-"""What the entries of ``to`` are the bytes of, in a row of a batch of n-step windows: int64, int64, float32, int32,
-float32, uint8, uint8."""
+"""The first entries of ``batch``, the layout of a row of a batch of n-step windows: the bytes of its results, int64,
+int64, float32, int32, float32, uint8 and uint8. Each is a multiple of the size of its type."""
+STEP_BYTES, NEXT_AT, NEXT_BYTES, OWN_AT, OWN_BYTES = range(7, 12)
+"""The others, in bytes: the step at the start of the row; where the next observation goes; how much of the row that
+has it is copied there, or -1 if each row of the ring has a next observation of its own; where that lies in a row of
+the ring, and its size."""
 
 
-def read(row: NDArray[np.uint8], byte: Any, dtype: Any) -> Any:
-    """The number at a byte of a packed row."""
-    return row[byte : byte + np.dtype(dtype).itemsize].view(dtype)[0]
+class Results(NamedTuple):
+    """The results of n-step windows, each a column ``[B]`` over the packed rows of a batch."""
+
+    index: Any
+    """int64: the public index of the anchor."""
+    next_index: Any
+    """int64: that of the row with the next observation."""
+    discount: Any
+    """float32: γᵏ, or 0 after a terminal."""
+    steps: Any
+    """int32: k, the number of rewards."""
+    reward: Any
+    """float32: their discounted sum."""
+    terminated: Any
+    """uint8: whether the last step terminated."""
+    truncated: Any
+    """uint8: whether it was truncated."""
+
+
+def column(rows: NDArray[np.uint8], byte: int, dtype: Any) -> Any:
+    """The field at a byte of packed rows ``[B, W]``, as a column ``[B]`` over the same memory."""
+    return rows[:, byte : byte + np.dtype(dtype).itemsize].view(dtype)[:, 0]
+
+
+def results(rows: NDArray[np.uint8], batch: Any) -> Results:
+    """The columns of a batch's packed rows ``[B, W]``."""
+    dtypes = np.int64, np.int64, np.float32, np.int32, np.float32, np.uint8, np.uint8
+    return Results(*(column(rows, int(byte), dtype) for byte, dtype in zip(batch, dtypes, strict=False)))
+
+
+# numba compiles the three below as they are: cpu/nstep.py
 
 
 def add_reward(value: Any, discount: Any, reward: Any, gamma: float) -> tuple[Any, Any]:
@@ -50,15 +81,15 @@ def bootstrap(discount: Any, terminal: Any) -> Any:
 
 
 def write_window(
-    row: NDArray[np.uint8], to: Any, next_index: Any, k: int, value: Any, discount: Any, terminal: Any, cut: Any
+    out: Results, i: int, next_index: Any, k: int, value: Any, discount: Any, terminal: Any, cut: Any
 ) -> None:
-    """Write to the bytes ``to`` of a row of a batch all that is known of its window, but the anchor's index."""
-    for field, result, dtype in (
-        (NEXT_INDEX, next_index, np.int64),
-        (DISCOUNT, bootstrap(discount, terminal), np.float32),
-        (STEPS, k, np.int32),
-        (SUM, value, np.float32),
-        (TERMINAL, terminal, np.uint8),
-        (CUT, cut, np.uint8),
-    ):
-        row[to[field] : to[field] + np.dtype(dtype).itemsize].view(dtype)[0] = result
+    """Write all that is known of the window of row i of a batch, but the anchor's index.
+
+    ``discount`` is what :func:`bootstrap` makes of it.
+    """
+    out.next_index[i] = next_index
+    out.discount[i] = discount
+    out.steps[i] = k
+    out.reward[i] = value
+    out.terminated[i] = terminal
+    out.truncated[i] = cut

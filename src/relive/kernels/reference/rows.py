@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["copy_row"]
+from ..step_table import (
+    COUNT,
+    DIMS,
+    DTYPE,
+    KIND,
+    LARGEST,
+    NARROWED,
+    NDIM,
+    PITCH,
+    POINTERS,
+    SIZE,
+    SOURCE,
+    STRIDE,
+    TARGET,
+    TENSOR,
+)
+
+__all__ = ["accept_step", "copy_row", "copy_step"]
+
+Ints = NDArray[np.int64]
 
 
 def copy_row(sources: NDArray[np.uint64], targets: NDArray[np.uint64], nbytes: NDArray[np.int64], row: int) -> None:
@@ -15,3 +35,54 @@ def copy_row(sources: NDArray[np.uint64], targets: NDArray[np.uint64], nbytes: N
     for source, target, size in zip(sources.tolist(), targets.tolist(), nbytes.tolist(), strict=False):
         if source:
             ctypes.memmove(target + row * size, source, size)
+
+
+def accept_step(step: int, table: Ints) -> int:
+    """Note in ``table`` where the fields of a step lie, if each may be copied as it is.
+
+    Args:
+        step: the address (``id``) of a tuple with an item for each column of ``table``, in order.
+        table: int64, as :mod:`relive.kernels.step_table` says. Its tensors are checked already, and ``POINTERS`` has
+            their addresses.
+
+    Returns:
+        -1, or the first field that does not fit: an array of another class, dtype or shape, one that is not contiguous
+        and aligned, a float64 beyond the largest float32 and not infinite, a tensor without memory.
+    """
+    values: tuple[Any, ...] = ctypes.cast(step, ctypes.py_object).value
+    pointers = iter(table[POINTERS].tolist())
+    for i in range(table.shape[1]):
+        if table[KIND, i] == TENSOR:
+            table[SOURCE, i] = next(pointers)
+            if not table[SOURCE, i] and table[COUNT, i] * table[SIZE, i]:
+                return i
+        elif not _fits(values[i], table[:, i]):
+            return i
+        else:
+            table[SOURCE, i] = values[i].ctypes.data
+    return -1
+
+
+def _fits(value: Any, column: Ints) -> bool:
+    """Whether an array is as its column of the table says."""
+    if type(value) is not np.ndarray or id(value.dtype) != column[DTYPE]:
+        return False
+    if list(value.shape) != column[DIMS : DIMS + column[NDIM]].tolist():
+        return False
+    if not (value.flags.c_contiguous and value.flags.aligned):
+        return False
+    sizes = np.abs(value) if column[KIND] == NARROWED else np.zeros(0)
+    return not ((sizes > LARGEST) & ~np.isinf(sizes)).any()
+
+
+def copy_step(table: Ints, row: int) -> None:
+    """Copy the fields of the step that :func:`accept_step` noted last to row ``row`` of each."""
+    for column in table.T.tolist():
+        for run in range(column[COUNT]):
+            size = column[SIZE]
+            target = column[TARGET] + row * column[STRIDE] + run * column[PITCH]
+            if column[KIND] == NARROWED:
+                numbers = (ctypes.c_double * (size // 4)).from_address(column[SOURCE] + 2 * run * size)
+                ctypes.memmove(target, np.array(numbers).astype(np.float32).ctypes.data, size)
+            else:
+                ctypes.memmove(target, column[SOURCE] + run * size, size)

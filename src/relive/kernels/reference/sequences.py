@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ring_state import LENGTH, STRIDE
-from .nstep import REWARD, STAMP, TERMINATED, TRUNCATED, add_reward, bootstrap, read
+from ..ring_state import LENGTH, STRIDE, RingArrays
+from .nstep import add_reward, bootstrap
 from .places import Ints, place_of, row_at
 from .rule import window_start
 
@@ -20,64 +20,66 @@ INDEX, LENGTHS, BURN_IN, ENV, START, FIRST = range(6)
 """What the rows of ``per`` are, an entry a window: the public index of its anchor, its number of rows, how many of them
 are burn-in, its env, the number of its first step within the env, and the place of row 0."""
 
-SUM, TERMINAL, CUT, DISCOUNT, STEPS, NEXT_ROW, MASK = range(7)
-"""What the entries of ``to`` are the bytes of, in a row of a batch of sequences: float32, uint8, uint8, float32, int32,
-int64, uint8."""
+SUM, TERMINAL, CUT, DISCOUNT, STEPS, NEXT_ROW, MASK, IS_START = range(8)
+"""The first entries of ``batch``, the layout of a row of a batch of sequences: the bytes of what is written for each
+step, float32, uint8, uint8, float32, int32, int64, uint8 and uint8. Each is a multiple of the size of its type."""
+STEP_BYTES, OBS_BYTES, BURN, REACH, TIME_FIRST = range(8, 13)
+"""The others: the bytes at the start of a row that are copied of a step, and of an observation that an episode ended
+on, multiples of 16; the steps of burn-in; the rewards of an n-step sum; 1 if the rows are ``[T, B]``, 0 if
+``[B, T]``."""
 
 
 def read_sequences(
-    places: Ints, rows: int, burn_in: int, steps: int, gamma: float, state: Ints, counters: Ints, step: Any,
-    source: Any, at: Ints, time_first: bool, out: Any, to: Ints, sizes: Ints, blank: Any, per: Ints, table: Ints,
-) -> int:  # fmt: skip
-    """The windows that end at anchors, as packed rows ``[T, B]``, or ``[B, T]`` unless ``time_first``, flattened.
+    ring: RingArrays, batch: Ints, gamma: float, places: Ints, out: Any, blank: Any, per: Ints, table: Ints
+) -> int:
+    """The windows that end at anchors, as packed rows ``[T, B]``, or ``[B, T]``, flattened: uint8 ``[T * B, W]``.
 
-    A window comes after up to ``burn_in`` steps before it, as far as its episode goes, and before as many rows as its
-    n-step rewards (``steps`` at most, as :func:`relive.kernels.reference.ring.windows` has them) reach beyond it.
+    A window comes after up to ``batch[BURN]`` steps before it, as far as its episode goes, and before as many rows as
+    its n-step rewards (as :func:`relive.kernels.reference.windows.windows` has them) reach beyond it.
 
-    ``at`` holds the bytes at which a row of ``source`` (uint8 ``[R, W]``) has its reward, terminated, truncated and
-    stamp. The first ``sizes[0]`` bytes of each row are copied. An observation that an episode ended on is ``blank``
-    with its first ``sizes[1]`` bytes written over; ``blank`` (uint8) is the row that stands where there is nothing. The
-    bytes ``to`` get the reward, done bits, discount and number of rewards of the n-step window, and the row of the
-    batch after it, 0 and -1 behind the last step; and whether the step belongs to the window. ``per`` ``[6, B]`` gets
-    what is known of each window. ``table``, if not empty, gets the place of each row; -1 where there is none, and
-    -2 - place for an observation that an episode ended on.
+    The row after an episode's last step is ``blank`` with the observation that it ended on; ``blank`` (uint8 ``[W]``)
+    is the row that stands where there is nothing. Each step gets the reward, done bits, discount and number of rewards
+    of its n-step window, and the row of the batch after that, 0 and -1 behind the last step; whether it belongs to the
+    window; and whether it begins its episode. ``per`` ``[6, B]`` gets what is known of each window. ``table``, if not
+    empty, gets the place of each row; -1 where there is none, and -2 - place for an observation that an episode ended
+    on.
 
     Returns -1; or the first of ``places`` that is not a row's, or whose window would not be among the rows or not fit.
     """
     count, total = len(places), len(out) // max(len(places), 1)
+    burn_in, steps = int(batch[BURN]), int(batch[REACH])
 
     def write(row: int, values: list[tuple[Any, Any]]) -> None:
         for field, (value, dtype) in enumerate(values):
-            out[row, to[field] : to[field] + np.dtype(dtype).itemsize].view(dtype)[0] = value
+            out[row, batch[field] : batch[field] + np.dtype(dtype).itemsize].view(dtype)[0] = value
 
     for b, place in enumerate(places.tolist()):
-        if not 0 <= place < len(source):
+        if not 0 <= place < len(ring.memory):
             return b
-        (e, _, number), index = row_at(place, rows, state), int(step[place])
-        start = int(window_start(index, int(counters[LENGTH]), int(counters[STRIDE])))
+        (e, _, number), index = row_at(place, ring), int(ring.step[place])
+        start = int(window_start(index, int(ring.counters[LENGTH]), int(ring.counters[STRIDE])))
         first = max(start - burn_in, 0)
-        if not 0 <= index - first < min(rows, total):
+        if not 0 <= index - first < min(ring.rows, total):
             return b
-        episode = [place_of(number - index + k, e, rows) for k in range(index + steps + 1)]
+        episode = [place_of(number - index + k, e, ring.rows) for k in range(index + steps + 1)]
         known = index + 1  # steps of the episode whose rewards are read
-        while known < index + steps and read(source[episode[known]], at[STAMP], np.int64) >= 0:
+        while known < index + steps and ring.stamp[episode[known]] >= 0:
             known += 1
-        terminal, cut = (source[episode[known - 1], at[field]] for field in (TERMINATED, TRUNCATED))
+        terminal, cut = ring.terminated[episode[known - 1]], ring.truncated[episode[known - 1]]
         for t in range(total):
-            row, i = (t * count + b if time_first else b * total + t), first + t
+            row, i = (t * count + b if batch[TIME_FIRST] else b * total + t), first + t
             bounds = i == known and bool(terminal or cut)
             if i > known or bounds:
                 out[row] = blank
             if i <= known:
-                nbytes = sizes[1] if bounds else sizes[0]
-                out[row, :nbytes] = source[episode[i], :nbytes]
+                nbytes = batch[OBS_BYTES] if bounds else batch[STEP_BYTES]
+                out[row, :nbytes] = ring.memory[episode[i], :nbytes]
             if table.size:
                 table[row] = -1 if i > known else -2 - episode[i] if bounds else episode[i]
             k = min(steps, known - i) if i <= index else 0
             value, discount = 0.0, 1.0
             for j in range(k):
-                reward = read(source[episode[i + j]], at[REWARD], np.float32)
-                value, discount = add_reward(value, discount, reward, gamma)
+                value, discount = add_reward(value, discount, ring.reward[episode[i + j]], gamma)
             last = k > 0 and i + k == known
             if i <= known:
                 write(
@@ -90,10 +92,11 @@ def read_sequences(
                         (k, np.int32),
                         (t + k if k else -1, np.int64),
                         (start <= i <= index, np.uint8),
+                        (i == 0, np.uint8),
                     ],
                 )
         per[:, b] = [
-            number * len(state) + e,
+            number * len(ring.state) + e,
             known - first + 1,
             start - first,
             e,

@@ -7,62 +7,53 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ..ring_state import HEAD
-from .nstep import INDEX, REWARD, STAMP, STEP, TERMINATED, TRUNCATED, add_reward, read, write_window
+from ..ring_state import HEAD, RingArrays
+from .nstep import NEXT_AT, NEXT_BYTES, OWN_AT, OWN_BYTES, STEP_BYTES, add_reward, bootstrap, results, write_window
 from .places import Ints, place_after, place_of, row_at
 
 __all__ = ["gather_pairs", "gather_rows", "stack_places", "windows"]
 
 
-def windows(
-    places: Ints, rows: int, steps: int, gamma: float, state: Ints, source: Any, at: Ints, out: Any, to: Ints,
-    sizes: Ints, last: Ints,
-) -> int:  # fmt: skip
+def windows(ring: RingArrays, batch: Ints, places: Ints, steps: int, gamma: float, out: Any, last: Ints) -> int:
     """The n-step windows that start at anchors, rₜ + γrₜ₊₁ + ... with up to ``steps`` rewards, as packed rows.
 
     A window stops at a done, at the newest row, and where the next row is not complete or does not go on from it.
-    ``last`` is the place of the row that holds the observation it bootstraps from.
+    ``last`` is the place of the row that holds the observation it bootstraps from. If rows have next observations of
+    their own, that is the row of the last transition; it is copied unless it is the anchor, whose bytes are there.
 
-    ``at`` holds the bytes at which a row of ``source`` (uint8 ``[R, W]``) has its reward, terminated, truncated, stamp
-    and step. The first ``sizes[0]`` bytes of the anchor go to the start of the row of ``out``, and the first
-    ``sizes[2]`` of the row ``last`` to its byte ``sizes[1]``. The bytes ``to`` get the public indices of both, the
-    discount (γᵏ, or 0 after a terminal), the number of rewards k, their sum, and the done bits of the last transition.
-
-    If ``sizes[2]`` is negative, rows have next observations of their own. Then ``last`` is the row of the last
-    transition, and its ``sizes[4]`` bytes from ``sizes[3]`` on go to the byte ``sizes[1]``, unless it is the anchor,
-    whose bytes have been copied.
+    ``batch`` is the layout of the rows ``out``, as :mod:`relive.kernels.reference.nstep` lists its entries.
 
     Returns the first of ``places`` that is not a row's, or -1.
     """
-    own = sizes[2] < 0
+    own, envs, written = batch[NEXT_BYTES] < 0, len(ring.state), results(out, batch)
     for i, place in enumerate(places.tolist()):
-        if not 0 <= place < len(source):
+        if not 0 <= place < len(ring.memory):
             return i
-        out[i, : sizes[0]] = source[place, : sizes[0]]
-        env, begin, number = row_at(place, rows, state)
-        newest = place_of(int(state[env, HEAD]) - 1, env, rows)
+        out[i, : batch[STEP_BYTES]] = ring.memory[place, : batch[STEP_BYTES]]
+        env, begin, number = row_at(place, ring)
+        newest = place_of(int(ring.state[env, HEAD]) - 1, env, ring.rows)
         here, value, discount, k = place, 0.0, 1.0, 0
         while True:
-            row = source[here]
-            value, discount = add_reward(value, discount, read(row, at[REWARD], np.float32), gamma)
-            terminal, cut = row[at[TERMINATED]], row[at[TRUNCATED]]
+            value, discount = add_reward(value, discount, ring.reward[here], gamma)
+            terminal, cut = ring.terminated[here], ring.truncated[here]
             k += 1
-            before, here = here, place_after(here, begin, rows)
-            if terminal or cut or k == steps or before == newest or read(source[here], at[STAMP], np.int64) < 0:
+            before, here = here, place_after(here, begin, ring.rows)
+            if terminal or cut or k == steps or before == newest or ring.stamp[here] < 0:
                 break
-            if own and read(source[here], at[STEP], np.int32) == 0:
+            if own and ring.step[here] == 0:
                 break
         last[i] = before if own else here
-        (_, _, following), envs = row_at(int(last[i]), rows, state), len(state)
-        out[i, to[INDEX] : to[INDEX] + 8].view(np.int64)[0] = number * envs + env
-        write_window(out[i], to, following * envs + env, k, value, discount, terminal, cut)
-        if sizes[2] > 0:
-            out[i, sizes[1] : sizes[1] + sizes[2]] = source[here, : sizes[2]]
-        elif own and before != place:
-            out[i, sizes[1] : sizes[1] + sizes[4]] = source[before, sizes[3] : sizes[3] + sizes[4]]
+        _, _, following = row_at(int(last[i]), ring)
+        written.index[i] = number * envs + env
+        next_index, factor = following * envs + env, bootstrap(discount, terminal)
+        write_window(written, i, next_index, k, value, factor, terminal, cut)
+        if not own:
+            out[i, batch[NEXT_AT] : batch[NEXT_AT] + batch[NEXT_BYTES]] = ring.memory[here, : batch[NEXT_BYTES]]
+        elif before != place:
+            source = ring.memory[before, batch[OWN_AT] : batch[OWN_AT] + batch[OWN_BYTES]]
+            out[i, batch[NEXT_AT] : batch[NEXT_AT] + batch[OWN_BYTES]] = source
     return -1
 
 
@@ -91,18 +82,18 @@ def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any
     return min((place // depth for place in bad if place >= 0), default=-1)
 
 
-def stack_places(places: Ints, rows: int, depth: int, repeat: bool, step: Any, out: NDArray[Any]) -> int:
+def stack_places(ring: RingArrays, places: Ints, depth: int, repeat: bool, out: NDArray[Any]) -> int:
     """Places ``[B, depth]`` of the frames that end at ``places``, oldest first, within their episode.
 
     Frames from before the episode are its first one if ``repeat``, else -1. Returns the first of ``places`` that is
     not a row's, or -1.
     """
     for i, place in enumerate(places.tolist()):
-        if not 0 <= place < len(step):
+        if not 0 <= place < len(ring.step):
             return i
-        begin = place // rows * rows
+        begin = place // ring.rows * ring.rows
         for j in range(depth):
             back = depth - 1 - j
-            reach = min(back, int(step[place]))
-            out[i, j] = begin + (place - begin - reach) % rows if reach == back or repeat else -1
+            reach = min(back, int(ring.step[place]))
+            out[i, j] = begin + (place - begin - reach) % ring.rows if reach == back or repeat else -1
     return -1

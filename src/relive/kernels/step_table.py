@@ -1,0 +1,126 @@
+"""The table by which compiled code checks and copies the fields of a step, and how it finds NumPy's arrays.
+
+A table is int64 ``[DIMS + D, F]``: one column for each of F fields, one line for each fact below, and at last the sizes
+of up to D axes. A step is a tuple of F arrays and tensors. Its arrays are read as C code reads them: through the public
+struct ``PyArrayObject_fields`` of NumPy's headers (numpy/ndarraytypes.h), which every extension is compiled against.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "ARRAY",
+    "COUNT",
+    "DATA",
+    "DESCR",
+    "DIMS",
+    "DTYPE",
+    "FLAGS",
+    "ITEM",
+    "KIND",
+    "LARGEST",
+    "NARROWED",
+    "NDIM",
+    "PITCH",
+    "PLAIN",
+    "POINTERS",
+    "RANK",
+    "SHAPE",
+    "SIZE",
+    "SOURCE",
+    "STRIDE",
+    "TARGET",
+    "TENSOR",
+    "TYPE",
+    "TYPE_OF",
+    "WORDS",
+    "first_item",
+]
+
+# The lines of a table
+
+POINTERS = 0
+"""The addresses of the step's tensors, in turn and without gaps; the caller puts them there."""
+KIND = 1
+"""How the field is given: one of the three kinds below."""
+ITEM = 2
+"""The byte of the tuple at which the field's item is."""
+TYPE = 3
+"""The address of the class ``numpy.ndarray``."""
+DTYPE = 4
+"""The address of the dtype that an array must have."""
+NDIM = 5
+"""How many axes an array must have."""
+SOURCE = 6
+"""The address of the first byte of what was given; noted when it is accepted."""
+TARGET = 7
+"""The address of the field's first row."""
+STRIDE = 8
+"""Bytes from a row of the field to the next."""
+COUNT = 9
+"""Runs of bytes that a row consists of; 0 if the field is checked and not copied."""
+PITCH = 10
+"""Bytes from one run to the next, in the row."""
+SIZE = 11
+"""Bytes of a run, in the row."""
+DIMS = 12
+"""The size of an array's first axis; further axes follow."""
+
+# Kinds
+
+ARRAY = 0
+"""A NumPy array of the stored dtype."""
+NARROWED = 1
+"""A NumPy array of float64, stored as float32."""
+TENSOR = 2
+"""A tensor, which the caller has checked."""
+
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number of a float32."""
+
+# The 8-byte words of an array object, as PyArrayObject_fields has them
+
+TYPE_OF, DATA, RANK, SHAPE, DESCR, FLAGS, WORDS = 1, 2, 3, 4, 7, 8, 9
+PLAIN = 0x101
+"""NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED: the flags that an array must have."""
+
+
+@cache
+def first_item() -> int:
+    """The byte of a tuple at which its first item is; 0 if this Python lays out its objects in another way.
+
+    Free-threaded and debug builds of Python do. There arrays are checked and copied by NumPy.
+    """
+    if sys.implementation.name != "cpython" or np.dtype(np.intp).itemsize != 8 or sys.byteorder != "little":
+        return 0
+    whole = np.zeros((3, 5, 2), np.float32)
+    if not all(_is_laid_out_so(array) for array in (whole, whole[:, 1:], whole.T, np.zeros(0, np.int64), whole[0, 0])):
+        return 0
+    items = tuple(object() for _ in range(3))
+    found = _words(id(items) + tuple.__basicsize__, len(items))
+    return tuple.__basicsize__ if found == [id(item) for item in items] else 0
+
+
+def _is_laid_out_so(array: NDArray[Any]) -> bool:
+    """Whether the words of an array object are what NumPy says of the array."""
+    if sys.getsizeof(array) - (array.nbytes if array.base is None else 0) < 8 * WORDS:
+        return False
+    words = _words(id(array), WORDS)
+    if words[TYPE_OF] != id(np.ndarray):
+        return False
+    flags = array.flags.c_contiguous + 0x100 * array.flags.aligned
+    found = words[DATA], words[RANK] % 2**32, words[DESCR], words[FLAGS] & PLAIN
+    if found != (array.ctypes.data, array.ndim, id(array.dtype), flags):
+        return False
+    return tuple(_words(words[SHAPE], array.ndim)) == array.shape
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address))

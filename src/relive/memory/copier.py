@@ -1,0 +1,210 @@
+"""StepCopier: copies the fields of a step to where they are stored, all of them in one compiled call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, itemgetter
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import kernels
+from ..kernels.step_table import (
+    ARRAY,
+    COUNT,
+    DIMS,
+    DTYPE,
+    ITEM,
+    KIND,
+    NARROWED,
+    NDIM,
+    PITCH,
+    POINTERS,
+    SIZE,
+    STRIDE,
+    TARGET,
+    TENSOR,
+    TYPE,
+    first_item,
+)
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, numpy_view
+
+__all__ = ["StepCopier"]
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Kind = tuple[int, int]
+"""How a field is given, as :mod:`relive.kernels.step_table` says, and its number of axes."""
+
+FLOAT64 = np.dtype(np.float64)
+PLANS = 64
+"""How many combinations of kinds keep their tables."""
+
+_facts = attrgetter("__class__", "dtype", "shape", "is_cpu")
+_is_contiguous, _is_negated, _address = Tensor.is_contiguous, Tensor.is_neg, Tensor.data_ptr
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How steps of one combination of kinds are checked and copied."""
+
+    kinds: list[Kind]
+    size: int
+    """How many fields a step has."""
+    table: Ints
+    pick: Callable[[Sequence[Any]], Sequence[Any]]
+    """The tensors of a step."""
+    pick_floats: Callable[[Sequence[Any]], Sequence[Any]]
+    """Those of them that a view may have negated: its numbers are not what lies in memory."""
+    facts: list[tuple[Any, ...]]
+    """What each tensor must be."""
+    note: Callable[..., None]
+    """Puts the addresses of the tensors into the table."""
+    accept: Callable[[int, Ints], int]
+    """The kernel that checks."""
+    copy: Callable[[Ints, int], None]
+    """The kernel that copies."""
+
+
+class StepCopier:
+    """Copies steps into rows, by address where their fields can be copied as they are.
+
+    :meth:`accept` tells in one compiled call whether that is so, and :meth:`write` then copies all fields in another.
+    Everything else takes the long way: it is checked field by field, and NumPy assigns it. A step that went the long
+    way is shown to :meth:`learn`, so that the next one of its kinds need not.
+
+    Args:
+        dtypes: of the fields.
+        targets: where the fields are stored, arrays ``[R, N, ...]`` whose rows' items are contiguous; None for a field
+            that is only checked.
+        count: N.
+        shapes: of the fields, without N.
+    """
+
+    def __init__(
+        self,
+        dtypes: Sequence[torch.dtype],
+        targets: Sequence[Array | None],
+        count: int,
+        shapes: Sequence[tuple[int, ...]],
+    ) -> None:
+        self._dtypes, self._targets, self._shapes = tuple(dtypes), tuple(targets), [(count, *shape) for shape in shapes]
+        self._plan: _Plan | None = None
+        self._plans: dict[tuple[Kind, ...], _Plan] = {}
+        self._accepted: Any = None
+        """The step that was accepted last, until it is written: it keeps alive what the table points to."""
+
+    def accept(self, values: tuple[Any, ...]) -> bool:
+        """Whether the fields of a step can be copied as they are; if so, :meth:`write` will, given the same tuple.
+
+        False settles nothing: the step may be wrong, or right in another way.
+        """
+        plan = self._plan
+        if plan is None or len(values) != plan.size:
+            return False
+        if plan.facts:
+            tensors = plan.pick(values)
+            try:
+                if list(map(_facts, tensors)) != plan.facts or not all(map(_is_contiguous, tensors)):
+                    return False
+            except AttributeError:  # other things than tensors
+                return False
+            if any(map(_is_negated, plan.pick_floats(tensors))):
+                return False
+            plan.note(*map(_address, tensors))
+        if plan.accept(id(values), plan.table) >= 0:
+            return False
+        self._accepted = values
+        return True
+
+    def write(self, row: int, values: Sequence[Any]) -> None:
+        """Store a checked step in a row: arrays and tensors in RAM, one for each target or for the first of them."""
+        plan = self._plan
+        if plan is not None and values is self._accepted:
+            plan.copy(plan.table, row)
+            self._accepted = None
+            return
+        for target, value in zip(self._targets, values, strict=False):
+            if target is not None:
+                target[row] = numpy_view(value.detach()) if type(value) is Tensor else value
+
+    def learn(self, values: Sequence[Any]) -> None:
+        """Prepare for steps like this one, which was checked and fits."""
+        self._accepted = None
+        kinds = [
+            _kind(value, dtype, target is not None)
+            for value, dtype, target in zip(values, self._dtypes, self._targets, strict=False)
+        ]
+        known = [kind for kind in kinds if kind is not None]
+        if len(known) < len(kinds) or (self._plan is not None and known == self._plan.kinds):
+            return
+        plan = self._plans.get(tuple(known))
+        if plan is None:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            plan = self._plans[tuple(known)] = self._planned(known, values)
+        self._plan = plan
+
+    def _planned(self, kinds: list[Kind], values: Sequence[Any]) -> _Plan:
+        """The plan for steps like ``values``."""
+        tensors = [i for i, kind in enumerate(kinds) if kind[0] == TENSOR]
+        floats = [k for k, i in enumerate(tensors) if self._dtypes[i].is_floating_point]
+        table = self._table(kinds, [tuple(value.shape) for value in values])
+        memory = memoryview(table[POINTERS]).cast("B")
+        return _Plan(
+            kinds,
+            len(kinds),
+            table,
+            _picker(tensors),
+            _picker(floats),
+            [(Tensor, self._dtypes[i], tuple(values[i].shape), True) for i in tensors],
+            partial(Struct(f"{len(tensors)}q").pack_into, memory, 0),
+            kernels.fast().accept_step,
+            kernels.fast().copy_step,
+        )
+
+    def _table(self, kinds: list[Kind], given: Sequence[tuple[int, ...]]) -> Ints:
+        """The table of fields of these kinds and shapes."""
+        table = np.zeros((DIMS + max(kind[1] for kind in kinds), len(kinds)), np.int64)
+        for i, ((kind, axes), shape) in enumerate(zip(kinds, given, strict=True)):
+            dtype, target = FLOAT64 if kind == NARROWED else self._numpy_dtype(i), self._targets[i]
+            table[[KIND, ITEM, TYPE, DTYPE, NDIM], i] = kind, first_item() + 8 * i, id(np.ndarray), id(dtype), axes
+            table[DIMS : DIMS + axes, i] = shape
+            if target is None:
+                continue
+            count, *inner = self._shapes[i]
+            size = int(np.prod(inner, dtype=np.int64)) * self._dtypes[i].itemsize
+            stride, pitch = target.strides[:2]
+            if pitch == size or count == 1:  # a row is one run of bytes
+                count, size = 1, count * size
+            table[[TARGET, STRIDE, COUNT, PITCH, SIZE], i] = target.ctypes.data, stride, count, pitch, size
+        return table
+
+    def _numpy_dtype(self, i: int) -> np.dtype[Any]:
+        return NUMPY_DTYPES.get(self._dtypes[i], NO_DTYPE)
+
+
+def _kind(value: Any, dtype: torch.dtype, stored: bool) -> Kind | None:
+    """How a field is given; None if it cannot be copied as it is."""
+    kind: Any = value.__class__
+    if kind is np.ndarray and first_item():
+        if value.dtype is NUMPY_DTYPES.get(dtype, NO_DTYPE):
+            return ARRAY, value.ndim
+        if value.dtype is FLOAT64 and dtype is torch.float32 and stored:
+            return NARROWED, value.ndim
+    if kind is Tensor and value.dtype is dtype and not dtype.is_complex:  # complex ones may be conjugated lazily
+        return TENSOR, value.dim()
+    return None
+
+
+def _picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What gives the items at these places of a sequence, as a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))

@@ -1,0 +1,199 @@
+"""Sequences of a ring: the rows of windows of steps, planned in RAM and then read, with facts about each window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..batches.sequences import padding
+from ..errors import SchemaError
+from ..kernels.reference.sequences import FIRST
+from ..memory.layout import RowLayout, field_groups
+from ..memory.store import Array, Store, require_rows, vector
+from ..steps.schema import Field
+from ..steps.trees import Path
+from .ring import Ring
+from .state import Ints
+
+__all__ = ["FACTS", "Cut", "SequencePlan", "Sequences"]
+
+
+RESULTS = {
+    ("next",): Field((), torch.int64),
+    ("discount",): Field((), torch.float32),
+    ("steps",): Field((), torch.int32),
+    ("mask",): Field((), torch.bool),
+    ("is_start",): Field((), torch.bool),
+}
+
+
+FACTS = ("index", "lengths", "burn_in", "env", "start")
+"""Facts about each window in the kernel's order; the place of its row 0 comes after them."""
+
+
+WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask", "is_start")
+"""The fields of a row that the kernel writes, in its order."""
+
+
+NEVER_LAST = ("obs", "hidden", "terminated", "truncated")
+"""Fields that ``last`` cannot name."""
+
+
+class Cut(NamedTuple):
+    """How windows are read."""
+
+    rows: int
+    """T', the rows of each sequence."""
+    burn_in: int
+    """Steps before a window that are read with it."""
+    n: int
+    """Rewards per n-step sum."""
+    time_first: bool
+    """Whether the rows are ``[T', B]``, or else ``[B, T']``."""
+    last: tuple[str, ...]
+    """Fields of the step before each row, read as ``last_<name>``."""
+
+
+class SequencePlan(NamedTuple):
+    """A batch of sequences, found in RAM."""
+
+    rows: Array
+    """uint8 ``[T', B, W]`` or ``[B, T', W]``: the small fields, packed."""
+    facts: Ints
+    """int64 ``[6, B]``: :data:`FACTS`, and the place of each sequence's row 0."""
+    table: Ints
+    """int64 ``[T', B]`` or ``[B, T']``: the place of each row, -1 for padding, and -2 - place for the observation that
+    an episode ended on. Empty if no field needs it."""
+
+
+class Sequences:
+    """Plans and reads the sequences of one ring. It keeps the layout of a batch's rows, which the kernel fills.
+
+    Args:
+        ring: the ring; each call gets the same one.
+        cut: how windows are read.
+
+    Raises:
+        SchemaError: the schema has a field with a name that batches use, or it lacks a field that ``last`` names.
+    """
+
+    def __init__(self, ring: Ring, cut: Cut) -> None:
+        leaves, store, self.cut = ring.leaves, ring.store, cut
+        taken = {path[0] for path in leaves} & {"next", *FACTS}
+        if taken:
+            raise SchemaError(f"field {min(taken)!r}: Sequence gives batches a field of that name; give yours another")
+        obs, others, _ = store.groups
+        self.layout = layout = RowLayout(obs, others, RESULTS)
+        written, starts = [layout.offsets[name,] for name in WRITTEN], layout.starts
+        self.handle = np.array([*written, starts[2], starts[1], cut.burn_in, cut.n, cut.time_first], np.int64)
+        """What kernels take for it: see :mod:`relive.kernels.reference.sequences`."""
+        blank = np.zeros((1, layout.nbytes), np.uint8)
+        for path, array in layout.arrays(blank).items():
+            array[...] = -1 if path == ("next",) else padding(path)
+        self.blank = blank[0]
+        made = layout.fields
+        self.states = [path for path in leaves if path[0] == "hidden"]
+        self.obs = [path for path in leaves if path[0] == "obs" and path not in made]
+        self.others = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
+        self.has_large = bool(self.obs or self.others)
+        self.stored, self.derived = _lasts(leaves, cut.last)
+        self.tabled = bool(self.has_large or self.stored or self.derived)
+        small = field_groups(leaves, store.large)[:2]
+        order = *RowLayout(*small, RESULTS).fields, *((name,) for name in FACTS), *store.large, *self.derived
+        self.order = list(dict.fromkeys(order))
+
+    def plan(self, ring: Ring, places: Any, gamma: float) -> SequencePlan:
+        """The sequences whose windows end at ``places`` ``[B]``.
+
+        Raises:
+            ParameterError, ShapeError, DTypeError: they are not places of rows, or their windows are no longer stored.
+        """
+        places, total = vector(places), self.cut.rows
+        count = len(places)
+        shape = (total, count) if self.cut.time_first else (count, total)
+        rows, facts = np.empty((total * count, self.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
+        table = np.empty(shape if self.tabled else 0, np.int64)
+        bad = kernels.fast().read_sequences(
+            ring.handle, self.handle, gamma, places, rows, self.blank, facts, table.reshape(-1)
+        )
+        require_rows(places, bad, ring.store.num_rows)
+        return SequencePlan(rows.reshape(*shape, self.layout.nbytes), facts, table)
+
+    def read(self, ring: Ring, plan: SequencePlan) -> dict[Path, Tensor]:
+        """The fields ``[T', B, ...]`` of planned sequences, and facts about each window, ``[B, ...]``."""
+        store, first = ring.store, plan.facts[FIRST]
+        fields, known = store.unpacked(self.layout, plan.rows, plan.facts[:FIRST])
+        fields |= {(name,): fact for name, fact in zip(FACTS, known.unbind(), strict=True)}
+        if self.has_large:
+            fields |= self._large_fields(store, first, plan.table)
+        elif self.states:
+            fields |= store.gather(self.states, *store.places(first))
+        if self.stored or self.derived:
+            self._complete(ring, first, plan.table, fields)
+        return {path: fields[path] for path in self.order}
+
+    def _large_fields(self, store: Store, first: Ints, table: Ints) -> dict[Path, Tensor]:
+        """Fields that the kernel does not read: hidden states before the ``first`` rows, large fields of all rows."""
+        # table < -1 marks the place -2 - table of a final observation; the row's other fields mean nothing
+        begin, seen, real = store.places(first, np.where(table < -1, -2 - table, table), table)
+        fields = store.gather(self.states, begin) | store.gather(self.obs, seen) | store.gather(self.others, real)
+        masks = [path for path in self.others if padding(path)]
+        if masks:
+            (blank,) = store.tensors(table < 0)
+            for path in masks:
+                fields[path].masked_fill_(blank.view(*blank.shape, *[1] * (fields[path].dim() - 2)), True)
+        return fields
+
+    def _complete(self, ring: Ring, first: Ints, table: Ints, fields: dict[Path, Tensor]) -> None:
+        """Add the derived fields of the step before each row, and correct the stored ones where an episode ended."""
+        store, ended, before = ring.store, table < -1, np.empty_like(table)
+        earlier, here = (before, table) if self.cut.time_first else (before.T, table.T)
+        earlier[1:] = np.where(here[1:] == -1, -1, here[:-1])
+        begin = first // ring.rows * ring.rows
+        earlier[0] = np.where(ring.step[first] == 0, -1, begin + (first - begin - 1) % ring.rows)
+        fields |= _steps(store, self.derived, before)
+        if self.stored and ended.any():
+            (where,) = store.tensors(ended)
+            for path, rows in _steps(store, self.stored, before[ended]).items():
+                fields[path][where] = rows
+
+
+def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, Tensor]:
+    """Fields of the steps at ``places`` under their new names; zeros where a place is negative."""
+    if not wanted:
+        return {}
+    found = store.gather(list(wanted.values()), *store.places(places))
+    return {name: found[path] for name, path in wanted.items()}
+
+
+def _lasts(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
+    """``last_<name>`` -> ``<name>``, leaf by leaf: first those stored with each step, then those to derive.
+
+    Raises:
+        SchemaError: there is no field ``<name>``, or ``last_<name>`` is declared in another way.
+    """
+    trees: dict[str, dict[Path, Field]] = {}
+    for path, leaf in leaves.items():
+        trees.setdefault(path[0], {})[path[1:]] = leaf
+    known = [name for name in trees if name not in NEVER_LAST]
+    kept = [name for name in known if trees.get(f"last_{name}") == trees[name]]
+    for name in last:
+        if name not in known:
+            raise SchemaError(
+                f"Sequence(last={last!r}): {name!r} is not one of the fields that last can name: {', '.join(known)}"
+            )
+        if f"last_{name}" in trees and name not in kept:
+            raise SchemaError(
+                f"field 'last_{name}': Sequence(last={last!r}) gives batches a field of that name, declared like "
+                f"'{name}'; declare yours in the same way, or give it another name"
+            )
+
+    def leaves_of(names: list[str]) -> dict[Path, Path]:
+        return {(f"last_{name}", *inner): (name, *inner) for name in names for inner in trees[name]}
+
+    return leaves_of(kept), leaves_of([name for name in last if name not in kept])

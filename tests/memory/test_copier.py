@@ -1,0 +1,231 @@
+"""Steps are copied by address where they can be, and the fast kernels agree with the plain ones about which can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relive import Field, RolloutBuffer, Schema
+from relive.kernels import cpu, reference, step_table
+from relive.kernels.step_table import SOURCE, first_item
+from relive.memory.copier import StepCopier
+from relive.steps.arrays import numpy_dtype
+from relive.steps.checker import StepChecker
+
+N = 3
+PRIVATE: Any = torch  # some ways to make a tensor have no public name
+FIELDS = {
+    "obs": Field((4,)),
+    "image": Field((2, 2), torch.uint8),
+    "reward": Field(),
+    "done": Field((), torch.bool),
+    "half": Field((), torch.bfloat16),
+    "none": Field((0,)),
+}
+
+
+def arrays(rows: int, packed: bool) -> list[np.ndarray]:
+    """Where FIELDS are stored: columns ``[rows, N, ...]``, or fields of packed rows, ``[rows, N, ...]`` too."""
+    formats = [(numpy_dtype(field.dtype), field.shape) for field in FIELDS.values()]
+    if packed:
+        record = np.dtype([(name, *kind) for name, kind in zip(FIELDS, formats, strict=True)], align=True)
+        block = np.zeros((rows, N), record)
+        return [block[name] for name in FIELDS]
+    return [np.zeros((rows, N, *shape), dtype) for dtype, shape in formats]
+
+
+def copier(targets: list[np.ndarray]) -> StepCopier:
+    """A copier of FIELDS."""
+    return StepCopier([f.dtype for f in FIELDS.values()], list(targets), N, [f.shape for f in FIELDS.values()])
+
+
+def step(seed: int = 0, tensors: tuple[str, ...] = ("half",), double: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A step of FIELDS; these as tensors, those as float64."""
+    rng = np.random.default_rng(seed)
+    fields: dict[str, Any] = {
+        "obs": rng.normal(size=(N, 4)).astype(np.float32),
+        "image": rng.integers(0, 256, (N, 2, 2), np.uint8),
+        "reward": rng.normal(size=N).astype(np.float32),
+        "done": rng.random(N) < 0.5,
+        "none": np.zeros((N, 0), np.float32),
+    }
+    fields |= {name: fields[name].astype(np.float64) for name in double}
+    fields |= {name: torch.from_numpy(fields[name]) for name in tensors if name != "half"}
+    fields["half"] = torch.arange(N).to(torch.bfloat16) + seed
+    return {name: fields[name] for name in FIELDS}
+
+
+def stored(targets: list[np.ndarray]) -> list[bytes]:
+    """The bytes of all targets."""
+    return [target.tobytes() for target in targets]
+
+
+def plainly(targets: list[np.ndarray], row: int, values: dict[str, Any]) -> None:
+    """Store a step by assignment."""
+    for target, value, field in zip(targets, values.values(), FIELDS.values(), strict=True):
+        tensor = torch.as_tensor(value).to(field.dtype)
+        target[row] = tensor.view(torch.int16).numpy() if field.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def test_this_python_lays_out_arrays_as_the_kernels_expect() -> None:
+    assert first_item() > 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("double", [(), ("obs",), ("reward", "obs")])
+@pytest.mark.parametrize("tensors", [("half",), ("half", "reward"), tuple(FIELDS)])
+def test_both_twins_store_what_an_assignment_stores(
+    tensors: tuple[str, ...], double: tuple[str, ...], packed: bool
+) -> None:
+    tensors = tuple(name for name in tensors if name not in double)
+    want, results = arrays(2, packed), []
+    plainly(want, 1, step(5, tensors, double))
+    for twin in (cpu, reference):
+        targets = arrays(2, packed)
+        made = copier(targets)
+        made.learn(tuple(step(0, tensors, double).values()))
+        made._plan.accept, made._plan.copy = twin.accept_step, twin.copy_step
+        values = tuple(step(5, tensors, double).values())
+        assert made.accept(values)
+        made.write(1, values)
+        results.append(stored(targets))
+    assert results == [stored(want)] * 2
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a list": lambda x: x.tolist(),
+    "nothing": lambda x: None,
+    "fewer envs": lambda x: x[:2],
+    "one axis more": lambda x: x[..., None],
+    "every other": lambda x: x.repeat(2, 0)[::2],
+    "backwards": lambda x: x[::-1],
+    "wider": lambda x: x.astype(np.float64),
+    "narrower": lambda x: x.astype(np.float16),
+    "whole numbers": lambda x: x.astype(np.int32),
+    "bytes the other way round": lambda x: x.astype(x.dtype.newbyteorder()),
+    "a subclass": lambda x: x.view(np.recarray),
+    "a masked array": np.ma.masked_array,
+    "unaligned": lambda x: np.frombuffer(bytearray(b"\0" + x.tobytes()), np.uint8)[1:].view(x.dtype).reshape(x.shape),
+    "a tensor": torch.from_numpy,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["obs", "reward"])
+def test_both_twins_refuse_an_array_that_is_not_as_before_and_write_nothing(change: str, name: str) -> None:
+    made = copier(arrays(2, False))
+    made.learn(tuple(step().values()))
+    table, values = made._plan.table, step(1)
+    values[name] = CHANGES[change](values[name])
+    given_values = tuple(values.values())
+    place = list(FIELDS).index(name)
+    assert cpu.accept_step(id(given_values), table) == place
+    assert reference.accept_step(id(given_values), table) == place
+    assert not made.accept(given_values)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.ones(N, dtype=torch.float64),
+        torch.ones(N + 1),
+        torch.ones(N, 1),
+        torch.ones(2 * N)[::2],
+        torch.ones(N, device="meta"),
+        torch.nn.Parameter(torch.ones(N)),
+        PRIVATE._neg_view(torch.ones(N)),
+        PRIVATE._efficientzerotensor(N),
+        np.ones(N, np.float32),
+        [1.0] * N,
+        None,
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_tensor_that_is_not_as_before_is_refused(wrong: Any) -> None:
+    made = copier(arrays(2, False))
+    made.learn(tuple(step(0, ("half", "reward")).values()))
+    values = step(1, ("half", "reward"))
+    assert made.accept(tuple(values.values()))
+    assert not made.accept(tuple((values | {"reward": wrong}).values()))
+
+
+@given(st.lists(st.floats(width=64), min_size=N, max_size=N))
+def test_both_twins_find_the_same_numbers_too_large(numbers: list[float]) -> None:
+    made = copier(arrays(2, False))
+    made.learn(tuple(step(0, double=("reward",)).values()))
+    values = tuple((step() | {"reward": np.array(numbers)}).values())
+    made._plan.note(values[list(FIELDS).index("half")].data_ptr())
+    fast = cpu.accept_step(id(values), made._plan.table)
+    assert fast == reference.accept_step(id(values), made._plan.table)
+    with np.errstate(over="ignore"):
+        lost = np.isinf(np.float32(numbers)) & ~np.isinf(numbers)
+    assert fast >= 0 or not lost.any()
+    assert fast < 0 or (np.abs(numbers) > np.finfo(np.float32).max).any()
+
+
+def test_a_step_is_stored_only_once_and_only_as_it_was_accepted() -> None:
+    targets = arrays(2, False)
+    made = copier(targets)
+    made.learn(tuple(step().values()))
+    first, second = tuple(step(1).values()), tuple(step(2).values())
+    assert made.accept(first)
+    assert made.accept(second)
+    made.write(0, second)
+    want = arrays(2, False)
+    plainly(want, 0, step(2))
+    assert stored(targets) == stored(want)
+    made.write(1, first)  # no longer the accepted one: assigned one by one
+    plainly(want, 1, step(1))
+    assert stored(targets) == stored(want)
+
+
+def test_a_step_that_was_stored_is_let_go() -> None:
+    made = copier(arrays(2, False))
+    made.learn(tuple(step().values()))
+    values = tuple(step(1).values())
+    assert made.accept(values)
+    made.write(0, values)
+    assert made._accepted is None
+
+
+def test_where_objects_are_laid_out_in_another_way_arrays_take_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relive.memory.copier.first_item", lambda: 0)
+    rollout = RolloutBuffer(Schema({"x": (), "y": ()}), 3, N)
+    for t in range(3):
+        rollout.add(x=np.full(N, t, np.float32), y=torch.full((N,), -t))
+    assert rollout["x"].tolist() == [[t] * N for t in range(3)]
+    assert rollout._columns.copier._plan is None
+
+
+def test_another_layout_of_objects_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {"TYPE_OF": 0, "DATA": 4, "RANK": 4, "DESCR": 6, "FLAGS": 7, "SHAPE": step_table.DATA}
+    for name, word in other.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(step_table, name, word)
+            first_item.cache_clear()
+            assert first_item() == 0, name
+    first_item.cache_clear()
+
+
+def test_steps_of_alternating_kinds_each_keep_their_table() -> None:
+    rollout = RolloutBuffer(Schema({"x": (), "y": Field((), torch.int64)}), 64, N)
+    for t in range(32):
+        x = np.full(N, t, [np.float32, np.float64][t % 2])
+        rollout.add(x=x, y=torch.full((N,), t) if t % 3 else np.full(N, t))
+    assert rollout["x"].tolist() == [[t] * N for t in range(32)]
+    assert rollout["y"].tolist() == [[t] * N for t in range(32)]
+    assert len(rollout._columns.copier._plans) == 4
+
+
+def test_the_second_step_of_a_kind_is_not_checked_field_by_field() -> None:
+    schema = Schema(FIELDS)
+    made, check = copier(arrays(2, False)), StepChecker(schema, N, torch.device("cpu"))
+    assert type(check(step(0), made)) is list
+    assert type(check(step(1), made)) is tuple
+    assert made._plan.table[SOURCE].all()
