@@ -13,7 +13,7 @@ from rollout_data import box
 from training_play import GAMMA, Clock, Env, improve, perceptron, shapes_differ
 
 CAPACITY, START, SYNC = 20_000, 32, 100
-Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # obs, action, reward, next_obs, discount
+Batch = tuple[Tensor, ...]  # obs, action, reward, next_obs, discount
 
 
 @dataclass(frozen=True)

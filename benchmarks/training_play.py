@@ -90,7 +90,7 @@ def shapes_differ(batch: tuple[Tensor, ...], *shapes: tuple[int, ...]) -> str:
     return "" if got == list(shapes) else f"shapes are {got}, not {list(shapes)}"
 
 
-Step = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]  # reward, terminated, truncated, value, final_value: [N]
+Step = tuple[Any, ...]  # reward, terminated, truncated, value, final_value: [N]
 
 
 def mean_return(steps: list[Step], value: Tensor) -> float:

@@ -26,7 +26,7 @@ from training_play import (
 )
 
 BATCHES = 4
-Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # obs, action, log_prob, advantage, return
+Batch = tuple[Tensor, ...]  # obs, action, log_prob, advantage, return
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Tianshou:
         self.returns = importlib.import_module("tianshou.algorithm.algorithm_base").Algorithm.compute_episodic_return
         self.make, self.rows = collection.Batch, work.steps * work.envs // BATCHES
         self.buffer = collection.VectorReplayBuffer(work.steps * work.envs, work.envs)
-        self.next_values: list[Tensor] = []
+        self.next_values: list[Any] = []
 
     def add(
         self, obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, value: Tensor,
@@ -234,7 +234,7 @@ class TorchRl:
         self.steps.append(self.dict.TensorDict(fields, batch_size=[len(obs)]))
 
     def finish(self, _: Tensor, value: Tensor) -> None:
-        block = torch.stack(self.steps)
+        block: Any = torch.stack(self.steps)
         following = torch.cat([block["value"][1:], value[None]])
         done = block["done"]  # the values of truncated ends are in the rewards
         advantage, ret = self.gae(GAMMA, LAMBDA, block["value"], following, block["reward"], done, done)

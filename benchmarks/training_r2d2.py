@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from training_play import GAMMA, Clock, Env, improve, shapes_differ
 
 CAPACITY, LENGTH, HIDDEN, START, SYNC = 64_000, 40, 64, 100, 100
-Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # obs, action, reward, terminated, mask [L, B]; hidden
+Batch = tuple[Tensor, ...]  # obs, action, reward, terminated, mask [L, B]; hidden
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,9 @@ class TorchRl:
 
     def add(self, obs: Any, action: Any, reward: Any, after: Any, terminated: Any, truncated: Any, hidden: Any) -> None:
         names = "obs", "action", "reward", "hidden"
-        step = {name: torch.from_numpy(x)[None] for name, x in zip(names, (obs, action, reward, hidden), strict=True)}
+        step: dict[str, Any] = {
+            name: torch.from_numpy(x)[None] for name, x in zip(names, (obs, action, reward, hidden), strict=True)
+        }
         flags = {"terminated": terminated, "done": terminated | truncated}
         step["next"] = {name: torch.from_numpy(flag)[None] for name, flag in flags.items()}
         self.buffer.extend(self.dict(step, batch_size=[1, len(obs)]))

@@ -134,7 +134,7 @@ class TorchRl(ppo.TorchRl):
         self.steps[-1]["hidden"] = rest[-1][0]
 
     def finish(self, _: Tensor, value: Tensor) -> None:
-        block = torch.stack(self.steps)
+        block: Any = torch.stack(self.steps)
         following = torch.cat([block["value"][1:], value[None]])
         done = block["done"]
         advantage, ret = self.gae(GAMMA, LAMBDA, block["value"], following, block["reward"], done, done)

@@ -16,7 +16,7 @@ from training_play import GAMMA, Clock, Env, improve, perceptron, shapes_differ
 CAPACITY, EPISODE, START = 20_000, 50, 200
 OBS, GOAL, ACTION, COPIES = 10, 3, 4, 4
 TEMPERATURE, AVERAGE = 0.1, 0.005
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]  # obs with goal, action, reward, next obs with goal
+Batch = tuple[Tensor, ...]  # obs with goal, action, reward, next obs with goal
 Observation = dict[str, np.ndarray]
 
 
@@ -69,7 +69,8 @@ class Sac:
                 values = [target(torch.cat([then, chosen], -1)).squeeze(-1) for target in targets]
                 wanted = reward + GAMMA * (torch.min(*values) - TEMPERATURE * log_prob)
             pair = torch.cat([seen, action], -1)
-            improve(optimizer, sum((critic(pair).squeeze(-1) - wanted).square().mean() for critic in critics))
+            losses = [(critic(pair).squeeze(-1) - wanted).square().mean() for critic in critics]
+            improve(optimizer, losses[0] + losses[1])
             chosen, log_prob = act(seen)
             values = [critic(torch.cat([seen, chosen], -1)).squeeze(-1) for critic in critics]
             improve(actors, (TEMPERATURE * log_prob - torch.min(*values)).mean())
