@@ -21,11 +21,12 @@ FLOORS: list[set[str]] = [
     {"replay"},
     {"collect", "compat", "processes"},
     {"cluster", "look", "compile"},
+    {"__main__"},
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.
 
-The rooms ``processes``, ``cluster`` and ``look`` are kept free: for lanes and slots, for shards, and for the command
-line. The flat face is above them all. The command that compiles every kernel plays through buffers of every kind.
+The rooms ``processes`` and ``cluster`` are kept free: for lanes and slots, and for shards. The flat face is above them
+all. The command that compiles every kernel plays through buffers of every kind.
 """
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}

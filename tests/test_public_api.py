@@ -44,6 +44,7 @@ FACE = [
     "VTrace",
     "WithoutReplacement",
     "__version__",
+    "audit",
     "errors",
     "returns",
 ]

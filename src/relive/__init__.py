@@ -7,6 +7,7 @@ from . import errors, returns
 from .batches.sequences import SequenceBatch
 from .collect.collector import Collector
 from .errors import ReliveError
+from .look.audit import audit
 from .replay.buffer import ReplayBuffer
 from .replay.mixture import Mixture
 from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
@@ -44,6 +45,7 @@ __all__ = [
     "VTrace",
     "WithoutReplacement",
     "__version__",
+    "audit",
     "errors",
     "returns",
 ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .. import kernels
 from ..errors import LifecycleError, NotFiniteError, ParameterError, ShapeError
-from ..ring.ring import Change, Ints, Ring
+from ..kernels.reference.priorities import LARGEST_ERROR, UNUSUAL
+from ..ring.ring import Ints, Ring
 from ..samplers.contract import Sampler
-from ..samplers.prioritized import LARGEST_ERROR, Prioritized
+from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..steps.arrays import as_host
 from ..views.contract import View, time_first_of
@@ -19,10 +21,6 @@ from .arguments import whole_numbers
 from .progress import Progress
 
 __all__ = ["Ratings", "doubles", "magnitudes"]
-
-
-RATING = Change()
-"""Neither rows nor what can be drawn changes: only the sampler may have to begin again."""
 
 
 class Ratings:
@@ -36,39 +34,59 @@ class Ratings:
 
     def __init__(self, ring: Ring, sampler: Sampler, progress: Progress) -> None:
         self.ring, self.sampler, self.progress = ring, sampler, progress
-
-    @property
-    def prioritized(self) -> Prioritized | None:
+        inner = sampler.inner if isinstance(sampler, Recent) else sampler
+        self.prioritized = inner if isinstance(inner, Prioritized) else None
         """The sampler that has the priorities, if there is one."""
-        sampler = self.sampler.inner if isinstance(self.sampler, Recent) else self.sampler
-        return sampler if isinstance(sampler, Prioritized) else None
 
     def update(self, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """Rate the transitions ``index`` that came through ``view``; returns how many ratings came too late."""
-        ring, sampler = self.ring, self.prioritized
+        sampler = self.prioritized
         if sampler is None:
             raise LifecycleError(f"{self.sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
+        late = UNUSUAL
+        if mask is None and _are_plain(index, td_error):
+            where, errors = (index.data_ptr(), index.stride(0)), (td_error.data_ptr(), td_error.stride(0))
+            late = sampler.rate(index.shape[0], where, errors, td_error.dtype is torch.float64)
+        if late == UNUSUAL:
+            late = self._update_checked(sampler, view, index, td_error, mask)
+        self.progress.late += late
+        return late
+
+    def _update_checked(self, sampler: Prioritized, view: View, index: Any, td_error: Any, mask: Any) -> int:
+        """The same, with errors for what is wrong."""
         where = whole_numbers(index, "index")
         errors, real = _by_item(view, where, doubles(td_error), None if mask is None else as_host(mask))
         sizes = magnitudes(errors)
-        places, unknown = ring.find(where)
-        if unknown >= 0:
-            raise ParameterError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
         if errors.ndim == 2:
             sizes = sampler.reduced(errors, real).astype(np.float32)
+        late = sampler.rate(len(where), (_address(where), 1), (_address(sizes), 1), False)
+        if late != UNUSUAL:
+            return late
+        places, unknown = self.ring.find(where)
+        if unknown >= 0:
+            raise ParameterError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
         alive = places >= 0
-        late = len(places) - int(np.count_nonzero(alive))
-        if late:
-            places, sizes = places[alive], sizes[alive]
-        ring.pending = RATING
-        try:
-            sampler.update(places, sizes)
-        except NotFiniteError:  # before anything was changed
-            ring.pending = None
-            raise
-        self.progress.late += late
-        ring.pending = None
-        return late
+        sampler.update(places[alive], sizes[alive])
+        return len(places) - int(np.count_nonzero(alive))
+
+
+def _are_plain(index: Any, td_error: Any) -> bool:
+    """Whether compiled code can read both tensors where they are: ``[B]``, in RAM. Signs do not matter to it."""
+    return (
+        type(index) is Tensor
+        and type(td_error) is Tensor
+        and index.dtype is torch.int64
+        and (td_error.dtype is torch.float32 or td_error.dtype is torch.float64)
+        and index.is_cpu
+        and td_error.is_cpu
+        and index.ndim == 1
+        and index.shape == td_error.shape
+    )
+
+
+def _address(array: Any) -> int:
+    """The address of a NumPy array in one piece."""
+    return array.__array_interface__["data"][0]
 
 
 def magnitudes(errors: Any) -> Any:

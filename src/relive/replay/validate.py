@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ..errors import FileFormatError
 from ..files.entries import MOST
+from ..kernels.reference.priorities import LARGEST_ERROR
 from ..memory.layout import row_layout
 from ..parameters import is_count, is_number
 from ..ring.ring import Ring
-from ..samplers.prioritized import LARGEST_ERROR
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 

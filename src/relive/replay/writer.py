@@ -59,6 +59,7 @@ class Writer:
     ) -> None:
         self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
         self.device, self.own_next_obs, self.debug = device, own_next_obs, debug
+        self.check_ends = False
         self.ends: EndCheck | None = None
         """What looks at the first ends of episodes; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
@@ -66,6 +67,16 @@ class Writer:
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
         self._checks: dict[int, _Checks] = {}
         self._rounds_of: dict[int, Ints] = {}
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the steps of an env come in the order of time."""
+        return self.ring.linked or not self.ring.alone
+
+    def watch_ends(self, check: bool) -> None:
+        """Look at the first ends of episodes from now on, or do not."""
+        self.check_ends = bool(check)
+        self.ends = EndCheck(self.ring.store.leaves) if check and self.ordered else None
 
     # -- steps --------------------------------------------------------------------------------------------------
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..errors import NotFiniteError, ShapeError
+from ..errors import EmptyError, NotFiniteError, ShapeError
+from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Ints, Ring
 from .contract import Doubles, Extras, Sampler, refuse_weights, require_own_ring
-from .sequence_weights import draw_recent, nothing_to_draw, require_weights
-from .sumtree import SumTree
+from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
+from .sumtree import Cover, SumTree
 
-__all__ = ["LARGEST_ERROR", "Prioritized"]
-
-
-LARGEST_ERROR = float(np.finfo(np.float32).max)
-"""The largest TD error, as errors are stored in float32."""
+__all__ = ["Prioritized"]
 
 
 def _is_beta(beta: Any) -> bool:
@@ -41,6 +37,28 @@ class _Weighing(NamedTuple):
     """The TD error of each row; meaningless for rows that cannot be drawn."""
     tree: SumTree
     """(error + eps)^alpha of each row that can be drawn, 0 for the others."""
+
+
+Strided = tuple[int, int]
+"""Numbers in memory: the address of the first, and how many elements lie from one to the next."""
+
+
+class _Binding:
+    """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
+
+    def __init__(self, weighing: _Weighing, ring: Ring, largest: float) -> None:
+        tree = self.tree = weighing.tree
+        self.weighing, self.minima, self.whole = weighing, tree.minima, tree.whole
+        self.facts = np.empty(FACTS)
+        self.facts[[ALPHA, EPS, LARGEST]] = weighing.alpha, weighing.eps, largest
+        self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays)
+        self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
+        self.handle: Ints = kernels.fast().handle_of(self._bound_to)
+        """Addresses only; the attributes above keep alive what they point to."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
+        return type(None), ()
 
 
 @checked(
@@ -82,6 +100,7 @@ class Prioritized(Sampler):
     watches = True
     per_row = ("errors",)
     extras = "weight", "probability"
+    _binding: _Binding | None = None
 
     def __init__(
         self,
@@ -148,59 +167,82 @@ class Prioritized(Sampler):
     def changed(self, places: Ints, drawable: Any) -> None:
         """Give new transitions the default error, and rows that can no longer be drawn no weight."""
         error = self._largest if self.default_error is None else self.default_error
-        weighing, fresh = self._weighing, self._fresh
-        if fresh is None or fresh[0] != error or fresh[2] is not weighing:
-            fresh = self._fresh = error, float(self._weights(self._new_error())), weighing
-        weighing.errors[places] = error
-        weighing.tree.set(places, drawable * fresh[1])
+        bound, fresh = self._bound(), self._fresh
+        if fresh is None or fresh[0] != error or fresh[2] is not bound.weighing:
+            weight = float(self._weights(self._new_error())[0])
+            fresh = self._fresh = float(error), weight, bound.weighing
+        kernels.fast().note_drawable(bound.handle, places, drawable, fresh[0], fresh[1])
+
+    def rate(self, count: int, index: Strided, errors: Strided, wide: bool) -> int:
+        """Set the TD errors of the transitions with these indices, in one pass; returns how many are gone.
+
+        Args:
+            count: B.
+            index: where the public indices lie, int64: an address, and a stride in elements.
+            errors: where the errors lie, of either sign.
+            wide: whether they are float64, else float32.
+
+        Returns:
+            the number of transitions that were overwritten meanwhile, or :data:`UNUSUAL`. Then nothing has changed,
+            and :meth:`update` may take them.
+        """
+        bound = self._bound()
+        late: int = kernels.fast().rate(bound.handle, count, *index, *errors, wide)
+        largest = bound.facts.item(LARGEST)
+        if largest != self._largest:  # every assignment is checked, which takes longer than this
+            self._largest = largest
+        return late
 
     def update(self, places: Ints, errors: Any) -> None:
-        """Set the |TD errors| (float32) of the transitions at ``places``."""
-        weighing = self._weighing
-        try:
-            weighing.tree.set(places, _powers(errors, weighing.alpha, weighing.eps))
-        except NotFiniteError as error:  # nothing has changed yet
+        """Set the |TD errors| (float32) of the transitions at ``places``.
+
+        Raises:
+            NotFiniteError: a priority would be too large. Nothing has changed.
+        """
+        bound = self._bound()
+        if kernels.fast().set_errors(bound.handle, places, errors) >= 0:
             raise NotFiniteError(
                 f"td_error: (|TD error| + eps)^alpha of the error {errors.max():.3g} would be too large for a sum with "
                 f"alpha={self.alpha!r}; check the loss, or choose a smaller alpha"
-            ) from error
-        weighing.errors[places] = errors
-        self._largest = max(self._largest, float(errors.max(initial=0.0)))
+            )
+        self._largest = bound.facts.item(LARGEST)
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
         if self._ring is None or not self._ring.drawable:
             raise nothing_to_draw(self._ring)
-        total = self._tree.total
-        lowest = self._tree.minimum_positive() if self.normalize == "buffer" else None
-        return self.weighted(self._tree.find(self.masses(count, key, total)), total, lowest)
+        bound = self._bound()
+        lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
+        return self._drawn(bound, count, key, lowest, bound.whole)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
         ring = self._ring
         if ring is None or not ring.drawable:
             raise nothing_to_draw(ring)
-        recent = draw_recent(self._tree, ring, newest, lambda total: self.masses(count, key, total))
-        lowest = self._tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else None
-        return self.weighted(recent.places, recent.total, lowest)
+        bound = self._bound()
+        recent = recent_leaves(bound.tree, ring, newest)
+        buffer = self.normalize == "buffer"
+        lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if buffer else 0.0
+        return self._drawn(bound, count, key, lowest, recent.cover)
 
-    def masses(self, count: int, key: int, total: float) -> Doubles:
-        """Random numbers in [0, total), stratified if ``stratified`` is True."""
-        out = np.empty(count, np.float64)
-        kernels.fast().masses(np.uint64(key), self.stratified, total, math.nextafter(total, 0.0), out)
-        return out
-
-    def weighted(self, places: Ints, total: float, lowest: float | None) -> tuple[Ints, Extras]:
-        """Places with their probabilities and importance weights.
-
-        (N · P)^-beta over the largest such weight is (P / Pmin)^-beta for every N. ``lowest`` is the priority that
-        gives Pmin; None means the smallest in the batch.
-        """
-        beta = self._beta_now()
+    def _drawn(self, bound: _Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
+        """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
+        places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
+        found = kernels.fast().draw_weighted(
+            bound.handle, np.uint64(key), self.stratified, self._beta_now(), lowest, *among, places, probability, weight
+        )
+        if not found:
+            raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
         self._draws += 1
-        probability, least = self._tree.shares(places, total)
-        weight = (probability / (least if lowest is None else lowest / total)) ** -beta
-        return places, {"weight": weight.astype(np.float32), "probability": probability}
+        return places, {"weight": weight, "probability": probability}
+
+    def _bound(self) -> _Binding:
+        """The memory of the priorities; bound again if an array was replaced."""
+        bound, weighing = self._binding, self._weighing
+        if bound is None or bound.weighing is not weighing or bound.minima is not weighing.tree.minima:
+            bound = self._binding = _Binding(weighing, cast("Ring", self._ring), self._largest)
+        return bound
 
     def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
         """The |TD error| ``[B]`` of sequences ``[B, L]``: eta · max + (1 - eta) · mean over the real steps."""
@@ -274,9 +316,9 @@ class Prioritized(Sampler):
 
     def _beta_now(self) -> float:
         if not isinstance(self.beta, tuple):
-            return self.beta
+            return float(self.beta)
         first, last, draws = self.beta
-        return first + (last - first) * min(self._draws / draws, 1.0)
+        return float(first + (last - first) * min(self._draws / draws, 1.0))
 
     def __repr__(self) -> str:
         return (
@@ -285,7 +327,9 @@ class Prioritized(Sampler):
         )
 
 
-def _powers(errors: Any, alpha: float, eps: float) -> Any:
-    """(errors + eps)^alpha."""
-    with np.errstate(over="ignore"):  # the tree refuses infinite weights
-        return (np.asarray(errors, np.float64) + eps) ** alpha
+def _powers(errors: Any, alpha: float, eps: float) -> Doubles:
+    """(error + eps)^alpha ``[B]`` of float32 errors ``[B]``, or of one; the tree refuses infinite ones."""
+    sizes = np.atleast_1d(np.asarray(errors, np.float32))
+    out = np.empty(len(sizes))
+    kernels.fast().powers(sizes, float(alpha), float(eps), out)
+    return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +13,9 @@ from ..errors import EmptyError, InvariantError
 from ..kernels.reference.random import mix
 from ..ring.ring import Ints, Ring
 from ..ring.rule import Rule
-from .sumtree import SumTree
+from .sumtree import Cover, SumTree
 
-__all__ = ["WindowWeights", "draw_recent", "nothing_to_draw", "require_weights"]
+__all__ = ["WindowWeights", "nothing_to_draw", "recent_leaves", "require_weights"]
 
 
 Doubles = NDArray[np.float64]
@@ -58,8 +57,9 @@ class WindowWeights:
         if not ring.drawable:
             raise nothing_to_draw(ring)
         if newest:
-            recent = draw_recent(self._tree, ring, newest, lambda total: _uniform(count, key, total))
-            places, oldest = recent.places, recent.first
+            recent = recent_leaves(self._tree, ring, newest)
+            places = self._tree.find(_uniform(count, key, recent.cover.total), recent.cover)
+            oldest = recent.first
         else:
             places, oldest = self._tree.find(_uniform(count, key, self._tree.total)), ring.oldest
         if ring.rule.weigh == "episodes":
@@ -115,12 +115,10 @@ def _whole_before(at: Ints, rule: Rule) -> Ints:
     return kernels.reference.window_start(at - rule.stride, rule.length, rule.stride)
 
 
-class RecentDraw(NamedTuple):
-    """Leaves of a sum tree, drawn from the newest transitions."""
+class RecentLeaves(NamedTuple):
+    """The leaves of a sum tree that belong to the newest transitions."""
 
-    places: Ints
-    total: float
-    """The summed weight of the newest transitions."""
+    cover: Cover
     first: Ints
     """The row number of the oldest of them in each env, ``[N]``."""
     begins: Ints
@@ -128,10 +126,8 @@ class RecentDraw(NamedTuple):
     """Their runs of places, each from a begin up to, not including, its end."""
 
 
-def draw_recent(tree: SumTree, ring: Ring, newest: int, masses: Callable[[float], Doubles]) -> RecentDraw:
-    """Draw leaves by weight among the ``newest`` transitions.
-
-    If none of them has weight, twice as many are tried, and so on. ``masses`` draws numbers in [0, total).
+def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
+    """The leaves of the ``newest`` transitions; if none of them has weight, of twice as many, and so on.
 
     Raises:
         EmptyError: no transition has weight.
@@ -139,14 +135,13 @@ def draw_recent(tree: SumTree, ring: Ring, newest: int, masses: Callable[[float]
     while True:
         begins, ends = ring.window_places(newest)
         cover = tree.cover(begins, ends)
-        total = cover.total
-        if total > 0:
+        if cover.total > 0:
             break
         if newest >= ring.transitions:
             raise nothing_to_draw(ring)
         newest *= 2
     first = ring.heads - (ends - begins).reshape(-1, 2).sum(1)
-    return RecentDraw(tree.find(masses(total), cover), total, first, begins, ends)
+    return RecentLeaves(cover, first, begins, ends)
 
 
 def nothing_to_draw(ring: Ring | None) -> EmptyError:

@@ -80,6 +80,21 @@ class SumTree:
         """The sum of all weights."""
         return self._nodes.item(-1)
 
+    @property
+    def whole(self) -> Cover:
+        """All leaves. What it holds changes with every write."""
+        return Cover(self._root, self._nodes[-1:])
+
+    @property
+    def arrays(self) -> tuple[Doubles, NDArray[np.uint64]]:
+        """The nodes and the offsets of the levels, for compiled code; the same arrays for life."""
+        return self._nodes, self._offsets
+
+    @property
+    def minima(self) -> Doubles:
+        """The minima of the nodes, for compiled code; empty until the first call of :meth:`minimum_positive`."""
+        return self._minima
+
     def get(self, positions: ArrayLike) -> Doubles:
         """The weights ``[B]`` (float64) of the leaves at ``positions`` (integers, ``[B]``).
 
@@ -135,18 +150,13 @@ class SumTree:
         """
         wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
         out = np.empty(wanted.size, np.int64)
-        places, until = (self._root, self._nodes[-1:]) if among is None else among
+        places, until = self.whole if among is None else among
         bad = kernels.fast().tree_find(self._nodes, self._offsets, places, until, wanted, out)
         if bad >= 0:
             self._refuse_empty()
             given, total = wanted[bad], Cover(places, until).total
             raise NotFiniteError(f"masses: entry {bad} is {given}, not in [0, {total}); pass u * total with u < 1")
         return out
-
-    def shares(self, positions: Ints, total: float) -> tuple[Doubles, float]:
-        """The shares ``[B]`` that leaves from :meth:`find` have of ``total``, and the smallest share."""
-        out = np.empty(len(positions))
-        return out, kernels.fast().tree_shares(self._nodes, self._size, positions, total, out)
 
     def minimum_positive(self, begins: Ints | None = None, ends: Ints | None = None) -> float:
         """The smallest weight above 0, of all leaves or of those from each of ``begins`` up to its entry in ``ends``.

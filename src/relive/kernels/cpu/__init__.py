@@ -7,6 +7,8 @@ from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .packing import pack_rows, take_rows
+from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step
@@ -37,6 +39,7 @@ __all__ = [
     "copy_step",
     "discounted_return",
     "draw",
+    "draw_weighted",
     "ends_full",
     "episode_starts",
     "fill_gae",
@@ -51,13 +54,19 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "note_drawable",
+    "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
+    "powers",
+    "rate",
     "read_sequences",
     "relabel_windows",
     "scatter_rows",
+    "set_errors",
     "stack_places",
+    "take_rows",
     "tree_build",
     "tree_cover",
     "tree_find",

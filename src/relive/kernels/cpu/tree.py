@@ -35,13 +35,13 @@ _i64: Any = np.int64
 _u64: Any = np.uint64
 _WIDTH: Any = np.uint64(FANOUT)
 _ZERO: Any = np.uint64(0)
-_heaviest = jit(heaviest)
+heaviest_of = jit(heaviest)
 
 
 @jit
 def tree_set(nodes: Doubles, offsets: Offsets, minima: Doubles, size: int, positions: Ints, values: Doubles) -> int:
     """See :func:`relive.kernels.reference.tree.tree_set`."""
-    limit, each = _heaviest(size), _i64(values.size > 1)
+    limit, each = heaviest_of(size), _i64(values.size > 1)
     for i in range(positions.size):
         if not (0 <= positions[i] < size and 0.0 <= values[i * each] <= limit):
             return i
@@ -53,7 +53,17 @@ def tree_set(nodes: Doubles, offsets: Offsets, minima: Doubles, size: int, posit
         nodes[place] = weight
         walkers[count] = place
         count += _u64(changed)
-    # A walker whose node keeps its value ends there, and so all but the first of those that meet in one node.
+    climb(nodes, offsets, minima, walkers, count)
+    return -1
+
+
+@jit
+def climb(nodes: Doubles, offsets: Offsets, minima: Doubles, walkers: Any, count: Any) -> None:
+    """Sum all nodes anew above ``count`` leaves that changed; ``walkers``, uint64, holds their places, and is used up.
+
+    A walker goes from a node to its parent. One whose node keeps its value ends there, and so do all but the first of
+    those that meet in one node.
+    """
     for level in range(offsets.size - 1):
         below, above, staying = offsets[level], offsets[level + 1], _ZERO
         for i in range(count):
@@ -68,7 +78,6 @@ def tree_set(nodes: Doubles, offsets: Offsets, minima: Doubles, size: int, posit
             walkers[staying] = node
             staying += _u64(changed)
         count = staying
-    return -1
 
 
 @jit

@@ -4,6 +4,8 @@ from .append import add_rows, plan_rows, scatter_rows
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .packing import pack_rows, take_rows
+from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
 from .rows import accept_step, copy_row, copy_step
@@ -25,6 +27,7 @@ from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
     "Grid",
+    "Priorities",
     "accept_step",
     "add_rows",
     "anchors",
@@ -33,6 +36,7 @@ __all__ = [
     "copy_step",
     "discounted_return",
     "draw",
+    "draw_weighted",
     "ends_full",
     "episode_starts",
     "gae",
@@ -45,14 +49,20 @@ __all__ = [
     "magnitudes",
     "mark_windows",
     "masses",
+    "note_drawable",
+    "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
+    "powers",
+    "rate",
     "read_sequences",
     "refuse_missing",
     "relabel_windows",
     "scatter_rows",
+    "set_errors",
     "stack_places",
+    "take_rows",
     "tree_build",
     "tree_cover",
     "tree_find",

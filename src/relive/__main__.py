@@ -1,0 +1,21 @@
+"""The command line: ``relive audit PATH``, or ``python -m relive audit PATH``."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; without its packages, say how to install them."""
+    try:
+        from .look.cli import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        print(f"relive's command line needs the package {error.name}: pip install 'relive[look]'", file=sys.stderr)  # noqa: T201 - a command's message
+        sys.exit(2)
+    app()
+
+
+if __name__ == "__main__":
+    main()

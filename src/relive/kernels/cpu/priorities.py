@@ -1,0 +1,172 @@
+"""Drawing by priority and changing priorities: reference/priorities.py's names and, to the bit, results.
+
+A batch takes one compiled call, and the memory is one handle (:mod:`relive.kernels.cpu.handles`). Most of the time goes
+into cache misses. So a loop first asks for the cache lines of all rows of the batch, and the next loop uses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..reference.priorities import ALPHA, EPS, LARGEST, LARGEST_ERROR, UNUSUAL, Floats, Priorities
+from ..reference.tree import FANOUT
+from ..ring_state import HEAD
+from .handles import Ints, open_ring, vector_of
+from .jit import addressed, f32, fetch, jit, prefetch
+from .places import oldest, place_of
+from .random import masses
+from .tree import Doubles, climb, heaviest_of, tree_find, tree_shares
+
+__all__ = ["draw_weighted", "note_drawable", "powers", "rate", "set_errors"]
+
+_i64: Any = np.int64
+_u64: Any = np.uint64
+_WIDTH: Any = np.uint64(FANOUT)
+_UNUSUAL, _LARGEST_ERROR = UNUSUAL, LARGEST_ERROR
+
+
+@jit
+def _opened(handle: Ints) -> Priorities:
+    """The memory behind a handle; the numbers are the positions of :class:`Priorities`'s members."""
+    return Priorities(
+        vector_of(handle, 0, np.float64),
+        vector_of(handle, 1, np.uint64),
+        vector_of(handle, 2, np.float64),
+        vector_of(handle, 3, f32),
+        vector_of(handle, 4, np.float64),
+        open_ring(vector_of(handle, 5, np.int64)),
+    )
+
+
+@jit
+def powers(errors: Floats, alpha: float, eps: float, out: Doubles) -> None:
+    """See :func:`relive.kernels.reference.priorities.powers`."""
+    for i in range(errors.size):
+        out[i] = (np.float64(errors[i]) + eps) ** alpha
+
+
+@jit
+def draw_weighted(
+    handle: Ints, key: Any, stratified: bool, beta: float, lowest: float, tops: Ints, until: Doubles,
+    places: Ints, probability: Doubles, weight: Floats,
+) -> bool:  # fmt: skip
+    """See :func:`relive.kernels.reference.priorities.draw_weighted`."""
+    total = until[until.size - 1] if until.size else 0.0
+    if not total > 0.0:
+        return False
+    memory = _opened(handle)
+    wanted = np.empty(places.size)
+    masses(key, stratified, total, np.nextafter(total, 0.0), wanted)
+    tree_find(memory.nodes, memory.offsets, tops, until, wanted, places)
+    rows, width = memory.ring.memory, memory.ring.memory.shape[1]
+    for i in range(places.size):  # a view reads the rows next; they come while the weights are computed
+        fetch(rows, places[i] * width, 2 * width)
+    least = tree_shares(memory.nodes, memory.errors.size, places, total, probability)
+    if lowest > 0.0:
+        least = lowest / total
+    for i in range(places.size):
+        weight[i] = (probability[i] / least) ** -beta
+    return True
+
+
+@jit
+def _set(memory: Priorities, places: Ints, sizes: Floats, weights: Doubles) -> None:
+    """Write the errors and weights of rows, and all sums that follow from them."""
+    walkers, count = np.empty(places.size, np.uint64), _u64(0)
+    for i in range(places.size):
+        place = _u64(places[i])  # of the last of several for one row the error and the weight stay
+        changed = memory.nodes[place] != weights[i]
+        memory.nodes[place], memory.errors[place] = weights[i], sizes[i]
+        memory.facts[LARGEST] = max(memory.facts[LARGEST], np.float64(sizes[i]))
+        walkers[count] = place
+        count += _u64(changed)
+    climb(memory.nodes, memory.offsets, memory.minima, walkers, count)
+
+
+@jit
+def _weigh(memory: Priorities, sizes: Floats, weights: Doubles) -> int:
+    """The priorities of errors; -1, or the entry of the first that is too large."""
+    limit = heaviest_of(memory.errors.size)
+    powers(sizes, memory.facts[ALPHA], memory.facts[EPS], weights)
+    for i in range(weights.size):
+        if not weights[i] <= limit:
+            return i
+    return -1
+
+
+@jit
+def _expect(memory: Priorities, place: int) -> None:
+    """Ask for the cache lines that :func:`_set` will change: a leaf, its error, and the two blocks above."""
+    prefetch(memory.nodes, place)
+    prefetch(memory.errors, place)
+    last = memory.offsets.size - 1
+    prefetch(memory.nodes, memory.offsets[min(1, last)] + _u64(place) // _WIDTH)
+    prefetch(memory.nodes, memory.offsets[min(2, last)] + _u64(place) // (_WIDTH * _WIDTH))
+
+
+@jit
+def set_errors(handle: Ints, places: Ints, sizes: Floats) -> int:
+    """See :func:`relive.kernels.reference.priorities.set_errors`."""
+    memory = _opened(handle)
+    for i in range(places.size):
+        _expect(memory, places[i])
+    weights = np.empty(places.size)
+    bad = _weigh(memory, sizes, weights)
+    if bad < 0:
+        _set(memory, places, sizes, weights)
+    return bad
+
+
+@jit
+def rate(
+    handle: Ints, count: int, index_at: int, index_stride: int, errors_at: int, errors_stride: int, wide: bool
+) -> int:
+    """See :func:`relive.kernels.reference.priorities.rate`.
+
+    ``index_at`` is the address of ``count`` int64, ``errors_at`` that of as many float64 if ``wide``, else float32.
+    Strides count elements: 1 if they follow one another, 0 if all are the same one.
+    """
+    memory = _opened(handle)
+    indices = addressed(index_at, count * index_stride, np.int64)
+    doubles = addressed(errors_at, count * errors_stride, np.float64)  # only one of the two is what it seems
+    singles = addressed(errors_at, count * errors_stride, f32)
+    ring = memory.ring
+    envs, inverse = ring.state.shape[0], 1.0 / ring.rows
+    places, sizes, alive = np.empty(count, np.int64), np.empty(count, f32), 0
+    for i in range(count):
+        index, at = indices[i * index_stride], i * errors_stride
+        size = abs(doubles[at]) if wide else abs(np.float64(singles[at]))
+        if index < 0 or not size <= _LARGEST_ERROR:
+            return _UNUSUAL
+        number, e = _i64(_u64(index) // _u64(envs)), _i64(_u64(index) % _u64(envs))
+        if number >= ring.state[e, HEAD]:
+            return _UNUSUAL
+        if number < oldest(e, ring):
+            continue
+        places[alive], sizes[alive] = place_of(number, e, ring.rows, inverse), size
+        _expect(memory, places[alive])
+        alive += 1
+    places, sizes, weights = places[:alive], sizes[:alive], np.empty(alive)
+    if _weigh(memory, sizes, weights) >= 0:
+        return _UNUSUAL
+    for i in range(alive):
+        if not memory.nodes[_u64(places[i])] > 0.0:
+            return _UNUSUAL
+    _set(memory, places, sizes, weights)
+    return count - alive
+
+
+@jit
+def note_drawable(handle: Ints, places: Ints, drawable: Any, error: float, weight: float) -> None:
+    """See :func:`relive.kernels.reference.priorities.note_drawable`."""
+    memory = _opened(handle)
+    walkers, count = np.empty(places.size, np.uint64), _u64(0)
+    for i in range(places.size):
+        place, given = _u64(places[i]), np.float64(drawable[i]) * weight
+        changed = memory.nodes[place] != given
+        memory.nodes[place], memory.errors[place] = given, error
+        walkers[count] = place
+        count += _u64(changed)
+    climb(memory.nodes, memory.offsets, memory.minima, walkers, count)

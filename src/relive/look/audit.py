@@ -1,0 +1,80 @@
+"""audit: whether stored experience teaches the right thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import ends, order, values
+from .draws import batch_findings, draw_findings
+from .experience import Experience
+from .findings import Finding, Report, surest_first
+from .readers import experience_of
+
+__all__ = ["audit"]
+
+
+RULES: tuple[Callable[[Experience], Any], ...] = (
+    ends.next_episode_after_end,
+    ends.ends_one_row_off,
+    ends.unmarked_ends,
+    ends.truncation_without_final,
+    order.windows_over_ends,
+    order.reward_one_step_off,
+    order.duplicate_rows,
+    values.not_finite,
+    values.constant_fields,
+    values.bytes_as_floats,
+    values.priorities,
+)
+"""What is asked of every source."""
+
+
+def audit(
+    source: Any,
+    *,
+    batch: Mapping[str, Any] | None = None,
+    n: int = 1,
+    gamma: float = 0.99,
+    reward_fn: Callable[..., Any] | None = None,
+    terminated_fn: Callable[..., Any] | None = None,
+    draws: Any = None,
+    spaces: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+) -> Report:
+    """Look for what would teach wrongly in stored experience; nothing is changed.
+
+    Args:
+        source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; the path of a save; a live buffer of
+            Stable-Baselines3, TorchRL, Tianshou or cpprb; or a dict of arrays, ``[T, ...]`` of one env or
+            ``[T, N, ...]``: ``obs``, ``reward``, ``terminated``, and if there are any ``action``, ``truncated``,
+            ``next_obs`` or ``final_obs``.
+        batch: a drawn batch to compare with what is stored: ``index``, where its rows lie, ``obs``, ``reward``,
+            ``next_obs`` and ``terminated``, of ``n`` steps with ``gamma``.
+        n: rewards per window of ``batch``.
+        gamma: discount per step of ``batch``.
+        reward_fn: (achieved, desired) -> rewards, what rows of ``batch`` with another goal should have.
+        terminated_fn: (achieved, desired) -> bools, the same.
+        draws: rows that were drawn, ``[K, B]``, or sequences ``[K, B, T]``, padded with -1: enough for every row to be
+            expected ten times.
+        spaces: ``obs`` and ``action`` -> Gymnasium space of one env.
+        max_episode_steps: the time limit of the env, if it is known.
+
+    Returns:
+        what was found, the surest first. It is true if nothing was certain or likely.
+
+    Raises:
+        FieldError, ShapeError: the source cannot be read.
+    """
+    steps = experience_of(source)
+    found: list[Finding] = []
+    if len(steps):
+        for rule in RULES:
+            found += rule(steps)
+        found += ends.time_limit_as_terminal(steps, max_episode_steps)
+        found += values.outside_space(steps, dict(spaces or {}))
+    if batch is not None:
+        found += batch_findings(steps, batch, n=n, gamma=gamma, reward_fn=reward_fn, terminated_fn=terminated_fn)
+    if draws is not None:
+        found += draw_findings(steps, draws)
+    return Report(steps.source, len(steps), int(steps.ended.sum()), surest_first(found), steps.lacks)

@@ -1,0 +1,188 @@
+"""Rules on what is drawn: n-step batches, relabelled goals, sequences, and rows that never come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..steps.arrays import as_host
+from .experience import Array, Bools, Experience, Ints, leaves_of, same_rows
+from .findings import Finding, found
+
+__all__ = ["batch_findings", "draw_findings"]
+
+
+def batch_findings(
+    steps: Experience,
+    batch: Mapping[str, Any],
+    *,
+    n: int = 1,
+    gamma: float = 0.99,
+    reward_fn: Callable[..., Any] | None = None,
+    terminated_fn: Callable[..., Any] | None = None,
+    achieved: str = "achieved_goal",
+    desired: str = "desired_goal",
+) -> Iterator[Finding]:
+    """What is wrong with a drawn batch of n-step transitions, compared with the stored steps."""
+    rows = _positions(steps, as_host(batch["index"]).reshape(-1))
+    known: Bools = rows >= 0
+    window = _windows(steps, np.maximum(rows, 0), n)
+    relabelled = _relabelled(steps, batch, rows, desired) & known
+    yield from _goals(steps, batch, rows, relabelled, achieved, desired)
+    if reward_fn is None or not relabelled.any():
+        yield from _sums(steps, batch, window, known & ~relabelled, gamma)
+    yield from _computed(batch, relabelled, reward_fn, terminated_fn, achieved, desired, n)
+
+
+def _positions(steps: Experience, index: Ints) -> Ints:
+    """Where the rows of a batch lie in the experience; -1 for those that are not there."""
+    if steps.place is None:
+        return np.where((index >= 0) & (index < len(steps)), index, -1)
+    order = np.argsort(steps.place)
+    at = np.clip(np.searchsorted(steps.place, index, sorter=order), 0, len(steps) - 1)
+    return np.where(steps.place[order[at]] == index, order[at], -1)
+
+
+def _windows(steps: Experience, rows: Ints, n: int) -> tuple[Ints, Bools]:
+    """The rows of each n-step window ``[B, n]``, and which of them belong to it."""
+    within = np.minimum(rows[:, None] + np.arange(n), len(steps) - 1)
+    goes_on = (~steps.ended & steps.follows)[within]
+    return within, np.cumprod(np.column_stack([np.ones(len(rows), int), goes_on[:, :-1]]), 1).astype(np.bool_)
+
+
+def _sums(
+    steps: Experience, batch: Mapping[str, Any], window: tuple[Ints, Bools], rows: Bools, gamma: float
+) -> Iterator[Finding]:
+    """Rewards, flags and next observations that are not those of a window that stops at an end."""
+    within, inside = window
+    last = within[np.arange(len(within)), inside.sum(1) - 1]
+    powers = np.power(gamma, np.arange(within.shape[1], dtype=np.float64))
+    worth = np.where(inside, powers, 0.0)
+    right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
+    given = as_host(batch["reward"]).reshape(-1).astype(np.float64)
+    # the newest step that is stored may be followed by one that a batch has and the audit has not
+    rows = rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
+    off = rows & ~np.isclose(given, right, rtol=1e-4, atol=1e-5)
+    if off.any():
+        over = off & steps.ended[within[:, :-1]].any(1) if within.shape[1] > 1 else np.zeros_like(off)
+        rule = "n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum"
+        yield found(rule, "certain", "rewards of a batch are not the discounted sum of a window that stops at an end",
+                    "stop each window at terminated or truncated, and at the ring's seam",
+                    off, int(rows.sum()))  # fmt: skip
+    if "terminated" in batch:
+        flag = as_host(batch["terminated"]).reshape(-1).astype(np.bool_)
+        wrong = rows & (flag != steps.terminated[last])
+        if wrong.any():
+            yield found("n-step-flag-of-first-step", "certain",
+                        "terminated in a batch is not that of the window's last step",
+                        "return the flags of the last step of the window", wrong, int(rows.sum()))  # fmt: skip
+    if "next_obs" in batch and steps.next_obs is not None:
+        equal = np.ones(len(rows), np.bool_)
+        for path, leaf in leaves_of(batch["next_obs"]).items():
+            if path in steps.next_obs and path != ("desired_goal",):
+                equal &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][last])
+        wrong = rows & ~equal
+        if wrong.any():
+            yield found("n-step-next-observation", "certain",
+                        "the next observation of a batch is not the one after the window's last step",
+                        "return the observation after the last step, the final one at an end",
+                    wrong, int(rows.sum()))  # fmt: skip
+
+
+def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints, desired: str) -> Bools:
+    """Which rows of a batch have another goal than was stored, bool ``[B]``."""
+    goals = leaves_of(batch["obs"]).get((desired,))
+    stored = steps.obs.get((desired,))
+    if goals is None or stored is None:
+        return np.zeros(len(rows), np.bool_)
+    return ~same_rows(goals.astype(stored.dtype), stored[np.maximum(rows, 0)])
+
+
+def _goals(
+    steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools, achieved: str, desired: str
+) -> Iterator[Finding]:
+    """Goals that were reached in no step of the row's own episode."""
+    if not relabelled.any() or steps.next_obs is None:
+        return
+    goals, reached = leaves_of(batch["obs"])[desired,], steps.next_obs[achieved,]
+    episode = np.cumsum(np.append(0, (steps.ended | ~steps.follows)[:-1]))
+    foreign = np.zeros(len(rows), np.bool_)
+    bounds = np.searchsorted(episode, [episode[rows], episode[rows] + 1])
+    for b in np.flatnonzero(relabelled):
+        mine = reached[bounds[0, b] : bounds[1, b]]
+        foreign[b] = not same_rows(mine, np.broadcast_to(goals[b], mine.shape).astype(mine.dtype)).any()
+    if foreign.any():
+        yield found("goal-of-another-episode", "certain",
+                    "relabelled rows have a goal that their episode never reached",
+                    "choose goals among the stored steps of the row's own episode, also after the ring came round",
+                    foreign, int(relabelled.sum()))  # fmt: skip
+
+
+def _computed(
+    batch: Mapping[str, Any], relabelled: Bools, reward_fn: Any, terminated_fn: Any, achieved: str, desired: str, n: int
+) -> Iterator[Finding]:
+    """Rewards and terminals of relabelled rows that are not those of their new goal; of single steps."""
+    if n != 1 or not relabelled.any():
+        return
+    reached = leaves_of(batch["next_obs"])[achieved,][relabelled]
+    goals, at = leaves_of(batch["obs"])[desired,][relabelled], np.flatnonzero(relabelled)
+    for name, function, rule in (
+        ("reward", reward_fn, "reward-of-the-old-goal"), ("terminated", terminated_fn, "terminal-of-the-old-goal")
+    ):  # fmt: skip
+        if function is not None:
+            given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
+            wrong = ~np.isclose(given, np.asarray(function(reached, goals), np.float64))
+            if wrong.any():
+                yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
+                            f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip
+
+
+def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
+    """What is wrong with many drawn rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions.
+
+    Padding is -1. Draws should be enough for every row to be expected ten times or more.
+    """
+    index: Any = np.asarray(draws, np.int64)
+    rows = _positions(steps, index.reshape(-1)).reshape(index.shape)
+    rows[index < 0] = -1
+    if index.ndim >= 3:
+        yield from _crossing(steps, rows.reshape(-1, index.shape[2]))
+    elif index.ndim == 2:
+        yield from _same_order(rows)
+    counts = np.bincount(rows[rows >= 0], minlength=len(steps))
+    yield from _never(steps, counts)
+
+
+def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
+    """Sequences that run over an end, or over the place where the newest meets the oldest."""
+    here, there = rows[:, :-1], rows[:, 1:]
+    real = (here >= 0) & (there >= 0)
+    goes_on = (~steps.ended & steps.follows)[np.maximum(here, 0)] & (there == here + 1)
+    bad = (real & ~goes_on).any(1)
+    if bad.any():
+        yield found("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
+                    "cut sequences at ends, or reset the hidden state there", bad, len(rows))  # fmt: skip
+
+
+def _same_order(rows: Array) -> Iterator[Finding]:
+    """Epochs that all come in one order."""
+    if len(rows) > 1 and rows.shape[1] > 2 and bool((rows == rows[0]).all()):
+        yield found("same-order-every-epoch", "certain", "every epoch comes in the same order",
+                    "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
+
+
+def _never(steps: Experience, counts: Array) -> Iterator[Finding]:
+    """Rows that never come though all should: last steps of episodes, tails, or any."""
+    usual = np.median(counts[counts > 0]) if (counts > 0).any() else 0
+    never = counts == 0
+    if usual < 8 or not never.any():
+        return
+    last = never & steps.ended
+    if last.sum() > steps.ended.sum() / 2:
+        what, rule = "the last steps of episodes are never drawn", "last-steps-never-drawn"
+    else:
+        what, rule = "stored steps are never drawn", "steps-never-drawn"
+    yield found(rule, "certain", what, "let every stored transition, and every tail of an episode, be drawn",
+                never, len(steps), place=steps.place)  # fmt: skip

@@ -1,0 +1,209 @@
+"""Rules on episode ends: what the next episode begins on, flags one row off, time limits, missing final observations.
+
+Each rule takes an :class:`Experience` and gives findings. ``jump`` is how far a step moved the observation, in units of
+a usual step: a step from an episode's end to the next one's start moves far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .experience import Bools, Experience
+from .findings import Finding, Sureness, found
+
+__all__ = [
+    "ends_one_row_off",
+    "next_episode_after_end",
+    "time_limit_as_terminal",
+    "truncation_without_final",
+    "unmarked_ends",
+]
+
+
+FEW = 3
+"""Ends that must look wrong before anything is said."""
+
+FAR = 3.0
+"""How many times farther than others the steps of one kind must move to be called jumps."""
+
+MOST = 0.9
+"""The share of rows that must agree before a pattern counts as certain."""
+
+
+def next_episode_after_end(steps: Experience) -> Iterator[Finding]:
+    """Episodes that begin on the very observation that the last one ended on; two mistakes do that."""
+    if steps.next_obs is None:
+        yield from _ignored_steps_by_jump(steps)
+        return
+    if _offset_of_ends(steps):
+        return  # that rule's matter
+    cut = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated & ~steps.terminated
+    known = steps.ended & steps.follows & ~steps.still  # a last step that changed nothing says nothing
+    kinds = {name: ends for name, ends in (("terminated", known & ~cut), ("truncated", known & cut))
+             if (ends & steps.chained).sum() >= max(FEW, ends.sum() / 20)}  # fmt: skip
+    if kinds:
+        ends = np.logical_or.reduce(list(kinds.values()))
+        yield _of_what_kind(steps, ends, ends & steps.chained, " and ".join(kinds))
+
+
+def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str) -> Finding:
+    """Which mistake it is: an ignored step moves far and earns nothing, a reset observation is far away itself."""
+    after = _next_rows(begun) & ~steps.ended
+    calm = ~steps.ended & ~after
+    usual = _typical(steps, calm)
+    idle = after.any() and (steps.reward[after] == 0).mean() > MOST and (steps.reward[calm] == 0).mean() < 0.5
+    moved_after, moved_end = _typical(steps, after), _typical(steps, begun)
+    share = begun.sum() / ends.sum()
+    if (idle or moved_after > FAR * usual) and moved_after >= moved_end:
+        sure: Sureness = "certain" if idle and share > MOST else "likely"
+        return found("autoreset-step-stored", sure,
+                     f"after {kind} episodes the step that the env ignores (NEXT_STEP autoreset) is stored as a real "
+                     "one: it starts on the final observation and leads into the next episode",
+                     "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
+                     after, len(steps), place=steps.place)  # fmt: skip
+    if moved_end > FAR * usual:
+        return found("reset-as-final-observation", "certain" if share > MOST else "likely",
+                     f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset)",
+                     "store info['final_obs'] as next_obs where an episode ended",
+                     begun, len(steps), place=steps.place)  # fmt: skip
+    return found("next-episode-begins-on-the-end", "likely",
+                 f"episodes begin on the very observation that the {kind} one before ended on: either a step that the "
+                 "env ignored is stored, or a reset observation stands for the final one",
+                 "check what the autoreset mode of the env returns at an end, see docs/episode-ends.md",
+                 begun, len(steps), place=steps.place)  # fmt: skip
+
+
+def _ignored_steps_by_jump(steps: Experience) -> Iterator[Finding]:
+    """Ignored steps where only the following row says what came next: the row after an end earns nothing and jumps."""
+    ends = steps.ended & steps.follows
+    after = _next_rows(ends) & ~steps.ended & steps.follows
+    calm = ~steps.ended & ~after & steps.follows
+    if after.sum() < FEW or not calm.any():
+        return
+    idle = (steps.reward[after] == 0).mean() > MOST and (steps.reward[calm] == 0).mean() < 0.5
+    if idle and _typical(steps, after) > FAR * _typical(steps, calm) and _typical(steps, ends) < _typical(steps, after):
+        yield found("autoreset-step-stored", "likely",
+                    "the step that the env ignores after an end (NEXT_STEP autoreset) is stored as a real one",
+                    "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
+                    after, len(steps), place=steps.place)  # fmt: skip
+
+
+def ends_one_row_off(steps: Experience) -> Iterator[Finding]:
+    """Flags that stand one row before or after the step that ended the episode."""
+    offset = _offset_of_ends(steps)
+    if offset and not (steps.next_obs is None and any(True for _ in _ignored_steps_by_jump(steps))):
+        word, ends = "after" if offset > 0 else "before", steps.ended & steps.follows
+        yield found("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
+                    f"episode ends are flagged one row {word} the step that ended: the next episode begins where no "
+                    "end is flagged",
+                    "store the flags of the step itself, as step() returned them with its reward",
+                    ends, len(steps), place=steps.place)  # fmt: skip
+
+
+def _offset_of_ends(steps: Experience) -> int:
+    """By how many rows flags come after (1) or before (-1) the steps where the chain breaks; 0 if they do not."""
+    broken, ends = _breaks(steps), steps.ended & steps.follows
+    for offset in (1, -1):
+        hit = (np.roll(broken, offset) & ends).sum()
+        if hit >= FEW and hit > MOST * min(broken.sum(), ends.sum()) and (ends & broken).sum() < hit / 10:
+            return offset
+    return 0
+
+
+def unmarked_ends(steps: Experience) -> Iterator[Finding]:
+    """Rows whose next observation is not the following row's, though no end is flagged."""
+    if steps.next_obs is None or _offset_of_ends(steps):
+        return
+    broken = steps.follows & ~steps.chained & ~steps.ended
+    looked = int((steps.follows & ~steps.ended).sum())
+    if broken.any() and broken.sum() <= looked / 2:  # more: rows without order, which is no mistake
+        yield found("unmarked-end", "certain",
+                    "the next observation is not that of the following row, though no end is flagged: returns and "
+                    "sequences run on into other steps",
+                    "flag such steps as truncated, or interrupt() the env before its next step",
+                    broken, looked, place=steps.place)  # fmt: skip
+
+
+def truncation_without_final(steps: Experience) -> Iterator[Finding]:
+    """Truncated steps without the observation that they ended on, which a learner has to bootstrap from."""
+    if steps.next_obs is None and steps.truncated is not None:
+        cut = steps.truncated & ~steps.terminated & steps.follows
+        values = steps.others.get(("final_value",))
+        if values is not None:  # what a rollout bootstraps from
+            cut &= np.isnan(values.reshape(-1))
+        if cut.any():
+            yield found("truncation-without-final-observation", "certain",
+                        "an episode was cut off and its final observation is not stored: the following row, the next "
+                        "episode's first, would serve as next observation",
+                        "store the final observation of truncated steps (info['final_obs'])",
+                        cut, len(steps), place=steps.place)  # fmt: skip
+
+
+def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Iterator[Finding]:
+    """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
+    lengths, last = _whole_episodes(steps)
+    if len(lengths) < FEW:
+        return
+    limit = max_episode_steps or int(lengths.max())
+    at_limit = (lengths == limit) & steps.terminated[last]
+    if steps.truncated is not None:
+        at_limit &= ~steps.truncated[last]
+        if (steps.truncated[last] & (lengths == limit)).any():
+            return
+    count = int(at_limit.sum())
+    if count < FEW or (max_episode_steps is None and not _stands_out(lengths, limit, count)):
+        return
+    yield found("time-limit-as-terminal", "likely" if max_episode_steps is None else "certain",
+                f"{count} episodes stop after exactly {limit} steps and are flagged as terminated",
+                "store the time limit as truncated, with the final observation, so that its value counts",
+                last[at_limit], len(lengths), place=steps.place)  # fmt: skip
+
+
+def _stands_out(lengths: np.ndarray, limit: int, count: int) -> bool:
+    """Whether far more episodes end at the limit than just before it, among episodes of many lengths."""
+    shorter = lengths[lengths < limit]
+    near = int((shorter >= limit - NEAR).sum())
+    return limit > NEAR and len(np.unique(shorter)) >= VARIED and count > 10 * near / NEAR + 2
+
+
+VARIED = 5
+"""Different lengths that episodes must have before a limit stands out among them."""
+
+NEAR = 10
+"""Episodes up to this many steps shorter than the longest show how many would end there by themselves."""
+
+
+def _whole_episodes(steps: Experience) -> tuple[np.ndarray, np.ndarray]:
+    """The lengths of the episodes that are stored from start to end, and the rows of their last steps."""
+    last = np.flatnonzero(steps.ended)
+    if not len(last):
+        return last, last
+    begin = np.flatnonzero(np.append(True, steps.ended[:-1] | ~steps.follows[:-1]))
+    first = begin[np.searchsorted(begin, last, side="right") - 1]
+    # an env's very first stored step may be in the middle of an episode
+    whole = steps.starts[first] | np.isin(first, np.flatnonzero(np.append(True, steps.env[1:] != steps.env[:-1])))
+    return (last - first + 1)[whole], last[whole]
+
+
+def _breaks(steps: Experience) -> Bools:
+    """Where the chain of observations breaks: by comparison, or, without next observations, by jumps."""
+    if steps.next_obs is not None:
+        return steps.follows & ~steps.chained
+    calm = np.sort(steps.jump[steps.follows])
+    if not len(calm):
+        return np.zeros(len(steps), np.bool_)
+    ends = int((steps.ended & steps.follows).sum())
+    bar = FAR * max(float(calm[len(calm) // 2]), float(np.mean(calm[: max(len(calm) - ends, 1)])))
+    return steps.follows & (steps.jump > bar)
+
+
+def _next_rows(rows: Bools) -> Bools:
+    """The rows after these."""
+    return np.append(False, rows[:-1])
+
+
+def _typical(steps: Experience, rows: Bools) -> float:
+    """The median jump of these rows; 0 if there are none."""
+    return float(np.median(steps.jump[rows])) if rows.any() else 0.0

@@ -1,0 +1,260 @@
+"""Experience: stored steps in the one form that every rule of the audit reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import FieldError, ShapeError
+from ..steps.arrays import as_host, numpy_view
+from ..steps.trees import Path, dotted
+
+__all__ = ["Array", "Bools", "Experience", "Ints", "from_arrays", "leaves_of", "same_rows"]
+
+
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Leaves = dict[Path, Array]
+
+STEP = ("action", "reward", "terminated", "truncated")
+"""The fields of a step beside its observations."""
+
+
+@dataclass
+class Experience:
+    """S stored steps, env by env, each env in the order of time.
+
+    Args:
+        source: what was read, for the report.
+        obs: the leaves of the observations ``[S, ...]``.
+        next_obs: the leaves of the observations after each step ``[S, ...]``; None where the source keeps none, so
+            that the observation of the following row has to serve.
+        action: the leaves of the actions ``[S, ...]``; empty where the source keeps none.
+        reward: ``[S]``.
+        terminated: bool ``[S]``.
+        truncated: bool ``[S]``; None where the source does not tell truncation from termination.
+        env: int64 ``[S]``, the env of each step.
+        follows: bool ``[S]``, whether the next row is the same env's next stored step.
+        others: further leaves ``[S, ...]`` by path.
+        priorities: ``[R]``, with ``live``: what a prioritized sampler would draw row r by.
+        live: bool ``[R]``, whether row r holds a transition that may be drawn.
+        lacks: sentences on what the source does not keep.
+        place: int64 ``[S]``, where each step lies in the source, as its batches name it; None for 0, 1, ...
+    """
+
+    source: str
+    obs: Leaves
+    reward: Array
+    terminated: Bools
+    truncated: Bools | None
+    env: Ints
+    follows: Bools
+    next_obs: Leaves | None = None
+    action: Leaves = field(default_factory=dict[Path, Array])
+    others: Leaves = field(default_factory=dict[Path, Array])
+    priorities: Array | None = None
+    live: Bools | None = None
+    lacks: tuple[str, ...] = ()
+    place: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @cached_property
+    def ended(self) -> Bools:
+        """Whether each step ended its episode, bool ``[S]``."""
+        return self.terminated if self.truncated is None else self.terminated | self.truncated
+
+    @cached_property
+    def chained(self) -> Bools:
+        """Whether the observation after a step is that of the following row; False where none follows, bool ``[S]``."""
+        found = np.zeros(len(self), np.bool_)
+        if self.next_obs is None:
+            return self.follows.copy()
+        for path, leaf in self.obs.items():
+            if path in self.next_obs:
+                equal = same_rows(self.next_obs[path][:-1], leaf[1:])
+                found[:-1] = equal if path == next(iter(self.obs)) else found[:-1] & equal
+        return found & self.follows
+
+    @cached_property
+    def still(self) -> Bools:
+        """Whether a step left the observation as it was; always False where it is not known, bool ``[S]``."""
+        if self.next_obs is None:
+            return np.zeros(len(self), np.bool_)
+        found = np.ones(len(self), np.bool_)
+        for path, leaf in self.obs.items():
+            found &= same_rows(self.next_obs[path], leaf)
+        return found
+
+    @cached_property
+    def numbers(self) -> Array:
+        """The small numeric observations side by side, float64 ``[S, D]``; D is 0 for images alone."""
+        flat = [leaf.reshape(len(self), -1) for leaf in self.obs.values()]
+        return np.concatenate([leaf for leaf in flat if leaf.shape[1] <= WIDE] or [np.empty((len(self), 0))], 1)
+
+    @cached_property
+    def next_numbers(self) -> Array:
+        """The same of the observations after the steps; those of the following rows where there are no others."""
+        if self.next_obs is None:
+            return np.concatenate([self.numbers[1:], self.numbers[-1:]])
+        flat = [self.next_obs[path].reshape(len(self), -1) for path in self.obs]
+        return np.concatenate([leaf for leaf in flat if leaf.shape[1] <= WIDE] or [np.empty((len(self), 0))], 1)
+
+    @cached_property
+    def jump(self) -> Array:
+        """How far each step moved the observation, in units of a usual step, ``[S]``; zeros if nothing is known."""
+        if not self.numbers.shape[1] or not len(self):
+            return np.zeros(len(self))
+        moved = np.abs(self.next_numbers - self.numbers)
+        usual = moved.mean(0)
+        worth = np.zeros(len(usual), moved.dtype if moved.dtype.kind == "f" else np.float64)
+        np.divide(1.0, usual, out=worth, where=np.isfinite(usual) & (usual > 0), casting="same_kind")
+        with np.errstate(invalid="ignore"):  # a number that is not finite is another rule's matter
+            return moved @ worth / max(np.count_nonzero(worth), 1)
+
+    @cached_property
+    def starts(self) -> Bools:
+        """Whether a row is known to be its episode's first, bool ``[S]``."""
+        found = np.zeros(len(self), np.bool_)
+        found[1:] = self.ended[:-1] & self.follows[:-1]
+        return found
+
+
+WIDE = 512
+"""Numbers of a leaf from which it counts as an image, which distances say little about."""
+
+
+def same_rows(first: Array, second: Array) -> Bools:
+    """Whether the rows of two arrays are equal bit by bit, bool ``[S]``; so NaN equals itself."""
+    count = len(first)
+    if not count or not first.size:
+        return np.ones(count, np.bool_)
+    one, other = (np.ascontiguousarray(x).reshape(count, -1).view(np.uint8) for x in (first, second))
+    if one.shape != other.shape:
+        return np.zeros(count, np.bool_)
+    word = next(size for size in (8, 4, 2, 1) if one.shape[1] % size == 0)
+    return (one.view(f"u{word}") == other.view(f"u{word}")).all(1)
+
+
+def leaves_of(tree: Any, path: Path = ()) -> Leaves:
+    """The arrays of nested mappings and tuples, by path."""
+    if isinstance(tree, Mapping) or (hasattr(tree, "items") and not isinstance(tree, Tensor)):
+        members = [(str(name), member) for name, member in cast("Any", tree).items()]
+    elif isinstance(tree, tuple):
+        members = [(str(i), member) for i, member in enumerate(cast("tuple[Any, ...]", tree))]
+    else:
+        return {path: numpy_view(tree.detach().cpu()) if isinstance(tree, Tensor) else as_host(tree)}
+    return {key: leaf for name, member in members for key, leaf in leaves_of(member, (*path, name)).items()}
+
+
+def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None) -> Experience:
+    """Arrays by name as experience.
+
+    Args:
+        fields: ``obs``, ``reward`` and ``terminated``, with ``action``, ``truncated``, ``next_obs`` (or ``final_obs``,
+            which counts at ends alone) if there are any. Steps of one env are ``[T, ...]``, of N envs ``[T, N, ...]``.
+            ``dones`` may stand for ``terminated``, ``timeouts`` for ``truncated``, and the plural forms and
+            ``observations`` of data sets are known, too.
+        source: what to call them.
+        vector: whether arrays are ``[T, N, ...]``; None means that they are if rewards have two axes and more than
+            one column, or one column and flags of the same shape.
+
+    Raises:
+        FieldError: a field is missing.
+        ShapeError: the arrays do not have one number of steps.
+    """
+    named = {ALIASES.get(name, name): value for name, value in fields.items()}
+    missing = [name for name in ("obs", "reward") if name not in named]
+    if missing or not {"terminated", "done"} & set(named):
+        wanted = missing or ["terminated"]
+        raise FieldError(f"audit: the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
+    reward = as_host(named["reward"])
+    vector = reward.ndim == 2 if vector is None else vector
+    steps, envs = (reward.shape[0], reward.shape[1]) if vector else (len(reward), 1)
+    leaves = {name: leaves_of(value) for name, value in named.items() if value is not None}
+    fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
+              for name, part in leaves.items()}  # fmt: skip
+    return _assembled(fitted, source, steps, envs)
+
+
+ALIASES = {
+    "observations": "obs", "observation": "obs", "next_observations": "next_obs", "next_observation": "next_obs",
+    "actions": "action", "rewards": "reward", "dones": "done", "terminals": "terminated", "terminations": "terminated",
+    "terminateds": "terminated", "timeouts": "truncated", "truncations": "truncated", "truncateds": "truncated",
+    "final_observations": "final_obs", "final_observation": "final_obs",
+}  # fmt: skip
+"""Names that data sets and loops use -> the names used here."""
+
+
+def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path: Path) -> Array:
+    """Steps ``[T, N, ...]`` or ``[T, ...]`` as ``[N * T, ...]``, env by env."""
+    steps, envs = size
+    if not vector:
+        if len(values) != steps:
+            raise ShapeError(f"audit: field '{dotted((name, *path))}' has {len(values)} steps, reward has {steps}")
+        return values
+    if values.shape[:2] != size:
+        raise ShapeError(
+            f"audit: field '{dotted((name, *path))}': expected {size} in front, as reward has, got {values.shape[:2]}"
+        )
+    return np.ascontiguousarray(values.swapaxes(0, 1)).reshape(steps * envs, *values.shape[2:])
+
+
+def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) -> Experience:
+    """Experience from leaves ``[N * T, ...]`` by field."""
+    lacks: list[str] = []
+
+    def flag(name: str) -> Bools | None:
+        part = fields.get(name)
+        return None if part is None else next(iter(part.values())).reshape(-1).astype(np.bool_)
+
+    terminated, truncated, done = flag("terminated"), flag("truncated"), flag("done")
+    if terminated is None:
+        terminated = cast("Bools", done) if truncated is None else cast("Bools", done) & ~truncated
+    elif truncated is None and done is not None:
+        truncated = done & ~terminated
+    if truncated is None:
+        lacks.append("it does not tell truncation from termination")
+    follows = np.ones(steps * envs, np.bool_)
+    follows[steps - 1 :: max(steps, 1)] = False
+    known = {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "done"}
+    found = Experience(
+        source,
+        fields["obs"],
+        next(iter(fields["reward"].values())).reshape(-1),
+        terminated,
+        truncated,
+        np.repeat(np.arange(envs), steps),
+        follows,
+        next_obs=fields.get("next_obs"),
+        action=fields.get("action", {}),
+        others={(name, *path): x for name, part in fields.items() if name not in known for path, x in part.items()},
+    )
+    if found.next_obs is None and "final_obs" in fields:
+        found.next_obs = _with_finals(found, fields["final_obs"])
+    if found.next_obs is None:
+        lacks.append("it keeps no observation after a step but that of the following row")
+    found.lacks = tuple(lacks)
+    return found
+
+
+def _with_finals(found: Experience, finals: Leaves) -> Leaves:
+    """The observation after each step: the final one where an episode ended, else that of the following row."""
+    joined: Leaves = {}
+    for path, leaf in found.obs.items():
+        after = np.concatenate([leaf[1:], leaf[-1:]])
+        after[found.ended] = finals[path][found.ended]
+        joined[path] = after
+    found.follows &= np.append(found.follows[:-1], False)
+    return joined
+
+
+Reader = Callable[[Any], Experience]

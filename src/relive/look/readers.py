@@ -1,0 +1,136 @@
+"""Readers: what relive stores, in memory or saved, as experience."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import FieldError
+from ..files.save import Save
+from ..replay.buffer import ReplayBuffer
+from ..rollout.buffer import RolloutBuffer
+from ..samplers.uniform import Uniform
+from ..steps.arrays import numpy_view
+from ..views.transitions import Transition
+from .experience import Bools, Experience, Ints, from_arrays, leaves_of
+from .hosts import read_host
+
+__all__ = ["experience_of"]
+
+
+def experience_of(source: Any) -> Experience:
+    """Any source that an audit takes, as experience.
+
+    Raises:
+        FieldError: relive cannot read it, or it lacks a field.
+        FileFormatError: it is a path without a save.
+    """
+    if isinstance(source, Experience):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return of_save(FilePath(cast("str", source)))
+    if isinstance(source, ReplayBuffer):
+        return of_replay(cast("ReplayBuffer", source))
+    if isinstance(source, RolloutBuffer):
+        return of_rollout(source)
+    read = read_host(source)
+    if read is not None:
+        return read
+    if isinstance(source, Mapping) or hasattr(source, "items"):
+        return from_arrays(dict(cast("Mapping[str, Any]", source).items()))
+    raise FieldError(
+        f"audit: a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
+        "of a save, a buffer of a library in docs/audit.md, or a dict of arrays (obs, action, reward, terminated, ...)"
+    )
+
+
+def of_save(path: FilePath) -> Experience:
+    """A saved replay or rollout. Priorities are read if relive's own samplers made them."""
+    with Save(path) as save:
+        content = save.content
+    if content.get("kind") == "relive.RolloutBuffer":
+        found = of_rollout(RolloutBuffer.load(path))
+    else:  # a sampler or view that a user wrote is not needed to read the rows
+        sampler, view = (Uniform() if content.get("sampler") is None else None), None
+        if content.get("view") is None:
+            view = Transition()
+        found = of_replay(ReplayBuffer.load(path, sampler=sampler, view=view))
+    found.source = f"'{path}', {found.source}"
+    return found
+
+
+def of_replay(replay: ReplayBuffer) -> Experience:
+    """The transitions of a replay, each with the observation after it."""
+    with replay.lock:
+        len(replay)  # mends what a call that was broken off left half done
+        inside: Any = replay
+        ring: Any = inside._ring
+        envs, numbers = ring.live()
+        places: Ints = ring.places()
+        leaves = {path: numpy_view(tensor.cpu()) for path, tensor in ring.store.read(places).items()}
+        complete: Bools = ring.stamp[places] >= 0
+        index = numbers * ring.num_envs + envs
+        weights = _weights(replay, places)
+    own = replay.own_next_obs
+    after = np.append(np.arange(1, len(places)), max(len(places) - 1, 0))
+    obs = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "obs"}
+    finals = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "next_obs"} if own else {
+        path: leaf[after] for path, leaf in obs.items()
+    }  # fmt: skip
+    # two kept rows follow each other if no step of the same env that was not completed lies between
+    kept = np.flatnonzero(complete)
+    done = leaves["terminated",] | leaves["truncated",]
+    follows = np.zeros(len(kept), np.bool_)
+    if replay.ordered and len(kept):
+        here, there = kept[:-1], kept[1:]
+        gap = there - here - 1
+        follows[:-1] = (envs[here] == envs[there]) & ((gap == 0) | ((gap == 1) & (done[here] != 0) & (not own)))
+    named = ("obs", "next_obs", "action", "reward", "terminated", "truncated")
+    return Experience(
+        f"relive {type(replay).__name__}",
+        {path: leaf[kept] for path, leaf in obs.items()},
+        leaves["reward",][kept],
+        leaves["terminated",][kept].astype(np.bool_),
+        leaves["truncated",][kept].astype(np.bool_),
+        envs[kept],
+        follows,
+        next_obs={path: leaf[kept] for path, leaf in finals.items()},
+        action={path[1:]: leaf[kept] for path, leaf in leaves.items() if path[0] == "action"},
+        others={path: leaf[kept] for path, leaf in leaves.items() if path[0] not in named},
+        priorities=None if weights is None else weights[0],
+        live=None if weights is None else weights[1],
+        place=index[kept],
+    )
+
+
+def _weights(replay: ReplayBuffer, places: Ints) -> tuple[Any, Bools] | None:
+    """The priorities of a replay's transitions, all of which may be drawn; None without any."""
+    sampler: Any = replay.sampler
+    if not replay.has_priorities or not hasattr(sampler, "priorities"):
+        return None
+    found = sampler.priorities()
+    return found, np.ones(len(found), np.bool_)
+
+
+def of_rollout(rollout: RolloutBuffer) -> Experience:
+    """The real steps of a rollout; what comes after a truncated one is in ``final_value``."""
+    columns = {name: rollout[name] for name in rollout.keys() if name != "hidden"}
+    real = leaves_of(columns.pop("mask"))[()].swapaxes(0, 1).reshape(-1)
+    found = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
+    return found if real.all() else _only(found, real)
+
+
+def _only(steps: Experience, kept: Bools) -> Experience:
+    """Some of the steps; one follows another if only steps that are left out lie between."""
+    rows = np.flatnonzero(kept)
+    follows = np.append(steps.env[rows[1:]] == steps.env[rows[:-1]], False)
+    obs, action, others = (
+        {path: leaf[rows] for path, leaf in leaves.items()} for leaves in (steps.obs, steps.action, steps.others)
+    )
+    truncated = None if steps.truncated is None else steps.truncated[rows]
+    return Experience(steps.source, obs, steps.reward[rows], steps.terminated[rows], truncated, steps.env[rows],
+                      follows, action=action, others=others, lacks=steps.lacks, place=rows)  # fmt: skip

@@ -1,0 +1,214 @@
+"""The kernels of priorities: the fast twins agree with the plain ones bit for bit, and a bad batch changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relive import FrameStack, Prioritized
+from relive.kernels import cpu, reference
+from relive.kernels.reference.priorities import ALPHA, LARGEST, UNUSUAL
+from twins import Twin
+
+
+class Pair:
+    """Priorities of a ring that was played at random, twice: for the plain twin, and bound for the fast one."""
+
+    def __init__(self, seed: int, alpha: float = 0.6, minima: bool = False) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        self.num_envs = int(rng.integers(1, 4))
+        sampler = Prioritized(alpha, stratified=bool(rng.integers(2)))
+        self.twin = Twin(self.num_envs, int(rng.integers(2, 30)), sampler=sampler)
+        for _ in range(int(rng.integers(1, 50))):
+            self.twin.add("".join(rng.choice(list("...TUB"), self.num_envs)))
+        self.ring: Any = self.twin.buffer._ring
+        for place in self.ring.anchors().tolist():
+            sampler.update(np.array([place]), rng.gamma(1.0, 3.0, 1).astype(np.float32))
+        if minima and self.ring.drawable:
+            sampler._tree.minimum_positive()
+        memory = sampler._bound().memory  # the kernels do not write to the ring
+        self.plain: Any = reference.Priorities(*(array.copy() for array in memory[:-1]), ring=memory.ring)
+        self.memory: Any = reference.Priorities(*(array.copy() for array in memory[:-1]), ring=memory.ring)
+        self.handle = cpu.handle_of(self.memory._replace(ring=self.ring.handle))
+
+    def agree(self) -> None:
+        """Both have the same bits."""
+        for name, one, other in zip(self.plain._fields[:-1], self.plain[:-1], self.memory[:-1], strict=True):
+            assert one.tobytes() == other.tobytes(), name
+
+    def index(self) -> Any:
+        """Public indices of rows that can be drawn."""
+        return self.ring.index_of(self.ring.anchors())
+
+    def rate(self, index: Any, errors: Any) -> int:
+        """Rate in both; strided tensors of either dtype for the fast one."""
+        stride, wide = int(self.rng.integers(1, 4)), errors.dtype == np.float64
+        spread = [torch.zeros(len(x) * stride, dtype=torch.from_numpy(x).dtype)[::stride] for x in (index, errors)]
+        for target, source in zip(spread, (index, errors), strict=True):
+            target[:] = torch.from_numpy(source)
+        places = (number for x in spread for number in (x.data_ptr(), x.stride(0)))
+        found = cpu.rate(self.handle, len(index), *places, wide)
+        assert found == reference.rate(self.plain, index, errors)
+        self.agree()
+        return found
+
+
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([0.0, 0.4, 1.0]), st.booleans(), st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_the_twins_draw_the_same_with_the_same_weights(
+    seed: int, stratified: bool, beta: float, some: bool, count: int
+) -> None:
+    pair = Pair(seed)
+    tops, until = np.array([len(pair.plain.nodes) - 1]), pair.plain.nodes[-1:].copy()
+    if some:  # a part of the leaves, perhaps none
+        ends = np.sort(pair.rng.integers(0, len(pair.plain.errors) + 1, 2))
+        tops, until = np.empty(99, np.int64), np.empty(99)
+        many = reference.tree_cover(pair.plain.nodes, pair.plain.offsets, ends[:1], ends[1:], tops, until)
+        tops, until = tops[:many], until[:many]
+    positive = pair.plain.nodes[: len(pair.plain.errors)]
+    lowest = float(positive[positive > 0].min()) if positive.any() and pair.rng.integers(2) else 0.0
+    results = []
+    for twin, memory, key in ((reference, pair.plain, seed), (cpu, pair.handle, np.uint64(seed))):
+        out = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.float32)
+        found = twin.draw_weighted(memory, key, stratified, beta, lowest, tops, until, *out)
+        assert bool(found) == bool(len(until) and until[-1] > 0)
+        results.append([array.tobytes() for array in out])
+    assert results[0] == results[1]
+    pair.agree()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.6, 1.3]), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_twins_rate_the_same_and_leave_alone_what_is_gone(
+    seed: int, alpha: float, minima: bool, wide: bool
+) -> None:
+    pair = Pair(seed, alpha, minima)
+    index = pair.index()
+    if len(index):
+        index = pair.rng.choice(index, int(pair.rng.integers(0, 40)))  # some twice
+    gone = np.arange(min(pair.num_envs, int(pair.ring.oldest.min()) * pair.num_envs))
+    index = pair.rng.permutation(np.concatenate([index, gone]))
+    errors = pair.rng.normal(0, 3, len(index)).astype(np.float64 if wide else np.float32)
+    assert pair.rate(index, errors) == len(gone)
+    known = dict(zip(index.tolist(), np.abs(errors).astype(np.float32), strict=True))
+    for given_, error in known.items():
+        place = int(pair.ring.find(np.array([given_]))[0][0])
+        if place >= 0:
+            assert pair.plain.errors[place] == error
+            assert math.isclose(pair.plain.nodes[place], (float(error) + 1e-6) ** alpha, rel_tol=1e-15)
+    assert pair.plain.facts[LARGEST] >= max((error for i, error in known.items() if i not in gone), default=0.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("wrong", ["negative", "never issued", "nan", "inf", "too large", "no proof"])
+def test_a_batch_with_something_unusual_changes_nothing(seed: int, wide: bool, wrong: str) -> None:
+    pair = Pair(seed + 100)
+    while not len(pair.index()):
+        pair = Pair(int(pair.rng.integers(2**32)))
+    index = pair.rng.choice(pair.index(), 6)
+    errors = pair.rng.normal(0, 3, 6).astype(np.float64 if wide else np.float32)
+    at = int(pair.rng.integers(6))
+    if wrong in ("negative", "never issued"):
+        index[at] = -1 if wrong == "negative" else int(pair.ring.heads.max()) * pair.num_envs + pair.num_envs
+    elif wrong == "no proof":
+        place = pair.ring.find(index[at : at + 1])[0]
+        for memory in (pair.plain, pair.memory):
+            reference.tree_set(memory.nodes, memory.offsets, memory.minima, len(memory.errors), place, np.zeros(1))
+    elif wrong == "too large":
+        for memory in (pair.plain, pair.memory):
+            memory.facts[ALPHA], errors[at] = 10.0, 1e35
+    else:
+        errors[at] = math.nan if wrong == "nan" else -math.inf
+    before = [x.tobytes() for x in pair.plain[:-1]]
+    assert pair.rate(index, errors) == UNUSUAL
+    assert [x.tobytes() for x in pair.plain[:-1]] == before
+
+
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_twins_note_the_same_changes_and_set_the_same_errors(seed: int, minima: bool, heavy: bool) -> None:
+    pair = Pair(seed, minima=minima)
+    places = pair.rng.integers(0, len(pair.plain.errors), int(pair.rng.integers(0, 20)))
+    drawable = pair.rng.integers(0, 2, len(places)).astype(np.uint8)
+    for twin, memory in ((reference, pair.plain), (cpu, pair.handle)):
+        twin.note_drawable(memory, places, drawable, 0.7, 0.3)
+    pair.agree()
+    sizes = pair.rng.gamma(1.0, 3.0, len(places)).astype(np.float32)
+    if heavy and len(sizes):
+        pair.plain.facts[ALPHA] = pair.memory.facts[ALPHA] = 10.0
+        sizes[-1] = 1e35
+    before = [x.tobytes() for x in pair.plain[:-1]]
+    bad = [twin.set_errors(memory, places, sizes) for twin, memory in ((reference, pair.plain), (cpu, pair.handle))]
+    assert bad == [len(sizes) - 1 if heavy and len(sizes) else -1] * 2
+    assert bad[0] < 0 or before == [x.tobytes() for x in pair.plain[:-1]]
+    pair.agree()
+
+
+@given(st.lists(st.floats(0, width=32), min_size=1, max_size=20), st.floats(0, 3), st.floats(1e-12, 1.0))
+@settings(max_examples=50)
+def test_the_twins_take_the_same_powers(errors: list[float], alpha: float, eps: float) -> None:
+    sizes, results = np.array(errors, np.float32), []
+    for twin in (cpu, reference):
+        out = np.empty(len(sizes))
+        twin.powers(sizes, alpha, eps, out)
+        results.append(out.tobytes())
+    assert results[0] == results[1]
+
+
+def test_a_row_whose_priority_came_to_0_can_still_be_rated() -> None:
+    twin = Twin(1, 10, sampler=Prioritized(alpha=2.0, eps=1e-200, default_error=1.0)).play(*".....")
+    assert twin.buffer.update_priorities([1], [0.0]) == 0
+    assert twin.buffer.sampler.priorities().tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert twin.buffer.update_priorities([1], [2.0]) == 0
+    assert twin.buffer.sampler.priorities().tolist() == [1.0, 4.0, 1.0, 1.0]
+    twin.buffer.check()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "strided", "expanded", "gradient", "list", "int32"])
+def test_indices_and_errors_of_every_kind_mean_the_same(kind: str) -> None:
+    twin = Twin(1, 20, sampler=Prioritized(1.0, eps=1e-9)).play(*"........")
+    index: Any = torch.tensor([5, 0, 5, 3])
+    errors: Any = torch.tensor([-1.0, 2.0, -3.0, 4.0])
+    want = {0: 2.0, 3: 4.0, 5: 3.0}
+    if kind in ("float64", "float16"):
+        errors = errors.to(getattr(torch, kind))
+    elif kind == "strided":
+        index, errors = torch.stack([index, index], 1)[:, 1], torch.stack([errors, errors], 1)[:, 0]
+    elif kind == "expanded":
+        errors, want = torch.tensor([2.0]).expand(4), {0: 2.0, 3: 2.0, 5: 2.0}
+    elif kind == "gradient":
+        errors = errors.requires_grad_() * 1.0
+    elif kind == "list":
+        index, errors = index.tolist(), errors.tolist()
+    elif kind == "int32":
+        index = index.int()
+    assert twin.buffer.update_priorities(index, errors) == 0
+    assert {i: twin.buffer.sampler._errors[i] for i in want} == want
+    twin.buffer.check()
+
+
+def test_a_view_with_a_history_may_hide_rows_that_are_live_and_their_errors_come_late() -> None:
+    twin = Twin(1, 8, sampler=Prioritized(), view=FrameStack(3)).play(*"..........")
+    oldest = int(twin.buffer._ring.oldest[0])
+    assert twin.buffer.update_priorities([oldest, oldest + 2], [1.0, 2.0]) == 1
+    assert twin.buffer.stats()["late_updates"] == 1
+    twin.buffer.check()
+
+
+def test_a_copy_of_a_sampler_has_no_addresses_of_the_other() -> None:
+    twin = Twin(1, 20, sampler=Prioritized()).play(*"........")
+    twin.buffer.sample(4)
+    other = copy.deepcopy(twin.buffer.sampler)
+    assert other._binding is None
+    assert other.alpha == twin.buffer.sampler.alpha
+    again = Twin(1, 20, sampler=other).play(*"......")
+    again.buffer.sample(4)
+    again.buffer.check()
