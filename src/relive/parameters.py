@@ -1,10 +1,10 @@
-"""Rules for parameters, checked at construction and at every later assignment."""
+"""Rules for parameters: :func:`checked` applies them to the attributes of a class, :func:`require` to one call."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from functools import wraps
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
@@ -13,7 +13,10 @@ import torch
 from .errors import ParameterError
 
 __all__ = [
+    "CLIP_RULE",
+    "COUNT_RULE",
     "GAMMA_RULE",
+    "LAM_RULE",
     "Rule",
     "checked",
     "is_count",
@@ -21,35 +24,69 @@ __all__ = [
     "is_names",
     "is_number",
     "is_own",
+    "one_of",
     "refuse_class",
-    "require_discounts",
+    "require",
     "seed_or_drawn",
 ]
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]
+"""A test of a value, and the same rule in words."""
+
+
+def require(call: str, rule: Rule, **values: Any) -> None:
+    """Require arguments of ``call`` to follow the rule.
+
+    Raises:
+        ParameterError: names the call, the argument, its value and the rule.
+    """
+    test, words = rule
+    for name, value in values.items():
+        if not test(value):
+            raise ParameterError(f"{call}({name}={value!r}): {words}")
 
 
 def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """Check attributes of a class whenever they are set, in the constructor or later.
 
-    ``rules`` maps an attribute to its test and the rule in words. A refused value changes nothing.
+    ``rules`` maps an attribute to its rule. A refused value changes nothing. The attributes of a frozen dataclass are
+    checked once they are all set.
 
     Raises:
         ParameterError: from the constructor or the assignment; names the attribute, the value and the rule.
     """
 
     def decorate(cls: type[T]) -> type[T]:
+        name_of, changed = cls.__name__, cast("Any", cls)
+
         def check_and_set(self: T, name: str, value: Any) -> None:
             rule = rules.get(name)
-            if rule is not None and not rule[0](value):
-                raise ParameterError(f"{cls.__name__}({name}={value!r}): {rule[1]}")
+            if rule is not None:
+                require(name_of, rule, **{name: value})
             object.__setattr__(self, name, value)
 
-        cast("Any", cls).__setattr__ = check_and_set
+        if not _is_frozen(cls):
+            changed.__setattr__ = check_and_set
+            return cls
+        construct = cls.__init__
+
+        @wraps(construct)
+        def construct_and_check(self: T, *args: Any, **kwargs: Any) -> None:
+            construct(self, *args, **kwargs)
+            for name, rule in rules.items():
+                require(name_of, rule, **{name: getattr(self, name)})
+
+        changed.__init__ = construct_and_check
         return cls
 
     return decorate
+
+
+def _is_frozen(cls: type) -> bool:
+    """Whether this is a frozen dataclass, whose constructor sets attributes without ``__setattr__``."""
+    options = getattr(cls, "__dataclass_params__", None)
+    return options is not None and options.frozen
 
 
 def is_count(value: Any, least: int = 0) -> bool:
@@ -81,6 +118,11 @@ def is_own(part: object) -> bool:
     return all(type(part).__module__.partition(".")[0] == __name__.partition(".")[0] for part in parts)
 
 
+def one_of(*choices: str) -> Rule:
+    """The rule for an argument that has a few possible values."""
+    return (lambda value: isinstance(value, str) and value in choices), f"expected {' or '.join(map(repr, choices))}"
+
+
 def refuse_class(name: str, part: Any) -> None:
     """Refuse a class passed in place of an instance.
 
@@ -106,25 +148,14 @@ def seed_or_drawn(seed: Any) -> int:
     return int(seed)
 
 
+COUNT_RULE: Rule = (lambda count: is_count(count, 1), "expected a whole number of at least 1")
+"""The rule for sizes and numbers of items."""
+
 GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")
 """The rule for every discount."""
 
-_CLIP: Rule = (lambda clip: clip == math.inf or (is_number(clip, 0) and clip > 0), "a clip is a number above 0")
-_DISCOUNTS: dict[str, Rule] = {
-    "gamma": GAMMA_RULE,
-    "lam": (lambda lam: is_number(lam, 0, 1), "lam is a number from 0 to 1"),
-    "rho_clip": _CLIP,
-    "c_clip": _CLIP,
-}
+LAM_RULE: Rule = (lambda lam: is_number(lam, 0, 1), "lam is a number from 0 to 1")
+"""The rule for every λ."""
 
-
-def require_discounts(estimator: Any) -> None:
-    """Refuse a frozen dataclass with a discount, λ or clip out of range.
-
-    Raises:
-        ParameterError: names the parameter, the value and the rule.
-    """
-    for name in (field.name for field in fields(estimator)):
-        value, rule = getattr(estimator, name), _DISCOUNTS.get(name)
-        if rule is not None and not rule[0](value):
-            raise ParameterError(f"{type(estimator).__name__}({name}={value!r}): {rule[1]}")
+CLIP_RULE: Rule = (lambda clip: clip == math.inf or (is_number(clip, 0) and clip > 0), "a clip is a number above 0")
+"""The rule for the clips of V-trace."""

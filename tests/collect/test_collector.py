@@ -1897,9 +1897,8 @@ def test_more_steps_than_there_is_room_for_are_refused_before_any_is_made() -> N
     collector = Collector(envs, policy, buffer, seed=0)
     collector.collect(5)
     checked = envs.get_attr("num_checked")
-    for count in (4, 0, -1):
-        with pytest.raises(errors.FullError, match="room for 3 more steps"):
-            collector.collect(count)
+    with pytest.raises(errors.FullError, match="room for 3 more steps"):
+        collector.collect(4)
     assert envs.get_attr("num_checked") == checked
     collector.collect(3)
     check_unbroken(buffer)
@@ -1912,7 +1911,7 @@ def test_what_is_no_number_of_steps_is_refused_before_the_envs_are_reset(count: 
         resets: list[Any] = []
         counted = VectorWrapper(envs)
         counted.reset = lambda resets=resets, **_: resets.append(1)  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises((errors.ParameterError, errors.FullError), match=r"collect\("):
+        with pytest.raises(errors.ParameterError, match=r"collect\(num_steps="):
             Collector(counted, policy, buffer).collect(count)
         assert not resets
 
@@ -1942,7 +1941,7 @@ def test_the_seed_is_that_of_the_first_reset_and_not_of_one_after_a_failure() ->
 
 def test_an_unknown_wish_for_final_observations_is_refused() -> None:
     envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
-    with pytest.raises(errors.ParameterError, match="'require' or 'mask', got 'ignore'"):
+    with pytest.raises(errors.ParameterError, match=r"final_obs='ignore'\): expected 'require' or 'mask'"):
         Collector(envs, policy, make_buffer(envs, 4), final_obs=cast("Any", "ignore"))
 
 

@@ -157,7 +157,7 @@ def test_a_refused_transition_changes_nothing() -> None:
 
 
 def test_the_kind_of_training_is_checked_which_rsl_rl_does_not() -> None:
-    with pytest.raises(ValueError, match="training_type is 'rl' or 'distillation', got 'bc'"):
+    with pytest.raises(ValueError, match=r"training_type='bc'\): expected 'rl' or 'distillation'"):
         storage("bc")
     with pytest.raises(ValueError, match="only available for distillation"):
         storage().generator()

@@ -194,7 +194,7 @@ def test_a_full_rollout_refuses_a_step_and_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(("steps", "envs"), [(0, 2), (2, 0), (-1, 2), (4.0, 2), (4, True)])
 def test_a_rollout_without_room_is_refused(steps: int, envs: int) -> None:
-    with pytest.raises(errors.ParameterError, match=rf"got {steps} and {envs}"):
+    with pytest.raises(errors.ParameterError, match=r"RolloutBuffer\(num_(steps|envs)=.*at least 1"):
         RolloutBuffer(SCHEMA, steps, envs)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import EnvError, FullError, ParameterError
-from ..parameters import is_count
+from ..errors import EnvError, FullError
+from ..parameters import COUNT_RULE, require
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import as_host
@@ -139,9 +139,9 @@ class Collector:
         buffer = self.buffer
         if self._under_way:  # something broke off the last collection, and maybe what it does then
             self._give_up()
-        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else 1 if num_steps is None else num_steps
-        if not is_count(count, 1):
-            raise ParameterError(f"collect({num_steps!r}): ask for a whole number of vector steps, at least 1")
+        if num_steps is not None:
+            require("collect", COUNT_RULE, num_steps=num_steps)
+        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
         if self._obs is None:
             self.reset(seed=None if self._was_reset else self.seed)
         else:  # a learned initial state may have changed since the last collection
@@ -377,11 +377,15 @@ class Collector:
 
 
 def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
-    """How many vector steps to make; a full buffer is cleared first."""
+    """How many vector steps to make; makes room in a full buffer.
+
+    Raises:
+        FullError: more are wanted than the buffer can take.
+    """
+    room = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
+    count = room if wanted is None else wanted
+    if count > room and not buffer.wrap:
+        raise FullError(f"collect({count!r}): the buffer has room for {room} more steps; collect 1 to {room}")
     if buffer.is_full and not buffer.wrap:
         buffer.clear()
-    room = buffer.num_steps - buffer.steps if not buffer.is_full else buffer.num_steps
-    count = room if wanted is None else wanted
-    if not is_count(count, 1) or (count > room and not buffer.wrap):
-        raise FullError(f"collect({count!r}): the buffer has room for {room} more steps; collect 1 to {room}")
     return count

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import EnvError, LifecycleError, ParameterError
+from ..parameters import one_of, require
 from ..steps.arrays import as_host
 from ..steps.trees import Path, descend
 
@@ -44,8 +45,7 @@ class VectorEnvs:
         self.given = given if self._factory is None else self._factory()
         self.envs = vectorized(self.given)
         self._unwrapped = getattr(self.given, "unwrapped", self.given)
-        if final_obs not in ("require", "mask"):
-            raise ParameterError(f"final_obs is 'require' or 'mask', got {final_obs!r}")
+        require("Collector", one_of("require", "mask"), final_obs=final_obs)
         self.final_obs: Literal["require", "mask"] = final_obs
         self.mode = autoreset_mode(self.envs, mode)
         self._player = object()

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, ShapeError
+from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count
 from ..ring.ring import Ints
 from ..steps.arrays import as_host
@@ -40,6 +40,19 @@ def require_rows(batch_size: int) -> None:
         raise ParameterError(
             f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}"
         )
+
+
+def require_alike(buffer: Any, other: Any) -> None:
+    """Refuse another buffer whose rows do not fit into this one.
+
+    Raises:
+        SchemaError: they differ in their schema, number of envs or order.
+    """
+    for name in ("schema", "num_envs", "ordered", "own_next_obs"):
+        if getattr(other, name) != getattr(buffer, name):
+            raise SchemaError(
+                f"append: expected a buffer of {name}={getattr(buffer, name)!r}, got {getattr(other, name)!r}"
+            )
 
 
 def whole_numbers(values: Any, name: str) -> Ints:

@@ -1,23 +1,20 @@
-"""ReplayBuffer: the newest steps of each env, kept over many policies, drawn by a sampler, read through a view."""
+"""ReplayBuffer: the newest steps of each env. A sampler draws from them, and a view reads what was drawn."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from .. import files as persist
-from ..batches.sequences import SequenceBatch
+from .. import files
 from ..batches.tensordicts import as_tensordict
-from ..errors import FieldError, ParameterError, SchemaError
+from ..errors import FieldError
 from ..files.entries import contradictions
 from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
@@ -26,111 +23,68 @@ from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
-from ..parameters import is_count, is_own, refuse_class, seed_or_drawn
+from ..parameters import COUNT_RULE, is_own, refuse_class, require, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
 from ..steps.schema import Schema, not_named
 from ..steps.summary import Summary, html, text
-from ..views.contract import SequenceReader, View
-from ..views.transitions import NStep, Transition
-from .arguments import require_rows
-from .ends import EndCheck
+from ..views.contract import View
+from ..views.transitions import Transition
+from .arguments import require_alike, require_rows
 from .fields import stored_fields
 from .figures import figures, summary
+from .locked import one_at_a_time
 from .progress import Progress, stream_of
 from .ratings import Ratings
 from .reader import Reader, readable_draw
-from .saving import (
-    bare_arrays,
-    constructor_arguments,
-    read_save,
-    replay_state,
-    restore_replay,
-    typed_tensors,
-    whole_arrays,
-)
+from .saving import Saver, constructor_arguments, read_save, typed_tensors
+from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co, gives_batch, gives_batches
 from .writer import Writer
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-    from typing_extensions import TypeVar as TypeVarWithDefault
 
 __all__ = ["ReplayBuffer"]
 
 
-if TYPE_CHECKING:
-    S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)
-    V_co = TypeVarWithDefault("V_co", bound=View, covariant=True, default=Any)
-    GivenSampler = TypeVarWithDefault("GivenSampler", bound=AnySampler, default=Any)
-    GivenView = TypeVarWithDefault("GivenView", bound=View, default=Any)
-else:
-    S_co, V_co = TypeVar("S_co", covariant=True), TypeVar("V_co", covariant=True)
-
-
-P = ParamSpec("P")
-
-
-R = TypeVar("R")
-
-
-UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
-"""None, where no sampler or view is given; type checkers read off what the buffer has then."""
-
-
-def _one_at_a_time(method: Callable[Concatenate[ReplayBuffer, P], R]) -> Callable[Concatenate[ReplayBuffer, P], R]:
-    """Mend what an earlier call left half done, and let other threads wait.
-
-    Kernels run without Python's own lock, and a row could be written while it is read.
-    """
-
-    @wraps(method)
-    def alone(self: ReplayBuffer, *args: P.args, **kwargs: P.kwargs) -> R:
-        mine: Any = self
-        with mine.lock:
-            if mine._ring.pending is not None:
-                mine._writer.mend()
-            return method(self, *args, **kwargs)
-
-    return alone
-
-
 class ReplayBuffer(Generic[S_co, V_co]):
-    """A replay: for each env a ring of its newest steps.
+    """The newest steps of each env, in a ring per env.
 
-    ``add`` stores what an env did, in the order it happened; ``sample`` draws transitions with a ``sampler`` and reads
+    ``add`` stores what an env did, in the order it happened. ``sample`` draws transitions with a ``sampler`` and reads
     them through a ``view``. A transition can be drawn once its next observation is known: when the next step of its env
     comes, or at once if it ended its episode.
 
-    Several threads may call it: each call is done before the next begins; ``with replay.lock`` makes one of several.
+    Several threads may use a replay: one call ends before the next begins. ``with replay.lock`` groups calls.
 
-    Type checkers know its sampler and its view as those it was made with: ``ReplayBuffer[Prioritized, NStep]``. Where a
-    view of another kind will take its place, annotate ``replay: ReplayBuffer[Prioritized, View]``.
+    Type checkers know the sampler and the view that it was made with: ``ReplayBuffer[Prioritized, NStep]``. If you
+    replace the view by one of another kind, annotate ``replay: ReplayBuffer[Prioritized, View]``.
 
     Args:
-        schema: the fields of a step, ``obs``, ``reward``, ``terminated`` and ``truncated`` among them.
-        capacity: rows over all envs; an episode of k transitions takes k + 1.
+        schema: the fields of a step; ``obs``, ``reward``, ``terminated`` and ``truncated`` are required.
+        capacity: rows of all envs together; an episode of k transitions takes k + 1.
         num_envs: N.
-        capacity_bytes: instead of ``capacity``, the memory of ``device`` to use; :meth:`plan` shows what that gives.
+        capacity_bytes: the memory of ``device`` to use, instead of ``capacity``; see :meth:`plan`.
         sampler: default :class:`relive.Uniform`.
         view: default :func:`relive.Transition`.
-        ordered: False stores transitions that come in no order, each with a ``next_obs`` of its own.
-        own_next_obs: store a ``next_obs`` with every step, although steps come in order. That takes twice the memory of
-            observations; in return a step can be drawn as soon as it is added, and ``capacity`` is that of transitions.
-            Views of single transitions and n-step windows read it, sequences and frame stacks cannot.
-        check_ends: look at the first ends of episodes, and warn if the next ones begin on what those ended on: see
-            :class:`relive.errors.EpisodeEndWarning`. False for envs that do. Not done where steps have no order.
-        device: where rows and batches live. Off the CPU rewards, flags and bookkeeping stay in RAM, 32 bytes a row,
-            and so do samplers; the batches are the same.
+        ordered: False stores transitions without an order, each with a ``next_obs`` of its own.
+        own_next_obs: store a ``next_obs`` with every step, although steps come in order. Observations take twice the
+            memory. In return a step can be drawn as soon as it is added, and ``capacity`` counts transitions. Sequences
+            and frame stacks cannot be read from such a replay.
+        check_ends: warn if the first episodes begin with the observation that the last ones ended on; see
+            :class:`relive.errors.EpisodeEndWarning`. Pass False if they really do. Unused where ``ordered`` is False.
+        device: where rows and batches live. If it is not the CPU, rewards, flags and bookkeeping stay in RAM (32 bytes
+            a row), and so does the sampler. Batches have the same values on every device.
         debug: refuse steps in which a reward, an action or an observation is NaN or infinite.
-        seed: batch number t is a function of (seed, t) and of what is stored. None draws one number from torch's
-            default generator, so that ``torch.manual_seed`` decides it; ``buffer.seed`` is the number. Each worker of
-            a ``torch.utils.data.DataLoader`` draws batches of its own, which its worker seed decides besides.
+        seed: batch number t is a function of (seed, t) and of what is stored. None draws a seed from torch's default
+            generator, and ``buffer.seed`` is that number. Each worker of a ``torch.utils.data.DataLoader`` draws
+            different batches, which depend on its worker seed too.
 
     Raises:
-        SchemaError: a schema without these fields.
-        ParameterError: a capacity of less than 2 rows per env, or of more than the memory; or a part that is none.
+        SchemaError: the schema lacks a required field, or has a field that batches add.
+        ParameterError: the capacity is less than 2 rows per env or more than the free memory; or the sampler or view is
+            not one.
     """
 
     def __init__(
@@ -167,9 +121,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
         self._ratings = Ratings(self._ring, self._sampler, self._progress)
         self.lock = shared_lock()
-        self.check_ends = check_ends
+        self._writer.watch_ends(check_ends)
         self._sampler.attach(self._ring)
         self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
+        self._saver = Saver(self._writer, self._reader, self._progress, self.device)
 
     @staticmethod
     def plan(
@@ -183,9 +138,9 @@ class ReplayBuffer(Generic[S_co, V_co]):
         own_next_obs: bool = False,
         device: str | torch.device = "cpu",
     ) -> StoragePlan:
-        """What such a buffer will take, per field, without taking it: ``print(ReplayBuffer.plan(schema, 10**6))``.
+        """The memory that such a buffer would take, per field: ``print(ReplayBuffer.plan(schema, 10**6))``.
 
-        ``sampler`` is only asked how much it would keep, and can be given to a buffer afterwards.
+        Nothing is allocated, and ``sampler`` can be given to a buffer afterwards.
 
         Raises:
             SchemaError, ParameterError: as the constructor's.
@@ -215,36 +170,36 @@ class ReplayBuffer(Generic[S_co, V_co]):
             raise FieldError(not_named(step))
         writer, values = self._writer, fields if step is None else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
-        with self.lock:  # as _one_at_a_time, which takes longer
+        with self.lock:  # as one_at_a_time, which takes longer
             if self._ring.pending is not None:
                 writer.mend()
             writer.add(values, chosen)
 
-    @_one_at_a_time
+    @one_at_a_time
     def extend(self, steps: Mapping[str, Any], *, envs: Any = None) -> None:
-        """Append many steps in the order of time: every field ``[T, N, ...]``, as :meth:`add` takes ``[N, ...]``.
+        """Append many steps in the order of time: every field is ``[T, N, ...]`` where :meth:`add` takes ``[N, ...]``.
 
         Raises:
-            ShapeError: the fields do not have one number of steps.
+            ShapeError: the fields differ in their number of steps. Nothing is written.
             FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError: as :meth:`add`. Nothing is written.
         """
         self._writer.extend(steps, envs)
 
-    @_one_at_a_time
+    @one_at_a_time
     def interrupt(self, envs: Any = None) -> None:
-        """The episodes under way, in all envs or in ``envs``, will not go on: what comes next starts new ones.
+        """Cut the running episodes of all envs, or of ``envs``: the next steps start new ones.
 
-        Their newest steps, whose next observation never became known, are never drawn.
+        The newest step of such an episode has no next observation, so it is never drawn.
         """
         self._writer.interrupt(envs)
 
-    @_one_at_a_time
+    @one_at_a_time
     def clear(self, *, rewind: bool = False) -> None:
-        """Forget everything stored. Indices go on, so that an old one is never mistaken for a new one.
+        """Forget everything stored. Indices go on counting, so an old one never names a new transition.
 
         Args:
-            rewind: store the next steps from each env's first row on again, for code that reads :attr:`block` by
-                position. Only where steps have next observations of their own.
+            rewind: store the next steps from each env's first row on, for code that reads :attr:`block` by position.
+                Only where every step has a next observation of its own.
 
         Raises:
             LifecycleError: ``rewind`` where steps share observations.
@@ -255,32 +210,30 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @property
     def view(self) -> V_co:
-        """How batches are read; may be replaced, or changed (``replay.view.n = 5``), at any time.
-
-        Each buffer has a view of its own.
+        """What reads the batches. You may replace it, or change it (``replay.view.n = 5``), at any time.
 
         Raises:
-            ParameterError: what is set is not a view.
+            ParameterError: the new value is not a view.
             SchemaError: the view cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
         return cast("V_co", self._reader.view)
 
     @view.setter
-    @_one_at_a_time
+    @one_at_a_time
     def view(self, view: View) -> None:
         self._reader.read_through(view)
 
     @property
     def sampler(self) -> S_co:
-        """What draws; its parameters may be changed at any time."""
+        """What draws the batches. You may change its parameters at any time."""
         return cast("S_co", self._given_sampler)
 
     @property
     def seed(self) -> int:
-        """What batches are drawn with: number t is a function of (seed, t) and of what is stored.
+        """The seed of the batches: batch number t is a function of (seed, t) and of what is stored.
 
-        It may be set at any time, None draws one; the next batch is number 0 then.
+        You may set it at any time (None draws one); the next batch is then number 0.
         """
         return self._progress.seed
 
@@ -290,17 +243,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @property
     def check_ends(self) -> bool:
-        """Whether the first ends of episodes are looked at; a Collector, which stores them rightly, turns it off."""
-        return self._check_ends
+        """Whether the first ends of episodes are checked. A Collector turns it off, since it stores them correctly."""
+        return self._writer.check_ends
 
     @check_ends.setter
     def check_ends(self, check: bool) -> None:
-        self._check_ends = bool(check)
-        self._writer.ends = EndCheck(self._ring.store.leaves) if check and self.ordered else None
+        self._writer.watch_ends(check)
 
     @property
     def debug(self) -> bool:
-        """Whether steps with a NaN or an infinity are refused; may be set at any time."""
+        """Whether steps with NaN or infinity are refused. You may set it at any time."""
         return self._writer.debug
 
     @debug.setter
@@ -309,7 +261,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and of what the sampler keeps, once the buffer is full: those of :meth:`plan`."""
+        """Bytes of all rows and of the full buffer's sampler, as :meth:`plan` computes them."""
         return replace(self._plan, sampler_bytes=self._sampler.nbytes(self._plan.rows)).total_bytes
 
     @property
@@ -317,27 +269,22 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """Whether :meth:`update_priorities` can be called."""
         return self._ratings.prioritized is not None
 
-    @_one_at_a_time
+    @one_at_a_time
     def __len__(self) -> int:
-        """The number of transitions that can be drawn; of sequences, through a view that reads such."""
+        """The number of transitions that can be drawn, or of sequences if the view reads sequences."""
         self._reader.keep_rule()
         return self._ring.drawable
 
     @property
-    @_one_at_a_time
+    @one_at_a_time
     def batch_fields(self) -> tuple[str, ...]:
-        """The names of the fields of a batch, as view and sampler are now; nothing has to be stored."""
+        """The names of a batch's fields with the current view and sampler, even if nothing is stored."""
         self._reader.keep_rule()
         return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
 
-    @overload
-    def sample(self: ReplayBuffer[Any, NStep], batch_size: int) -> TensorDict: ...
-    @overload
-    def sample(self: ReplayBuffer[Any, SequenceReader], batch_size: int) -> SequenceBatch: ...
-    @overload
-    def sample(self, batch_size: int) -> TensorDict: ...
+    @gives_batch
     def sample(self, batch_size: int) -> Any:
-        """One batch ``[batch_size]``, as :attr:`view` reads it, with what the sampler adds (weight, probability).
+        """One batch ``[batch_size]``: the fields that :attr:`view` reads, and those that the sampler adds (``weight``).
 
         Raises:
             EmptyError: there is no complete transition.
@@ -345,124 +292,109 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         return self._batch(batch_size, 1, 1)
 
-    @overload
-    def batches(self: ReplayBuffer[Any, NStep], count: int, batch_size: int) -> Iterator[TensorDict]: ...
-    @overload
-    def batches(self: ReplayBuffer[Any, SequenceReader], count: int, batch_size: int) -> Iterator[SequenceBatch]: ...
-    @overload
-    def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]: ...
+    @gives_batches
     def batches(self, count: int, batch_size: int) -> Any:
-        """``count`` batches; a sampler that emphasises recent experience takes them as one round of updates.
+        """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
 
         Raises:
-            EmptyError: there is no complete transition; from this call, not from the first batch.
-            ParameterError: ``count`` or ``batch_size`` is not positive; also from this call.
+            EmptyError: there is no complete transition. This call raises it, not the first batch.
+            ParameterError: ``count`` or ``batch_size`` is not positive. This call raises it, too.
         """
-        if not is_count(count, 1):
-            raise ParameterError(f"batches({count!r}, ...): ask for a whole number of batches, at least 1")
+        require("batches", COUNT_RULE, count=count)
         require_rows(batch_size)
         if not len(self):
             raise nothing_to_draw(self._ring)
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
-    @_one_at_a_time
+    @one_at_a_time
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
-        """Tell a prioritizing sampler the TD errors of a batch; returns how many of them came too late.
+        """Set the priorities of a batch from its TD errors; returns how many transitions were overwritten meanwhile.
 
         Args:
-            index: int64 ``[B]``, ``batch["index"]``. Of a transition named twice the last error counts; one that was
-                overwritten meanwhile is left alone, and counted.
-            td_error: ``[B]``; their size counts, not their sign. Where :attr:`view` reads sequences also ``[T, B]`` or
-                ``[B, T]``, as its batches are, which the sampler reduces to one error each.
-            mask: bool, of the same shape: ``batch["mask"]``, the steps whose errors count; such errors need it. What
-                the others are does not matter; they may be NaN.
+            index: int64 ``[B]``, ``batch["index"]``. If a transition occurs twice, its last error counts. A transition
+                that was overwritten is ignored and counted.
+            td_error: ``[B]``; the sign does not matter. If :attr:`view` reads sequences, ``[T, B]`` or ``[B, T]`` as
+                its batches are; the sampler reduces them to one error per sequence.
+            mask: bool, required for errors of sequences, of their shape: ``batch["mask"]``, True for the errors that
+                count. The others may be NaN.
 
         Raises:
-            LifecycleError: the sampler knows no priorities.
-            ShapeError: the shapes differ, or are not of the batch's layout.
+            LifecycleError: the sampler has no priorities.
+            ShapeError: the shapes differ, or do not have the batch's layout.
             ParameterError: an index was never issued, or errors of sequences come without their mask.
-            NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in either case.
+            NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
         """
         self._reader.keep_rule()
         return self._ratings.update(self._reader.view, index, td_error, mask)
 
-    @_one_at_a_time
+    @one_at_a_time
     def stats(self) -> dict[str, float]:
-        """Figures on what is stored and how it is used; changes nothing.
+        """Figures about what is stored and how it is used.
 
-        ``size`` transitions that can be drawn of ``completed`` ever; ``episodes`` ended; ``age_mean``, ``age_max`` in
-        transitions completed since; ``batches`` and ``sampled`` rows drawn; ``replay_ratio`` rows drawn per transition
-        completed, which is also how often each was drawn on average; ``late_updates`` of priorities that came after
-        their transition was overwritten; ``not_finite_rewards`` ever added, NaN or infinite. With priorities also their
-        ``priority_min``, ``_mean``, ``_max`` and ``effective_size``, (Σp)² / Σp²: of how many equal ones the buffer is
-        worth.
+        ``size``: transitions that can be drawn; ``completed``: all that ever could; ``episodes``: ended ones;
+        ``age_mean``, ``age_max``: how many transitions were completed later; ``batches``, ``sampled``: batches and rows
+        drawn; ``replay_ratio``: rows drawn per completed transition; ``late_updates``: priorities that came after their
+        transition was overwritten; ``not_finite_rewards``: NaN or infinite ones ever added. With priorities also
+        ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``: (Σp)² / Σp², the number of equal
+        priorities that would spread draws as evenly.
         """
         ring, places = self._ring, self._ring.anchors()
         return figures(ring, places, len(self), self._progress, self._ratings.prioritized)
 
-    @overload
-    def data(self: ReplayBuffer[Any, NStep]) -> TensorDict: ...
-    @overload
-    def data(self: ReplayBuffer[Any, SequenceReader]) -> SequenceBatch: ...
-    @overload
-    def data(self) -> TensorDict: ...
-    @_one_at_a_time
+    @gives_batch
+    @one_at_a_time
     def data(self) -> Any:
-        """Every transition that can be drawn, in the order of completion, as :attr:`view` reads it."""
+        """All transitions that can be drawn, in the order of completion, as :attr:`view` reads them."""
         return self._reader.data()
 
-    @_one_at_a_time
+    @one_at_a_time
     def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
         """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
 
-        Besides the fields of a step there is ``index``, and ``complete`` (bool): False for the newest step, whose next
-        observation is not known, and for the final observation after an episode, of which only ``obs`` means anything.
+        The fields are those of a step, ``index``, and ``complete`` (bool). ``complete`` is False for the newest step,
+        whose next observation is unknown, and for the row of a final observation, where only ``obs`` is valid.
 
         Raises:
             ParameterError: there is no such env.
         """
         return self._reader.slice(env, start, stop)
 
-    @_one_at_a_time
+    @one_at_a_time
     def at(self, rows: Any) -> TensorDict:
-        """The transitions that lie at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
+        """The transitions at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
 
         Raises:
-            ParameterError: a row out of range, or one that cannot be drawn.
+            ParameterError: a row is out of range, or cannot be drawn.
         """
         return self._reader.at(rows)
 
     @property
     def block(self) -> TensorDict:
-        """The schema's fields of all rows as views ``[rows]``, in memory's order, whatever was written of them.
+        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
 
-        Row k of env e is at ``e * R + k % R``, where R rows belong to each env. With ``ordered`` these are also the
-        rows that hold the observation an episode ended on. Off the CPU, reward and flags are in RAM nevertheless.
+        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
+        are those of final observations. Reward and flags are always in RAM.
         """
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
-    @_one_at_a_time
+    @one_at_a_time
     def append(self, other: ReplayBuffer) -> None:
-        """Add all transitions of another buffer, in the order in which they were completed there.
+        """Add all complete transitions of ``other``, in the order in which they were completed there.
 
-        Episodes under way here are interrupted, and what has no known next observation there stays out.
+        This buffer's running episodes are interrupted first.
 
         Raises:
-            SchemaError: the buffers do not have the same schema, number of envs and order.
+            SchemaError: the buffers differ in their schema, number of envs or order.
         """
-        for name in ("schema", "num_envs", "ordered", "own_next_obs"):
-            if getattr(other, name) != getattr(self, name):
-                raise SchemaError(
-                    f"append: expected a buffer of {name}={getattr(self, name)!r}, got {getattr(other, name)!r}"
-                )
+        require_alike(self, other)
         with other.lock:
             other._writer.mend()
             self._writer.append(other._ring)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that is stored, and how far the draws have come, to the directory ``path``.
+        """Write everything stored, and the number of the next batch, to the directory ``path``.
 
-        A save that is there already is replaced, whole or not at all; ``docs/files.md`` has the format.
+        An earlier save there is replaced as a whole or not at all. ``docs/files.md`` describes the format.
 
         Raises:
             FileFormatError: ``path`` holds something else.
@@ -472,39 +404,19 @@ class ReplayBuffer(Generic[S_co, V_co]):
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
             if self._ring.pending is not None:
                 self._writer.mend()
-            persist.write(path, *self._saved(), taken=held.close)
+            files.write(path, *self._saver.state(), taken=held.close)
 
-    @_one_at_a_time
-    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Everything stored: arrays by name, and what is JSON."""
-        tensors, content = self._saved()
-        return whole_arrays(tensors), content
-
-    def _saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The same, with rows that are read when they are written."""
-        settings = {
-            "ordered": self.ordered,
-            "own_next_obs": self.own_next_obs,
-            "check_ends": self.check_ends,
-            "debug": self.debug,
-        }
-        return replay_state(self._ring, self._sampler, self.schema, self._reader.view, self._progress, settings)
-
+    @one_at_a_time
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
-        state, content = self._state()
-        sampler = self._given_sampler if content["sampler"] is None else None
-        # a copy, since copy.copy would have both buffers read through one view
-        view = copy(self._reader.view) if content["view"] is None else None
-        arrays = bare_arrays(state)
-        return type(self)._unpickled, (arrays, content, str(self.device), sampler, view)
+        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
 
     @classmethod
-    def _unpickled(cls, arrays: Mapping[str, tuple[Any, torch.dtype]], *rest: Any) -> ReplayBuffer:
+    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> ReplayBuffer:
         return cls._restored(typed_tensors(arrays), *rest)
 
     def __copy__(self) -> ReplayBuffer:
-        """As ``copy.deepcopy``: neither memory nor parts can belong to two buffers."""
+        """A deep copy, since two buffers cannot share memory, a sampler or a view."""
         return deepcopy(self)
 
     @classmethod
@@ -516,17 +428,16 @@ class ReplayBuffer(Generic[S_co, V_co]):
         sampler: GivenSampler | None = None,
         view: GivenView | None = None,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
-        """The buffer that was saved; it goes on with the batches that the saved one would have drawn next.
+        """The buffer that was saved. It draws the batches that the saved one would have drawn next.
 
         Args:
             path: the directory.
-            device: where its rows are to live, wherever the saved ones did.
-            sampler: needed if the saved one was not relive's own. One of another kind than the saved one starts empty,
-                and so does another inner sampler of :class:`relive.Recent`.
-            view: needed in the same case.
+            device: where its rows live from now on.
+            sampler: needed if the saved one was your own. A sampler of another kind than the saved one starts empty.
+            view: needed if the saved one was your own.
 
         Raises:
-            FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
+            FileFormatError: there is no save, or it is damaged, foreign or of another version. No saved code is run.
         """
         tensors, content = read_save(path)
         with contradictions(path), small_pages():
@@ -534,24 +445,19 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @classmethod
     def _restored(
-        cls,
-        tensors: Mapping[str, Tensor],
-        content: Mapping[str, Any],
-        device: str | torch.device,
-        sampler: Any,
-        view: Any,
+        cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any
     ) -> ReplayBuffer:
-        """The buffer whose state this is."""
-        buffer = cls(**constructor_arguments(tensors, content, sampler, view), device=device)
-        restore_replay(buffer._ring, buffer._sampler, buffer._progress, tensors, content)
+        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
+        buffer = cls(**constructor_arguments(tensors, content, *parts), device=device)
+        buffer._saver.restore(tensors, content)
         return buffer
 
-    @_one_at_a_time
+    @one_at_a_time
     def check(self) -> None:
-        """Test the invariants of the ring (:class:`relive.ring.Ring`), and that the sampler knows what can be drawn.
+        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
 
         Raises:
-            InvariantError: naming the first that does not hold.
+            InvariantError: names the first that does not hold.
         """
         self._ring.check()
         self._sampler.check()

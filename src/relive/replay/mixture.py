@@ -10,7 +10,7 @@ import torch
 
 from ..batches.sequences import SequenceBatch
 from ..errors import DeviceError, ParameterError, SchemaError, ShapeError
-from ..parameters import is_count, is_number
+from ..parameters import COUNT_RULE, is_number, require
 from ..steps.arrays import as_host
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
@@ -67,8 +67,7 @@ class Mixture:
 
     def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
         """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`, from this call."""
-        if not (is_count(count, 1) and is_count(batch_size, 1)):
-            raise ParameterError(f"batches({count!r}, {batch_size!r}): ask for whole numbers of at least 1")
+        require("batches", COUNT_RULE, count=count, batch_size=batch_size)
         views = [buffer.view for buffer in self.buffers.values()]
         if len({(time_first_of(view), getattr(view, "rows", None)) for view in views}) > 1:
             raise SchemaError(

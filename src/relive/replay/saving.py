@@ -5,58 +5,86 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import files as persist
+from .. import files
 from ..errors import FileFormatError
 from ..files.entries import entry, integers, whole
 from ..memory.estimate import free_memory
 from ..memory.layout import typed
-from ..ring.ring import Ring
-from ..samplers.contract import Sampler
 from ..steps.arrays import numpy_view
 from ..steps.schema import Schema
-from ..views.contract import View
 from .parts import describe, rebuild
 from .progress import Progress
+from .reader import Reader
 from .saved_ring import restore_ring, ring_state
 from .validate import require_reach
+from .writer import Writer
 
-__all__ = [
-    "bare_arrays",
-    "constructor_arguments",
-    "read_save",
-    "replay_state",
-    "restore_replay",
-    "typed_tensors",
-    "whole_arrays",
-]
+__all__ = ["Saver", "constructor_arguments", "read_save", "typed_tensors"]
 
 
 KIND = "relive.ReplayBuffer"
 
 
-def replay_state(
-    ring: Ring, sampler: Sampler, schema: Schema, view: View, progress: Progress, settings: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Everything that a replay is, with rows that are read when they are written: arrays by name, and what is JSON.
+class Saver:
+    """The saving side of a replay: its state for files and for pickle. Its caller holds the replay's lock.
 
-    ``settings`` are the arguments of its constructor that are JSON as they are.
+    Args:
+        writer: what stores its steps.
+        reader: what reads its batches.
+        progress: how far its draws have come.
+        device: where its rows live.
     """
-    facts = {
-        "kind": KIND,
-        "schema": json.loads(schema.to_json()),
-        **settings,
-        "seed": progress.seed,
-        "counts": [progress.draws, progress.sampled, progress.late],
-        "first": progress.first,
-        "not_finite_rewards": ring.not_finite,
-        "view": describe(view),
-    }
-    return ring_state(ring, sampler, facts)
+
+    def __init__(self, writer: Writer, reader: Reader, progress: Progress, device: torch.device) -> None:
+        self._writer, self._reader, self._progress, self._device = writer, reader, progress, device
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Everything that a replay is: arrays by name, and what is JSON. Rows are read when they are written."""
+        writer, progress = self._writer, self._progress
+        facts = {
+            "kind": KIND,
+            "schema": json.loads(writer.schema.to_json()),
+            "ordered": writer.ordered,
+            "own_next_obs": writer.own_next_obs,
+            "check_ends": writer.check_ends,
+            "debug": writer.debug,
+            "seed": progress.seed,
+            "counts": [progress.draws, progress.sampled, progress.late],
+            "first": progress.first,
+            "not_finite_rewards": writer.ring.not_finite,
+            "view": describe(self._reader.view),
+        }
+        return ring_state(writer.ring, writer.sampler, facts)
+
+    def pickled(self, sampler: Any) -> tuple[Any, ...]:
+        """The arguments of the function that unpickles: the state, the device, and parts that are not relive's own.
+
+        ``sampler`` is the one that the user gave.
+        """
+        tensors, content = self.state()
+        arrays = {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in tensors.items()}
+        # a copy, since copy.copy would have both buffers read through one view
+        view = copy(self._reader.view) if content["view"] is None else None
+        own = sampler if content["sampler"] is None else None
+        return bare_arrays(arrays), content, str(self._device), own, view
+
+    def restore(self, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
+        """Put a state into a new replay that was made with its :func:`constructor_arguments`.
+
+        Raises:
+            FileFormatError, InvariantError, ValueError, KeyError: the state makes no sense.
+        """
+        ring, progress = self._writer.ring, self._progress
+        progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
+        progress.first = whole({"first": 0, **content}, "first")
+        restore_ring(ring, self._writer.sampler, tensors, content)
+        ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
 
 
 def constructor_arguments(
@@ -86,35 +114,16 @@ def constructor_arguments(
     }
 
 
-def restore_replay(
-    ring: Ring, sampler: Sampler, progress: Progress, tensors: Mapping[str, Tensor], content: Mapping[str, Any]
-) -> None:
-    """Put a state into a new replay that :func:`constructor_arguments` made.
-
-    Raises:
-        FileFormatError, InvariantError, ValueError, KeyError: it makes no sense.
-    """
-    progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
-    progress.first = whole({"first": 0, **content}, "first")
-    restore_ring(ring, sampler, tensors, content)
-    ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
-
-
 def read_save(path: str | os.PathLike[str]) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
     """The state in the directory ``path``.
 
     Raises:
         FileFormatError: there is no save of a replay, or it is damaged.
     """
-    tensors, content = persist.read(path, most=free_memory())
+    tensors, content = files.read(path, most=free_memory())
     if content.get("kind") != KIND:
         raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
     return tensors, content
-
-
-def whole_arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a state, with all rows read."""
-    return {name: x.whole() if isinstance(x, persist.Streamed) else x for name, x in tensors.items()}
 
 
 def bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:

@@ -7,8 +7,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from ..parameters import require_discounts
-from .functions import gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
+from ..parameters import CLIP_RULE, COUNT_RULE, GAMMA_RULE, LAM_RULE, checked
+from .functions import PER_RULE, gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
 
 __all__ = ["GAE", "Estimator", "GroupAdvantage", "MonteCarlo", "TDLambda", "VTrace"]
 
@@ -37,6 +37,7 @@ def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: b
     return {"advantage": normalize(advantage, mask) if normalized else advantage, "return": ret}
 
 
+@checked(gamma=GAMMA_RULE, lam=LAM_RULE)
 @dataclass(frozen=True, slots=True)
 class GAE:
     """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`.
@@ -48,8 +49,6 @@ class GAE:
     lam: float = 0.95
     normalize: bool = False
 
-    __post_init__ = require_discounts
-
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns needed."""
@@ -60,6 +59,7 @@ class GAE:
         return _attached(*gae(**columns, gamma=self.gamma, lam=self.lam), columns["mask"], self.normalize)
 
 
+@checked(gamma=GAMMA_RULE, lam=LAM_RULE)
 @dataclass(frozen=True, slots=True)
 class TDLambda:
     """``finish(TDLambda(...))`` attaches :func:`lambda_returns` as ``return``, and ``advantage`` = return - value."""
@@ -67,8 +67,6 @@ class TDLambda:
     gamma: float = 0.99
     lam: float = 0.95
     normalize: bool = False
-
-    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -81,6 +79,7 @@ class TDLambda:
         return _attached(ret - columns["value"][:-1], ret, columns["mask"], self.normalize)
 
 
+@checked(gamma=GAMMA_RULE)
 @dataclass(frozen=True, slots=True)
 class MonteCarlo:
     """``finish(MonteCarlo(...))`` attaches :func:`monte_carlo` as ``return``, and ``advantage`` = return - value.
@@ -91,8 +90,6 @@ class MonteCarlo:
     gamma: float = 0.99
     normalize: bool = False
     critic: bool = True
-
-    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -106,6 +103,7 @@ class MonteCarlo:
         return _attached(advantage, ret, columns["mask"], self.normalize)
 
 
+@checked(gamma=GAMMA_RULE, lam=LAM_RULE, rho_clip=CLIP_RULE, c_clip=CLIP_RULE)
 @dataclass(frozen=True, slots=True)
 class VTrace:
     """``finish(VTrace(...))`` attaches :func:`vtrace` from the columns ``log_prob`` and ``target_log_prob``.
@@ -118,8 +116,6 @@ class VTrace:
     rho_clip: float = 1.0
     c_clip: float = 1.0
     normalize: bool = False
-
-    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -134,6 +130,7 @@ class VTrace:
         return _attached(advantage, ret, columns["mask"], self.normalize)
 
 
+@checked(group_size=COUNT_RULE, per=PER_RULE, gamma=GAMMA_RULE)
 @dataclass(frozen=True, slots=True)
 class GroupAdvantage:
     """``finish(GroupAdvantage(...))`` attaches ``advantage``, ``return`` and ``mask`` by :func:`group_advantage`."""
@@ -143,8 +140,6 @@ class GroupAdvantage:
     gamma: float = 1.0
     until_first_done: bool = True
     eps: float = 1e-8
-
-    __post_init__ = require_discounts
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import DeviceError, DTypeError, ParameterError, ShapeError
+from ..parameters import is_count, one_of, require
 
-__all__ = ["gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
+__all__ = ["PER_RULE", "gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
+
+PER_RULE = one_of("step", "episode")
+"""The rule for ``per`` of :func:`group_advantage`."""
 
 
 def gae(
@@ -157,10 +161,9 @@ def group_advantage(
     """
     reward, _, terminated, truncated, _, mask = _grid(reward, None, terminated, truncated, None, mask)
     steps, envs = reward.shape
-    if group_size < 1 or envs % group_size:
+    require("group_advantage", PER_RULE, per=per)
+    if not is_count(group_size, 1) or envs % group_size:
         raise ParameterError(f"group_size={group_size} does not divide the {envs} envs into whole groups")
-    if per not in ("step", "episode"):
-        raise ParameterError(f"per is 'step' or 'episode', got {per!r}")
     done = terminated | truncated
     real = torch.ones_like(done) if mask is None else mask
     ended = (done & real).cumsum(0) - (done & real).to(torch.int64)  # episodes that ended before this step

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..errors import FieldError, ParameterError, SchemaError
+from ..errors import FieldError, SchemaError
 from ..memory.estimate import readable, require_free
-from ..parameters import is_count
+from ..parameters import COUNT_RULE, require
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Field, Schema, unknown_field
 from ..steps.trees import Path, dotted
@@ -28,10 +28,7 @@ def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
     Raises:
         ParameterError: they are not positive.
     """
-    if not (is_count(num_steps, 1) and is_count(num_envs, 1)):
-        raise ParameterError(
-            f"num_steps and num_envs are whole numbers of at least 1, got {num_steps!r} and {num_envs!r}"
-        )
+    require("RolloutBuffer", COUNT_RULE, num_steps=num_steps, num_envs=num_envs)
     return int(num_steps), int(num_envs)
 
 

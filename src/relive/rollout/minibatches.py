@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
+from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
-from ..parameters import is_count, seed_or_drawn
+from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns.functions import normalize
 from ..steps.trees import Path
+from .columns import unfinished
 from .named import ADVANTAGE, NamedColumns
 from .packed import PackedRows
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-__all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage", "require_epochs"]
+__all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage"]
 
 
 class Permutations:
@@ -94,7 +96,7 @@ class Minibatches:
     ) -> Iterator[TensorDict]:
         """Epoch after epoch, all of them in random order; sizes and columns are checked at once."""
         self._columns.require_steps()
-        require_epochs(epochs)
+        require("minibatches", COUNT_RULE, epochs=epochs)
         rows = self._columns.real_rows()
         bounds = parts(self._columns.count(rows), batch_size, num_batches, drop_last)
         wanted = self._columns.wanted(fields)
@@ -112,12 +114,14 @@ class Minibatches:
     ) -> Iterator[TensorDict]:
         # Packing costs as much as one pass that gathers each field by itself.
         rows = PackedRows(self._columns.ordered(wanted), pack, self._memory)
+        finished = self._columns.is_finished
         for order in orders:
             for low, high in bounds:
-                batch = rows.gather(order[low:high])
+                leaves = rows.gather(order[low:high])
                 if normalize_advantage:
-                    batch[ADVANTAGE] = normalize(batch[ADVANTAGE])
-                yield self._columns.batch(batch, (high - low,))
+                    leaves[ADVANTAGE] = normalize(leaves[ADVANTAGE])
+                batch = as_tensordict(leaves, (high - low,))
+                yield batch if finished else unfinished(batch)
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
         wanted = self._columns.ordered(self._columns.wanted(fields))
@@ -166,8 +170,7 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
     Raises:
         ParameterError: ``batch_steps`` is not positive.
     """
-    if not is_count(batch_steps, 1):
-        raise ParameterError(f"batch_steps={batch_steps!r}: ask for at least 1")
+    require("sequences", COUNT_RULE, batch_steps=batch_steps)
     until: list[int] = np.cumsum(lengths).tolist()
     begin, found = 0, list[tuple[int, int]]()
     while begin < len(lengths):
@@ -176,16 +179,6 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
         found.append((begin, end))
         begin = end
     return found
-
-
-def require_epochs(epochs: int) -> None:
-    """Require a positive number of passes.
-
-    Raises:
-        ParameterError: it is not.
-    """
-    if not is_count(epochs, 1):
-        raise ParameterError(f"epochs={epochs!r}: ask for at least 1 pass over the rollout")
 
 
 def require_advantage(normalize_advantage: bool, wanted: list[Path]) -> None:

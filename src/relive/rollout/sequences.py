@@ -12,11 +12,12 @@ from ..batches.sequences import WHOLE, EnvBatch, Overlap, SequenceBatch, stride_
 from ..errors import ParameterError
 from ..memory.blocks import Recycled
 from ..memory.layout import LARGE_FIELD
+from ..parameters import COUNT_RULE, require
 from ..steps.trees import Path
 from .columns import unfinished
 from .episodes import Episodes
 from .fields import Fields
-from .minibatches import Permutations, parts, require_advantage, require_epochs
+from .minibatches import Permutations, parts, require_advantage
 from .named import NamedColumns
 from .states import Ints, KeptStates
 from .windows import WindowReader, cut, env_batches
@@ -57,7 +58,7 @@ class Sequences:
     def cut(self, length: int | None, overlap: Overlap, complete: bool, drop_tail: bool, epochs: int) -> Ints:
         """The windows of a rollout that is not empty."""
         self._columns.require_steps()
-        require_epochs(epochs)
+        require("sequences", COUNT_RULE, epochs=epochs)
         return cut(self._episodes.flags(), length, stride_of(length, overlap), drop_tail, complete)
 
     def read(
@@ -91,7 +92,7 @@ class Sequences:
     ) -> Iterator[EnvBatch]:
         """Batches of whole envs, with some columns cut into trajectories as well."""
         self._columns.require_steps()
-        require_epochs(epochs)
+        require("env_batches", COUNT_RULE, epochs=epochs)
         bounds = parts(self._fields.num_envs, batch_size, num_batches, items="envs")
         windows = cut(self._episodes.flags(), None, WHOLE, drop_tail=False, complete=False)
         padded = self._columns.wanted_of_steps(sequences)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...batches.states import swap_layers
-from ...errors import FieldError, ParameterError, ShapeError
+from ...errors import FieldError, ShapeError
+from ...parameters import one_of, require
 from ...rollout.buffer import RolloutBuffer
 from ...steps.schema import Field, Schema
 from ..attributes import Column, write_column
@@ -91,8 +92,7 @@ class RolloutStorage:
         reshuffle_each_epoch: bool = True,
         seed: int | None = None,
     ) -> None:
-        if training_type not in READ:
-            raise ParameterError(f"training_type is 'rl' or 'distillation', got {training_type!r}")
+        require("RolloutStorage", one_of(*READ), training_type=training_type)
         self.training_type, self.device, self.actions_shape = training_type, device, actions_shape
         self.num_envs, self.num_transitions_per_env = num_envs, num_transitions_per_env
         self.reshuffle_each_epoch = reshuffle_each_epoch

@@ -1,0 +1,30 @@
+"""One call of a replay at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+__all__ = ["one_at_a_time"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Replay = TypeVar("Replay")
+
+
+def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Concatenate[Replay, P], R]:
+    """Let other threads wait, and first mend what an earlier call left half done.
+
+    Kernels run without Python's own lock, so another thread could write a row while this one reads it.
+    """
+
+    @wraps(method)
+    def alone(self: Replay, *args: P.args, **kwargs: P.kwargs) -> R:
+        mine: Any = self
+        with mine.lock:
+            if mine._ring.pending is not None:
+                mine._writer.mend()
+            return method(self, *args, **kwargs)
+
+    return alone
