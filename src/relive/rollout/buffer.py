@@ -215,7 +215,7 @@ class RolloutBuffer(ReadableRollout):
         self._finisher.finish(estimator, last_value, partial)
         return self
 
-    # -- settings and sizes ---------------------------------------------------------------------------------------------
+    # -- settings and sizes --------------------------------------------------------------------------------------------
 
     @property
     def schema(self) -> Schema:
