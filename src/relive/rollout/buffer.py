@@ -93,6 +93,8 @@ class RolloutBuffer:
         memory = Recycled()
         self._minibatches = Minibatches(named, self.device, self._permutations, memory)
         self._sequences = Sequences(fields, named, self._episodes, self._states, self._permutations, memory)
+        self.extra: Any = None
+        """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -453,32 +455,39 @@ class RolloutBuffer:
 
     # -- files, copies and printing -----------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
         """Write the rollout, its attached columns and the number of the next permutation to the directory ``path``.
 
         An older save there is replaced as a whole or not at all; ``docs/files.md`` has the format.
 
+        Args:
+            path: the directory.
+            extra: the learner's state, as :meth:`relive.ReplayBuffer.save` takes it.
+
         Raises:
-            FileFormatError: ``path`` holds something else.
+            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
             OSError: the disk is full, or fails.
         """
         parts = self._episodes, self._states, self._writer, self._permutations
-        saving.save(path, self._fields, self._columns, *parts)
+        saving.save(path, self._fields, self._columns, *parts, extra)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RolloutBuffer:
         """Read a saved buffer; it continues with the minibatches that the saved one would have given next.
 
+        :attr:`extra` is what was saved with it.
+
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of another version; nothing is ever run.
         """
-        tensors, content = saving.read(path)
+        tensors, content, extra = saving.read(path)
         with contradictions(path):
             buffer = cls.__new__(cls)
             buffer._preset = False
             buffer.__init__(**saving.arguments(tensors, content), device=device)
             parts = buffer._episodes, buffer._states, buffer._writer, buffer._permutations
             saving.restore(tensors, content, buffer._columns, *parts)
+        buffer.extra = extra
         return buffer
 
     def __copy__(self) -> RolloutBuffer:
