@@ -1,4 +1,4 @@
-"""The ring of a replay to a save and back: the live rows, the cursors and the sampler's state."""
+"""A replay's ring in a save: the live rows, the cursors and the sampler's state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["restore_ring", "ring_state"]
 
 
 PIECE = 1 << 22
-"""Bytes of rows that are copied at a time on their way to a file."""
+"""Bytes of rows copied at a time while a file is written."""
 
 
 def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The live rows, the cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
+    """The live rows, the cursors and the sampler's state, together with ``facts``: arrays by name, and JSON.
 
-    Rows are copied, if at all, piece by piece while they are written, and have to stay as they are so long. Arrays of
-    the sampler with an entry for each row are saved for the live rows alone.
+    Rows are copied piece by piece while they are written, and must not change until then. The sampler's arrays with an
+    entry for each row are saved for live rows only.
     """
     store, state = ring.store, sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
@@ -61,22 +61,22 @@ def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[
 
 
 def _streamed(ring: Ring, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]) -> persist.Streamed:
-    """What ``dump`` gives of the places of live rows, a few MiB at a time."""
+    """``dump(places)`` of all live rows, a few MiB at a time."""
     rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), ring.rows_live
     starts = range(0, count, rows)
     return persist.Streamed((count, *shape), dtype, lambda: (dump(ring.places(low, low + rows)) for low in starts))
 
 
 def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-    """Put what :func:`ring_state` gave into a new ring of the same size, and check that it makes sense.
+    """Put the state that :func:`ring_state` returned into a new ring of the same size, and check it.
 
     Raises:
-        FileFormatError, InvariantError, ValueError, KeyError: it does not.
+        FileFormatError, InvariantError, ValueError, KeyError: the state contradicts itself or the ring.
     """
     store, wanted = ring.store, ring.rule
     ring.state[:] = integers(content, "state", *ring.state.shape)
     ring.counters[:RULE] = integers(content, "counters", RULE)
-    ring.check_cursors(LARGEST // 2)  # what comes next has to fit as well
+    ring.check_cursors(LARGEST // 2)  # later steps must fit as well
     by_row: set[str] = set(entry(content, "sampler_rows", list))
     blocks, live = {name: f"block.{dotted(name)}" for name in store.large}, ring.rows_live
     arrays = {name.removeprefix("sampler."): name for name in tensors if name.startswith("sampler.")}
@@ -90,28 +90,28 @@ def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], co
     parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
     parts |= {name: tensors[array].numpy() for name, array in arrays.items()}
     saved, given = kinds(content.get("sampler")), kinds(describe(sampler))
-    alike = saved == given or not (saved and given)  # what a user wrote knows by itself what it can go on from
-    if alike and type(sampler) in PARAMETERS:
+    same = saved == given or not (saved and given)  # a user's own sampler decides itself what state it accepts
+    if same and type(sampler) in PARAMETERS:
         require_sampler_state(parts, by_row, ring)
     for name in by_row:
         full = zeroed(store.num_rows * parts[name].itemsize).view(parts[name].dtype)
         full[places] = parts[name]
         parts[name] = full
-    if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
+    if not same:  # it may not be able to draw what the saved sampler could
         ring.rule = wanted
     sampler.attach(ring)
-    if alike:
+    if same:
         sampler.load_state_dict(parts)
-    elif saved[0] == given[0]:  # around another inner sampler, which starts anew
+    elif saved[0] == given[0]:  # the inner sampler is another one and starts empty
         inner = {name: value for name, value in sampler.state_dict().items() if name.startswith("inner.")}
         sampler.load_state_dict({**parts, **inner})
 
 
 def _rule(parts: list[Any]) -> Rule:
-    """What could be drawn of a saved ring.
+    """The saved rule of what can be drawn.
 
     Raises:
-        FileFormatError: it makes no sense.
+        FileFormatError: it is not a rule that relive writes.
     """
     if list(map(type, parts)) == [int, int, int, bool, str]:
         rule = Rule(*parts)

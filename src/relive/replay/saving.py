@@ -1,4 +1,4 @@
-"""A replay as arrays and JSON, for saves and for pickle, and a new one with that state."""
+"""The state of a replay as arrays and JSON, for saves and pickles, and back."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Saver:
     """The saving side of a replay: its state for files and for pickle. Its caller holds the replay's lock.
 
     Args:
-        writer: what stores its steps.
-        reader: what reads its batches.
-        progress: how far its draws have come.
+        writer: stores its steps.
+        reader: reads its batches.
+        progress: counts what it has drawn.
         device: where its rows live.
     """
 
@@ -45,7 +45,7 @@ class Saver:
         self._writer, self._reader, self._progress, self._device = writer, reader, progress, device
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Everything that a replay is: arrays by name, and what is JSON. Rows are read when they are written."""
+        """The whole state: arrays by name, and JSON. Rows are read only when they are written to a file."""
         writer, progress = self._writer, self._progress
         facts = {
             "kind": KIND,
@@ -63,9 +63,9 @@ class Saver:
         return ring_state(writer.ring, writer.sampler, facts)
 
     def pickled(self, sampler: Any) -> tuple[Any, ...]:
-        """The arguments of the function that unpickles: the state, the device, and parts that are not relive's own.
+        """The state as ``_unpickled`` takes it: arrays, JSON, device, and the user's own sampler and view, or None.
 
-        ``sampler`` is the one that the user gave.
+        ``sampler`` is the one that the user passed.
         """
         tensors, content = self.state()
         arrays = {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in tensors.items()}
@@ -75,10 +75,10 @@ class Saver:
         return bare_arrays(arrays), content, str(self._device), own, view
 
     def restore(self, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-        """Put a state into a new replay that was made with its :func:`constructor_arguments`.
+        """Put a state into a new replay, which was made with its :func:`constructor_arguments`.
 
         Raises:
-            FileFormatError, InvariantError, ValueError, KeyError: the state makes no sense.
+            FileFormatError, InvariantError, ValueError, KeyError: the state contradicts itself.
         """
         ring, progress = self._writer.ring, self._progress
         progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
@@ -90,10 +90,10 @@ class Saver:
 def constructor_arguments(
     tensors: Mapping[str, Tensor], content: Mapping[str, Any], sampler: Any, view: Any
 ) -> dict[str, Any]:
-    """The constructor's arguments for a replay with this state; ``sampler`` and ``view`` where they are not None.
+    """The constructor's arguments for a replay with this state. ``sampler`` and ``view`` replace the saved ones if given.
 
     Raises:
-        FileFormatError, ParameterError, SchemaError, KeyError: the state makes no sense.
+        FileFormatError, ParameterError, SchemaError, KeyError: the state is not one that relive writes.
     """
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
     integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
@@ -127,11 +127,11 @@ def read_save(path: str | os.PathLike[str]) -> tuple[Mapping[str, Tensor], Mappi
 
 
 def bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:
-    """Arrays and their dtypes for pickle; no tensors, which multiprocessing would send as open files."""
+    """Arrays and their dtypes, for pickle. Tensors would be sent by multiprocessing as open files."""
     tensors = {name: torch.as_tensor(value) for name, value in state.items()}
     return {name: (numpy_view(x), x.dtype) for name, x in tensors.items()}
 
 
 def typed_tensors(arrays: Mapping[str, tuple[Any, torch.dtype]]) -> dict[str, Tensor]:
-    """What :func:`bare_arrays` took apart."""
+    """The tensors that :func:`bare_arrays` converted."""
     return {name: typed(array, dtype) for name, (array, dtype) in arrays.items()}
