@@ -181,7 +181,7 @@ class Collector:
         envs: Any = None,
         seed: int | None = None,
     ) -> CollectStats:
-        """Fill ``buffer`` with ``num_steps`` vector steps of other envs; this collector's envs and counters do not change.
+        """Fill ``buffer`` with ``num_steps`` vector steps of other envs; this collector's own do not change.
 
         Args:
             buffer: any buffer of the same number of envs.

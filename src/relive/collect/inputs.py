@@ -261,7 +261,7 @@ class Inputs:
             ) from error
 
     def env_action(self, action: Any, tensors: bool) -> Any:
-        """Checked actions as the envs take them, ``tensors`` or arrays. With one env the leading axis may be missing."""
+        """Checked actions as the envs take them, ``tensors`` or arrays. One env's may lack the leading axis."""
 
         def convert(path: Path) -> Any:
             given = descend(action, path[1:])

@@ -125,9 +125,7 @@ class Reader:
         if good.all():
             good = self.ring.find(self.ring.index_of(places))[0] == places
         if not good.all():
-            raise ParameterError(
-                f"at: row {places[np.argmin(good)]} cannot be drawn; pass rows of complete transitions"
-            )
+            raise ParameterError(f"at: row {places[np.argmin(good)]} cannot be drawn; pass complete transitions")
         return self.read(places, {}, None)
 
     def slice(self, env: int, start: int, stop: int | None) -> TensorDict:

@@ -90,7 +90,7 @@ class Saver:
 def constructor_arguments(
     tensors: Mapping[str, Tensor], content: Mapping[str, Any], sampler: Any, view: Any
 ) -> dict[str, Any]:
-    """The constructor's arguments for a replay with this state. ``sampler`` and ``view`` replace the saved ones if given.
+    """The constructor's arguments for a replay with this state. ``sampler`` and ``view`` replace the saved ones.
 
     Raises:
         FileFormatError, ParameterError, SchemaError, KeyError: the state is not one that relive writes.

@@ -80,7 +80,7 @@ class Writer:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
-        """Check and store a step of each of ``envs``. ``successive`` steps may name an env several times, in time order."""
+        """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
         count, final, mask = len(envs), None, values.pop("mask", None)
         check = self._checkers.get(count) or self._new_checkers(count)
         given: dict[str, Any] = {}
