@@ -91,7 +91,13 @@ class RowLayout:
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
         """The fields of ``rows`` as tensors over the same memory, of dtypes that NumPy may lack."""
-        found = {path: torch.from_numpy(array) for path, array in self.arrays(rows).items()}
+        if not self.fields:
+            return {}
+        if rows.flags.c_contiguous:  # NumPy checks a view of records in Python, which takes longer than making it
+            records: Any = np.ndarray(rows.shape[:-1], self._dtype, rows)
+        else:
+            records = rows.view(self._dtype)[..., 0]
+        found = {path: torch.from_numpy(records[name]) for path, name in self._names.items()}
         for path, dtype in self._foreign.items():
             found[path] = found[path].view(dtype)
         return found

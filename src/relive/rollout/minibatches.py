@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
+from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns.functions import normalize
 from ..steps.trees import Path
+from .columns import unfinished
 from .named import ADVANTAGE, NamedColumns
 from .packed import PackedRows
 
@@ -112,12 +114,14 @@ class Minibatches:
     ) -> Iterator[TensorDict]:
         # Packing costs as much as one pass that gathers each field by itself.
         rows = PackedRows(self._columns.ordered(wanted), pack, self._memory)
+        finished = self._columns.is_finished
         for order in orders:
             for low, high in bounds:
-                batch = rows.gather(order[low:high])
+                leaves = rows.gather(order[low:high])
                 if normalize_advantage:
-                    batch[ADVANTAGE] = normalize(batch[ADVANTAGE])
-                yield self._columns.batch(batch, (high - low,))
+                    leaves[ADVANTAGE] = normalize(leaves[ADVANTAGE])
+                batch = as_tensordict(leaves, (high - low,))
+                yield batch if finished else unfinished(batch)
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
         wanted = self._columns.ordered(self._columns.wanted(fields))

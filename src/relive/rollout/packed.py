@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import kernels
 from ..memory.blocks import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout
 from ..steps.schema import Field
 from ..steps.trees import Path
 
 __all__ = ["PackedRows"]
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+SHARED_WORK = 2**20
+"""Bytes of a batch from which torch's threads copy its rows faster than one does."""
+FEW_THREADS = 2
+"""Up to so many threads, torch is slower than one that loads rows ahead."""
 
 
 class PackedRows:
@@ -27,32 +38,75 @@ class PackedRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> None:
         flat = {path: column.flatten(0, 1) for path, column in columns.items()}
-        some = next(iter(flat.values()))
-        self._order = tuple(columns)
-        self._memory = memory if some.is_cpu else None
-        fields = {path: Field(tuple(x.shape[1:]), x.dtype) for path, x in flat.items()} if pack else {}
-        small = {path: field for path, field in fields.items() if field.nbytes <= LARGE_FIELD}
-        self._blocks = {path: column for path, column in flat.items() if path not in small}
-        self._layout = RowLayout(small) if small else None
-        if self._layout is not None:
-            self._rows = self._empty((len(some), self._layout.nbytes), torch.uint8, some.device)
-            for path, view in self._layout.views(self._rows).items():
+        fields = {path: Field(tuple(x.shape[1:]), x.dtype) for path, x in flat.items()}
+        layout = RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD})
+        on_host = all(x.is_cpu for x in flat.values())
+        rows = _HostRows(flat, fields, layout, memory or Recycled()) if on_host else _DeviceRows(flat, layout)
+        self.gather: Callable[[Tensor], dict[Path, Tensor]] = rows.gather
+        """The rows of an index (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
+
+
+class _DeviceRows:
+    """Rows on a device: torch packs the small fields, and picks all rows."""
+
+    def __init__(self, flat: Mapping[Path, Tensor], layout: RowLayout) -> None:
+        self._flat, self._layout, self._packed = flat, layout, None
+        if layout.fields:
+            some = flat[next(iter(layout.fields))]
+            self._packed = torch.empty((len(some), layout.nbytes), dtype=torch.uint8, device=some.device)
+            for path, view in layout.views(self._packed).items():
                 view.copy_(flat[path])
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
-        """The rows ``index`` (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
-        batch = {} if self._layout is None else self._layout.views(self._taken(self._rows, index))
-        for path, block in self._blocks.items():
-            batch[path] = self._taken(block, index)
-        return {path: batch[path] for path in self._order}
+        packed = {} if self._packed is None else self._layout.views(self._packed.index_select(0, index))
+        return {path: packed[path] if path in packed else x.index_select(0, index) for path, x in self._flat.items()}
 
-    def _taken(self, source: Tensor, index: Tensor) -> Tensor:
-        if self._memory is None or source.nbytes < SMALL:  # no more than that, unless rows are named several times
-            return source.index_select(0, index)
-        out = self._empty((len(index), *source.shape[1:]), source.dtype, source.device)
-        return torch.index_select(source, 0, index, out=out)
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        if self._memory is None:
-            return torch.empty(shape, dtype=dtype, device=device)
-        return self._memory.empty(shape, dtype)
+class _HostRows:
+    """Rows in RAM, as bytes: our kernels pack the small fields, and pick all rows."""
+
+    def __init__(
+        self, flat: Mapping[Path, Tensor], fields: Mapping[Path, Field], layout: RowLayout, memory: Recycled
+    ) -> None:
+        self._fields, self._layout, self._memory = fields, layout, memory
+        self._take = kernels.fast().take_rows
+        bits = {path: _bytes(x, fields[path].nbytes) for path, x in flat.items()}
+        self._apart = {path: x for path, x in bits.items() if path not in layout.fields}
+        if layout.fields:
+            columns = [bits[path] for path in layout.fields]
+            self._packed = self._empty(len(columns[0]), layout.nbytes)
+            kernels.fast().pack_rows(
+                np.array([x.ctypes.data for x in columns], np.int64),
+                np.array([x.shape[1] for x in columns], np.int64),
+                np.array([*layout.offsets.values()], np.int64),
+                self._packed,
+            )
+
+    def gather(self, index: Tensor) -> dict[Path, Tensor]:
+        places = index.numpy()
+        packed = self._layout.tensors(self._taken(self._packed, places)) if self._layout.fields else {}
+        return {path: packed[path] if path in packed else self._column(path, places) for path in self._fields}
+
+    def _column(self, path: Path, places: Ints) -> Tensor:
+        """The rows of a field that is not packed."""
+        field, bits = self._fields[path], self._taken(self._apart[path], places)
+        return torch.from_numpy(bits).view(-1).view(field.dtype).view(len(places), *field.shape)
+
+    def _taken(self, source: Bytes, places: Ints) -> Bytes:
+        count, width = places.size, source.shape[1]
+        out = np.empty((count, width), np.uint8) if count * width < SMALL else self._empty(count, width)
+        if out.size >= SHARED_WORK and torch.get_num_threads() > FEW_THREADS:
+            torch.index_select(torch.from_numpy(source), 0, torch.from_numpy(places), out=torch.from_numpy(out))
+            return out
+        bad = self._take(source, places, out)
+        if bad >= 0:
+            raise IndexError(f"index {places[bad]} at place {bad}: there are {len(source)} rows")
+        return out
+
+    def _empty(self, count: int, width: int) -> Bytes:
+        return self._memory.take(count * width).reshape(count, width)
+
+
+def _bytes(rows: Tensor, nbytes: int) -> Bytes:
+    """Rows of ``nbytes`` bytes as uint8 ``[R, bytes]``."""
+    return rows.contiguous().view(-1).view(torch.uint8).numpy().reshape(len(rows), nbytes)

@@ -7,6 +7,7 @@ from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .packing import pack_rows, take_rows
 from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
@@ -54,6 +55,7 @@ __all__ = [
     "mark_windows",
     "masses",
     "note_drawable",
+    "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
@@ -64,6 +66,7 @@ __all__ = [
     "scatter_rows",
     "set_errors",
     "stack_places",
+    "take_rows",
     "tree_build",
     "tree_cover",
     "tree_find",

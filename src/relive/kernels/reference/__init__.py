@@ -4,6 +4,7 @@ from .append import add_rows, plan_rows, scatter_rows
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .packing import pack_rows, take_rows
 from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
@@ -49,6 +50,7 @@ __all__ = [
     "mark_windows",
     "masses",
     "note_drawable",
+    "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
@@ -60,6 +62,7 @@ __all__ = [
     "scatter_rows",
     "set_errors",
     "stack_places",
+    "take_rows",
     "tree_build",
     "tree_cover",
     "tree_find",

@@ -1,0 +1,65 @@
+"""Rows of several fields side by side: how they are packed, and how they are picked in any order.
+
+Addresses and bytes are int64; an address plus the bytes of any array in memory fits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .jit import Bytes, address_t, inlined, jit, memcpy, prefetch
+
+__all__ = ["pack_rows", "take_rows"]
+
+Ints = NDArray[np.int64]
+LINE = 64
+"""Bytes of a cache line."""
+AHEAD = 16
+"""How many rows before its turn a row is loaded: long enough for memory, and few enough for the nearest cache."""
+FORESEEN = 1024
+"""Bytes of a row that are loaded ahead; the rest the processor foresees by itself."""
+BLOCK = 64
+"""Rows that are packed together: field after field, while they stay in the nearest cache."""
+
+
+@jit
+def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes) -> None:
+    """See :func:`relive.kernels.reference.packing.pack_rows`."""
+    count, width = rows.shape
+    for low in range(0, count, BLOCK):
+        high = min(low + BLOCK, count)
+        for f in range(columns.size):
+            target = rows.ctypes.data + offsets[f]  # row r of the field lies r * width bytes further on
+            if sizes[f] == 4:  # a constant size is one move, not a call
+                for r in range(low, high):
+                    memcpy(address_t(target + r * width), address_t(columns[f] + r * 4), np.intp(4))
+            else:
+                for r in range(low, high):
+                    size = np.intp(sizes[f])
+                    memcpy(address_t(target + r * width), address_t(columns[f] + r * size), size)
+
+
+@jit
+def take_rows(source: Bytes, index: Ints, out: Any) -> int:
+    """See :func:`relive.kernels.reference.packing.take_rows`."""
+    count, width = source.shape
+    flat, here, there = source.reshape(-1), source.ctypes.data, out.ctypes.data
+    for b in range(min(AHEAD, index.size)):
+        _load_ahead(flat, index[b] * width, width)
+    for b in range(index.size):
+        if b + AHEAD < index.size:
+            _load_ahead(flat, index[b + AHEAD] * width, width)
+        if not 0 <= index[b] < count:
+            return b
+        memcpy(address_t(there + b * width), address_t(here + index[b] * width), np.intp(width))
+    return -1
+
+
+@inlined
+def _load_ahead(flat: Bytes, start: int, width: int) -> None:
+    """Begin to load the row at this byte, which need not exist."""
+    for byte in range(start, start + min(width, FORESEEN), LINE):
+        prefetch(flat, byte)
