@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -31,7 +31,6 @@ class Estimator(Protocol):
 
 
 _CRITIC = ("reward", "value", "terminated", "truncated", "final_value", "mask")
-_PLAIN = ("reward", "terminated", "truncated", "mask")
 
 
 def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: bool) -> dict[str, Tensor]:
@@ -50,8 +49,10 @@ class GAE:
     lam: float = 0.95
     normalize: bool = False
 
-    reads: ClassVar[tuple[str, ...]] = _CRITIC
-    """The columns needed."""
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return _CRITIC
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -67,8 +68,10 @@ class TDLambda:
     lam: float = 0.95
     normalize: bool = False
 
-    reads: ClassVar[tuple[str, ...]] = _CRITIC
-    """The columns needed."""
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return _CRITIC
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -91,7 +94,7 @@ class MonteCarlo:
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns needed: with a critic also ``value``."""
-        return _CRITIC if self.critic else _PLAIN
+        return _CRITIC if self.critic else ("reward", "terminated", "truncated", "mask")
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -114,8 +117,10 @@ class VTrace:
     c_clip: float = 1.0
     normalize: bool = False
 
-    reads: ClassVar[tuple[str, ...]] = (*_CRITIC, "log_prob", "target_log_prob")
-    """The columns needed."""
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return (*_CRITIC, "log_prob", "target_log_prob")
 
     def __call__(self, *, log_prob: Tensor, target_log_prob: Tensor, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
@@ -136,8 +141,10 @@ class GroupAdvantage:
     until_first_done: bool = True
     eps: float = 1e-8
 
-    reads: ClassVar[tuple[str, ...]] = _PLAIN
-    """The columns needed."""
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns needed."""
+        return ("reward", "terminated", "truncated", "mask")
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage``, ``return`` and ``mask``, ``[T, N]``."""
