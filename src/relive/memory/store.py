@@ -73,6 +73,8 @@ def vector(places: Any) -> Ints:
     Raises:
         DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers with one axis.
     """
+    if places.__class__ is np.ndarray and places.ndim == 1 and places.dtype is _INT64 and places.flags.c_contiguous:
+        return places
     found = as_places(places)
     if found.ndim != 1:
         raise ShapeError(f"places: expected one axis [B], got shape {found.shape}")

@@ -120,6 +120,9 @@ class Hindsight:
         ShapeError, NotFiniteError: a function returned a wrong result; raised when a batch is drawn.
     """
 
+    history = 0
+    """No row before the anchor is needed."""
+
     def __init__(
         self,
         reward_fn: Callable[..., Any] | None = None,
@@ -148,11 +151,6 @@ class Hindsight:
         self.n, self.gamma, self.relabel = n, gamma, relabel
         self._fits: WeakKeyDictionary[Ring, tuple[Any, GoalBytes, list[GoalFunction]]] = WeakKeyDictionary()
         self._require_functions()
-
-    @property
-    def history(self) -> int:
-        """0: no row before the anchor is needed."""
-        return 0
 
     def require(self, ring: Ring) -> None:
         """Refuse a ring whose steps lack such goals.
