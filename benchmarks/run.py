@@ -15,6 +15,7 @@ import tables
 
 # name -> the module whose `run` measures it, in the order of the tables
 BENCHMARKS = {
+    "trainings": "bench_trainings",
     "gae": "bench_gae",
     "add": "bench_add",
     "minibatches": "bench_minibatches",

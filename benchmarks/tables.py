@@ -7,6 +7,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 ORDER = (
+    "trainings",
     "gae",
     "add",
     "minibatches",
@@ -57,6 +58,8 @@ def cell(line: dict[str, Any] | None, unit: str) -> str:
     text = quantity(line["median"])
     if line["role"] != "floor" and "times_floor" in line:
         text += f" ({three_digits(line['times_floor'])} ×)"
+    if "storage" in line:
+        text += f", storage {quantity(line['storage'])}"
     if "calls" in line:
         text += f" {line['calls']:.0f} + {line['builtins']:.0f}"
     return text
@@ -139,7 +142,8 @@ def table(report: dict[str, Any]) -> str:
         out.append(row([f"**{text}**" if label == ours and text else text for text in (name, *shown)]))
     ratios = [ratio(workload) for workload in workloads]
     if any(ratios):
-        out.append(row([f"best peer / {ours}", *ratios]))
+        what = "in storage, " if any("storage" in line for column in lines for line in column) else ""
+        out.append(row([f"{what}best peer / {ours}", *ratios]))
     foot = "Medians of interleaved rounds in one run, one thread"
     foot += "; in brackets, multiples of the floor." if "floor" in roles.values() else "."
     foot += f" {CALLS}" if counted(report) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import textwrap
@@ -151,3 +152,21 @@ def test_the_chart_has_one_bar_for_each_library_its_fastest_line(pages: Any) -> 
     lines = ("floor", "floor", 1.0), ("relive", "ours", 2.0), ("a, slow", "peer", 9.0), ("a", "peer", 3.0)
     work = report("gae", *lines, ("b", "peer", 2.5))["workloads"][0]
     assert [line["label"] for line in pages.headline.fastest(work)] == ["floor", "relive", "b", "a"]
+
+
+TRAININGS = {
+    "training_ppo": ("Ppo", 8, 32, 5, 2, 1),
+    "training_recurrent": ("RecurrentPpo", 8, 32, 5, 2, 1),
+    "training_dqn": ("Dqn", 4, 40),
+    "training_sac": ("Sac", 202),
+    "training_r2d2": ("R2d2", 4, 105),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_trainings_learn_from_what_they_stored(name: str, harness: Any) -> None:
+    module, (kind, *sizes) = importlib.import_module(name), TRAININGS[name]
+    work, clock = getattr(module, kind)(*sizes), importlib.import_module("training_play").Clock()
+    assert work.learn(module.Relive(work), clock) == ""
+    assert clock.seconds > 0
+    assert work.learn(module.Ready(work), clock) != "", "a check that lets anything pass"

@@ -139,18 +139,6 @@ def test_the_twins_copy_the_same_rows_and_nothing_else(sizes: list[tuple[int, bo
         assert np.array_equal(plain, want)
 
 
-@pytest.mark.parametrize("shift", [0, 1, 63])
-@pytest.mark.parametrize("size", [2**17 - 1, 2**17, 2**17 + 1, 2**20 + 8191])
-def test_a_long_row_is_copied_whole_and_nothing_else_wherever_it_lies(size: int, shift: int) -> None:
-    source = np.random.default_rng(0).integers(0, 256, size + shift, np.uint8)[shift:]
-    target = np.full(3 * size + 200, 7, np.uint8)
-    addresses = (np.array([x.ctypes.data], np.uint64) for x in (source, target[shift:]))
-    cpu.copy_row(*addresses, np.array([size]), 1)
-    want = np.full_like(target, 7)
-    want[shift + size : shift + 2 * size] = source
-    assert np.array_equal(target, want)
-
-
 # Dispatch
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from relive import Field, RolloutBuffer, Schema
 from relive.kernels import cpu, reference, step_table
-from relive.kernels.step_table import SOURCE, first_item
+from relive.kernels.step_table import PAST, SOURCE, first_item
 from relive.memory.copier import StepCopier
 from relive.steps.arrays import numpy_dtype
 from relive.steps.checker import StepChecker
@@ -229,3 +229,31 @@ def test_the_second_step_of_a_kind_is_not_checked_field_by_field() -> None:
     assert type(check(step(0), made)) is list
     assert type(check(step(1), made)) is tuple
     assert made._plan.table[SOURCE].all()
+
+
+def test_both_twins_refuse_a_tuple_of_another_length() -> None:
+    made = copier(arrays(2, False))
+    made.learn(tuple(step().values()))
+    values = tuple(step().values())
+    for given_values in (values[:-1], (*values, values[0]), ()):
+        for twin in (cpu, reference):
+            assert twin.accept_step(id(given_values), made._plan.table) == 0
+
+
+@pytest.mark.parametrize("shift", [0, 1, 63])
+@pytest.mark.parametrize("size", [2**17 - 1, 2**17, 2**17 + 1, 2**20 + 8191])
+def test_a_long_row_is_copied_whole_and_nothing_else_wherever_it_lies(
+    size: int, shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.memory.copier.CACHES", 0)  # so that all long rows are written past them
+    source = np.random.default_rng(0).integers(0, 256, size + shift, np.uint8)[shift:].reshape(1, size)
+    memory = np.full(3 * size + 200, 7, np.uint8)
+    target = memory[shift : shift + 3 * size].reshape(3, 1, size)
+    made, values = StepCopier([torch.uint8], [target], 1, [(size,)]), (source,)
+    made.learn(values)
+    assert made.accept(values)
+    assert made._plan.table[PAST].tolist() == [size >= 2**17]
+    made.write(1, values)
+    want = np.full_like(memory, 7)
+    want[shift + size : shift + 2 * size] = source
+    assert np.array_equal(memory, want)

@@ -26,8 +26,10 @@ __all__ = [
     "ITEM",
     "KIND",
     "LARGEST",
+    "LENGTH",
     "NARROWED",
     "NDIM",
+    "PAST",
     "PITCH",
     "PLAIN",
     "POINTERS",
@@ -70,7 +72,9 @@ PITCH = 10
 """Bytes from one run to the next, in the row."""
 SIZE = 11
 """Bytes of a run, in the row."""
-DIMS = 12
+PAST = 12
+"""1 if a row is written past the caches."""
+DIMS = 13
 """The size of an array's first axis; further axes follow."""
 
 # Kinds
@@ -88,6 +92,8 @@ LARGEST = float(np.finfo(np.float32).max)
 # The 8-byte words of an array object, as PyArrayObject_fields has them
 
 TYPE_OF, DATA, RANK, SHAPE, DESCR, FLAGS, WORDS = 1, 2, 3, 4, 7, 8, 9
+LENGTH = 2
+"""The word of a tuple that has its length."""
 PLAIN = 0x101
 """NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED: the flags that an array must have."""
 
@@ -104,8 +110,8 @@ def first_item() -> int:
     if not all(_is_laid_out_so(array) for array in (whole, whole[:, 1:], whole.T, np.zeros(0, np.int64), whole[0, 0])):
         return 0
     items = tuple(object() for _ in range(3))
-    found = _words(id(items) + tuple.__basicsize__, len(items))
-    return tuple.__basicsize__ if found == [id(item) for item in items] else 0
+    found = _words(id(items) + 8 * LENGTH, 1) + _words(id(items) + tuple.__basicsize__, len(items))
+    return tuple.__basicsize__ if found == [len(items), *(id(item) for item in items)] else 0
 
 
 def _is_laid_out_so(array: NDArray[Any]) -> bool:

@@ -24,6 +24,7 @@ from ..kernels.step_table import (
     KIND,
     NARROWED,
     NDIM,
+    PAST,
     PITCH,
     POINTERS,
     SIZE,
@@ -43,6 +44,11 @@ Kind = tuple[int, int]
 """How a field is given, as :mod:`relive.kernels.step_table` says, and its number of axes."""
 
 FLOAT64 = np.dtype(np.float64)
+CACHES = 3 * 2**24
+"""Bytes of all targets from which long rows are written past the caches. The oldest are not in a cache by the time
+that they are read, and new ones would drive out all else. Below that, a copy by way of the caches is twice as fast."""
+LONG = 2**17
+"""Bytes of a long row."""
 PLANS = 64
 """How many combinations of kinds keep their tables."""
 
@@ -55,8 +61,6 @@ class _Plan:
     """How steps of one combination of kinds are checked and copied."""
 
     kinds: list[Kind]
-    size: int
-    """How many fields a step has."""
     table: Ints
     pick: Callable[[Sequence[Any]], Sequence[Any]]
     """The tensors of a step."""
@@ -95,6 +99,7 @@ class StepCopier:
         shapes: Sequence[tuple[int, ...]],
     ) -> None:
         self._dtypes, self._targets, self._shapes = tuple(dtypes), tuple(targets), [(count, *shape) for shape in shapes]
+        self._outgrows_caches = sum(target.nbytes for target in targets if target is not None) >= CACHES
         self._plan: _Plan | None = None
         self._plans: dict[tuple[Kind, ...], _Plan] = {}
         self._accepted: Any = None
@@ -106,7 +111,7 @@ class StepCopier:
         False settles nothing: the step may be wrong, or right in another way.
         """
         plan = self._plan
-        if plan is None or len(values) != plan.size:
+        if plan is None:
             return False
         if plan.facts:
             tensors = plan.pick(values)
@@ -159,7 +164,6 @@ class StepCopier:
         memory = memoryview(table[POINTERS]).cast("B")
         return _Plan(
             kinds,
-            len(kinds),
             table,
             _picker(tensors),
             _picker(floats),
@@ -183,7 +187,8 @@ class StepCopier:
             stride, pitch = target.strides[:2]
             if pitch == size or count == 1:  # a row is one run of bytes
                 count, size = 1, count * size
-            table[[TARGET, STRIDE, COUNT, PITCH, SIZE], i] = target.ctypes.data, stride, count, pitch, size
+            past = count == 1 and size >= LONG and self._outgrows_caches
+            table[[TARGET, STRIDE, COUNT, PITCH, SIZE, PAST], i] = target.ctypes.data, stride, count, pitch, size, past
         return table
 
     def _numpy_dtype(self, i: int) -> np.dtype[Any]:

@@ -92,6 +92,9 @@ class DeviceRows:
         parts = dict.fromkeys(self._part_of[path] for path in chosen)
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
+    def copier(self, role: str, count: int) -> None:
+        """See :class:`Store`."""
+
     def _on_host(self, values: Sequence[Any]) -> list[Any]:
         """Rewards and flags in RAM; those on the device come in one copy."""
         far = [path for path, value in zip(HOSTED, values, strict=True) if isinstance(value, Tensor)]

@@ -15,6 +15,7 @@ from ..steps.arrays import numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 from .blocks import zeroed
+from .copier import StepCopier
 from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
 from .store import Apart, Array, Ints, Plan, Store, Where, as_places, require_rows
 
@@ -47,7 +48,7 @@ class ReplayRows:
         self._bytes = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
         self.arrays = self.layout.arrays(self._bytes)
-        self._staged: dict[tuple[str, int], tuple[Array, list[Any]]] = {}
+        self._staged: dict[tuple[str, int], tuple[Array, StepCopier]] = {}
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
@@ -64,20 +65,32 @@ class ReplayRows:
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """See :class:`Store`."""
-        known = self._staged.get((role, count))
-        if known is None:
-            rows = np.zeros((count, self.layout.nbytes), np.uint8)
-            arrays = self.layout.arrays(rows)
-            if len(self._staged) > STAGES:
-                self._staged.clear()
-            known = self._staged[role, count] = rows, [arrays.get(path) for path in staged_leaves(self.leaves, role)]
-        for staged, value in zip(known[1], values, strict=True):
-            if staged is not None:
-                staged[...] = numpy_view(value.detach()) if type(value) is Tensor else value
+        rows, copier = self._stage(role, count)
+        copier.write(0, values)
         if not self.large:
-            return known[0], []
+            return rows, []
         wanted = zip(staged_leaves(self.leaves, role), values, strict=True)
-        return known[0], [(path, value) for path, value in wanted if path in self.blocks]
+        return rows, [(path, value) for path, value in wanted if path in self.blocks]
+
+    def copier(self, role: str, count: int) -> StepCopier:
+        """See :class:`Store`."""
+        return self._stage(role, count)[1]
+
+    def _stage(self, role: str, count: int) -> tuple[Array, StepCopier]:
+        """Memory for so many rows of a role, and what copies steps there."""
+        try:
+            return self._staged[role, count]
+        except KeyError:
+            pass
+        if len(self._staged) >= STAGES:
+            self._staged.clear()
+        rows = np.zeros((count, self.layout.nbytes), np.uint8)
+        arrays, leaves = self.layout.arrays(rows), staged_leaves(self.leaves, role)
+        fields = [self.leaves[path] for path in leaves]
+        targets = [arrays[path][None] if path in arrays else None for path in leaves]  # one row of ``count`` items
+        copier = StepCopier([field.dtype for field in fields], targets, count, [field.shape for field in fields])
+        staged = self._staged[role, count] = rows, copier
+        return staged
 
     def write(self, apart: Apart, places: Ints) -> None:
         """See :class:`Store`."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import DTypeError, ParameterError, ShapeError
 from ..steps.schema import Field
 from ..steps.trees import Path
+from .copier import StepCopier
 from .layout import BatchLayout, RowLayout
 
 __all__ = [
@@ -155,6 +156,10 @@ class Store(Protocol):
         Returns:
             rows for ``target``, valid until the next call, and the rest for :meth:`write`.
         """
+        ...
+
+    def copier(self, role: str, count: int) -> StepCopier | None:
+        """What checks whole steps of ``count`` rows and copies them for :meth:`stage`; None if nothing does."""
         ...
 
     def write(self, apart: Apart, places: Ints) -> None:

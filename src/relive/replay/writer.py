@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Writer:
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._checkers: dict[int, tuple[StepChecker, StepChecker]] = {}
+        self._checks: dict[int, _Checks] = {}
         self._rounds_of: dict[int, Ints] = {}
 
     @property
@@ -81,17 +82,16 @@ class Writer:
 
     def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
-        count, final, mask = len(envs), None, values.pop("mask", None)
-        check = self._checkers.get(count) or self._new_checkers(count)
-        given: dict[str, Any] = {}
-        if not self.own_next_obs and "next_obs" in values:
-            given["next_obs"] = values.pop("next_obs")
+        count, final = len(envs), None
+        mask = values.pop("mask") if "mask" in values else None
+        final_obs = {"next_obs": values.pop("next_obs")} if "next_obs" in values and not self.own_next_obs else None
+        checks = self._checks[count] if count in self._checks else self._new_checks(count)
         try:
-            leaves = check[0](values)
-            if given:
-                final = check[1](given)
+            leaves = checks.step(values, checks.copier)
+            if final_obs is not None:
+                final = checks.final(final_obs, checks.final_copier())
         except (RuntimeError, TypeError):
-            refuse_sparse(values | given)
+            refuse_sparse(values if final_obs is None else values | final_obs)
             raise
         kept = None if mask is None else _mask(mask, count)
         if self.debug:
@@ -269,15 +269,12 @@ class Writer:
         if done.any():
             raise missing_final(int(envs[np.argmax(done)]))
 
-    def _new_checkers(self, count: int) -> tuple[StepChecker, StepChecker]:
-        """The checks of a step of ``count`` rows, and of its final observations; kept for the next such step."""
-        final = Schema({"next_obs": self.schema["obs"]})
-        step = StepChecker(self.stored, count, self.device, upload=False)
-        pair = step, StepChecker(final, count, self.device, upload=False)
-        if len(self._checkers) >= CHECKERS:
-            self._checkers.clear()
-        self._checkers[count] = pair
-        return pair
+    def _new_checks(self, count: int) -> _Checks:
+        """The checks of a step of ``count`` rows; kept for the next such step."""
+        if len(self._checks) >= CHECKERS:
+            self._checks.clear()
+        checks = self._checks[count] = _Checks(self, count)
+        return checks
 
     def _rounds(self, count: int) -> Ints:
         """All envs, ``count`` times over; kept, since the next call most often adds as many steps."""
@@ -287,6 +284,28 @@ class Writer:
                 self._rounds_of.clear()
             known = self._rounds_of[count] = np.tile(self.all_envs, count)
         return known
+
+
+class _Checks:
+    """The checks of a step of ``count`` rows.
+
+    What copies whole steps takes memory for them, so long runs of steps, which are stored in pieces, go without.
+    """
+
+    __slots__ = ("copier", "count", "final", "final_copier", "step")
+
+    def __init__(self, writer: Writer, count: int) -> None:
+        schema, device, store = writer.schema, writer.device, writer.ring.store
+        self.step = StepChecker(writer.stored, count, device, upload=False)
+        self.final = StepChecker(Schema({"next_obs": schema["obs"]}), count, device, upload=False)
+        """The check of its final observations."""
+        copiers = store.copier if 0 < count <= PIECE else _no_copier
+        self.copier = copiers("step", count)
+        self.final_copier = cache(partial(copiers, "final", count))
+
+
+def _no_copier(role: str, count: int) -> None:
+    """Every field is checked and copied by itself."""
 
 
 def _mask(mask: Any, count: int) -> Any:

@@ -31,7 +31,7 @@ from ..ring_state import (
     StagedRows,
 )
 from .handles import Ints, open_ring, open_staged
-from .jit import address_t, fetch, jit, memcpy
+from .jit import address_t, fetch, inlined, jit, memcpy
 from .places import place_after, place_of
 from .rule import ends_full, ends_window
 
@@ -40,7 +40,7 @@ __all__ = ["add_rows", "plan_rows", "scatter_rows"]
 Bools = NDArray[np.uint8]
 
 
-@jit
+@inlined
 def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
     """See :func:`relive.kernels.reference.append.append`.
 
@@ -98,7 +98,7 @@ def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
     return events
 
 
-@jit
+@inlined
 def _close(
     place: int, old: int, number: int, begin: int, following: int, ring: RingArrays, given: StagedRows, events: int
 ) -> int:
@@ -123,7 +123,7 @@ def _close(
     return closed
 
 
-@jit
+@inlined
 def _open(place: int, opens: bool, given: StagedRows, events: int) -> int:
     """A transition is complete: 1 if it can be drawn now."""
     if opens and given.where.size:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring_state import RingArrays, StagedRows
-from .jit import addressed, jit
+from .jit import addressed, inlined
 
 __all__ = ["Ints", "column", "column_of", "handle_of", "matrix_of", "open_ring", "open_staged", "vector_of"]
 
@@ -36,33 +36,33 @@ def handle_of(members: Any) -> Ints:
     return np.array(entries, np.int64)
 
 
-@jit
+@inlined
 def vector_of(handle: Ints, member: int, like: Any) -> Any:
     """A contiguous vector of a handle, with elements of the dtype ``like``."""
     return addressed(handle[ENTRIES * member], handle[ENTRIES * member + 1], like)
 
 
-@jit
+@inlined
 def matrix_of(handle: Ints, member: int, like: Any) -> Any:
     """A contiguous matrix of a handle."""
     shape = handle[ENTRIES * member + 1], handle[ENTRIES * member + 2]
     return addressed(handle[ENTRIES * member], shape, like)
 
 
-@jit
+@inlined
 def column_of(handle: Ints, member: int, like: Any) -> Any:
     """A vector of a handle whose elements may lie apart."""
     address, count, stride = handle[ENTRIES * member], handle[ENTRIES * member + 1], handle[ENTRIES * member + 2]
     return column(address, count, stride, like)
 
 
-@jit
+@inlined
 def column(address: int, count: int, stride: int, like: Any) -> Any:
     """``count`` elements of the dtype ``like``, the first at an address, each ``stride`` elements after the last."""
     return addressed(address, max((count - 1) * stride + 1, 0), like)[::stride]
 
 
-@jit
+@inlined
 def open_ring(handle: Ints) -> RingArrays:
     """The arrays of a ring; the numbers are the positions of :class:`RingArrays`'s members."""
     return RingArrays(
@@ -83,7 +83,7 @@ def open_ring(handle: Ints) -> RingArrays:
     )
 
 
-@jit
+@inlined
 def open_staged(handle: Ints) -> StagedRows:
     """The arrays of rows that are added; the numbers are the positions of :class:`StagedRows`'s members."""
     return StagedRows(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +15,10 @@ from ..step_table import (
     ITEM,
     KIND,
     LARGEST,
+    LENGTH,
     NARROWED,
     NDIM,
+    PAST,
     PITCH,
     PLAIN,
     POINTERS,
@@ -39,9 +39,6 @@ __all__ = ["accept_step", "copy_row", "copy_step"]
 
 Ints = NDArray[np.int64]
 
-LONG = 2**17
-"""Bytes of a row from which it is written past the caches: it would drive out all else, and is not read soon."""
-
 
 def copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64], row: int) -> None:
     """See :func:`relive.kernels.reference.rows.copy_row`."""
@@ -52,19 +49,8 @@ def copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64], 
 def _copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64], row: int) -> None:
     for i in range(sources.size):
         if sources[i]:
-            _copy(np.int64(targets[i]) + row * nbytes[i], np.int64(sources[i]), nbytes[i])
-
-
-@jit
-def _copy(target: Any, source: Any, nbytes: int) -> None:
-    """Copy bytes from one address to another, long runs past the caches."""
-    head = -target % 64 if nbytes >= LONG else nbytes  # up to the next cache line
-    memcpy(address_t(target), address_t(source), np.intp(head))
-    lines = (nbytes - head) // 64 * 64
-    if lines:
-        stream(address_t(target + head), address_t(source + head), np.intp(lines))
-        done = head + lines
-        memcpy(address_t(target + done), address_t(source + done), np.intp(nbytes - done))
+            target = np.int64(targets[i]) + row * nbytes[i]
+            memcpy(address_t(target), address_t(sources[i]), np.intp(nbytes[i]))
 
 
 def _accept_step(step: int, table: Ints) -> int:
@@ -74,6 +60,8 @@ def _accept_step(step: int, table: Ints) -> int:
     Python runs meanwhile. An item's second word is its class, whatever the object is. The further words are read of
     arrays alone.
     """
+    if addressed(step, LENGTH + 1, np.int64)[LENGTH] != table.shape[1]:
+        return 0
     tensors = 0  # how many came before field i
     for i in range(table.shape[1]):
         if table[KIND, i] == TENSOR:
@@ -126,11 +114,40 @@ def copy_step(table: Ints, row: int) -> None:
         count, pitch, size = table[COUNT, i], table[PITCH, i], table[SIZE, i]
         if table[KIND, i] == NARROWED:
             _narrow(target, source, count, pitch, size)
-        elif count == 1:
-            _copy(target, source, size)
+        elif count != 1:
+            _spread(target, source, count, pitch, size)
+        elif table[PAST, i]:
+            _copy_past(target, source, size)
         else:
-            for run in range(count):
-                memcpy(address_t(target + run * pitch), address_t(source + run * size), np.intp(size))
+            memcpy(address_t(target), address_t(source), np.intp(size))
+
+
+@jit
+def _copy_past(target: int, source: int, nbytes: int) -> None:
+    """Copy bytes past the caches; the pieces of a cache line at both ends go through them."""
+    head = min(-target % 64, nbytes)
+    lines = (nbytes - head) // 64 * 64
+    done = head + lines
+    memcpy(address_t(target), address_t(source), np.intp(head))
+    if lines:
+        stream(address_t(target + head), address_t(source + head), np.intp(lines))
+    memcpy(address_t(target + done), address_t(source + done), np.intp(nbytes - done))
+
+
+@jit
+def _spread(target: int, source: int, count: int, pitch: int, size: int) -> None:
+    """Copy ``count`` runs of ``size`` bytes to places ``pitch`` bytes apart; bytes and words need no call for each."""
+    if size == 1:
+        from_, to = addressed(source, count, np.uint8), addressed(target, (count - 1) * pitch + 1, np.uint8)
+        for run in range(count):
+            to[run * pitch] = from_[run]
+    elif size == 4 and pitch % 4 == 0 and target % 4 == 0:
+        words, places = addressed(source, count, np.int32), addressed(target, (count - 1) * pitch // 4 + 1, np.int32)
+        for run in range(count):
+            places[run * pitch // 4] = words[run]
+    else:
+        for run in range(count):
+            memcpy(address_t(target + run * pitch), address_t(source + run * size), np.intp(size))
 
 
 @jit

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..reference import rule as plain
 from ..ring_state import HEAD, HISTORY, LENGTH, NEXT, STRIDE, TAILS, RingArrays
-from .jit import jit
+from .jit import inlined, jit
 from .places import oldest, place_after
 
 __all__ = ["can_draw", "ends_full", "ends_window", "window_start"]
@@ -14,13 +14,13 @@ __all__ = ["can_draw", "ends_full", "ends_window", "window_start"]
 window_start = jit(plain.window_start)
 
 
-@jit
+@inlined
 def ends_full(at: int, length: int, stride: int) -> bool:
     """See :func:`relive.kernels.reference.rule.ends_full`. A stride of 1, the most common, needs no division."""
     return at + 1 >= length and (stride == 1 or (at + 1 - length) % stride == 0)
 
 
-@jit
+@inlined
 def ends_window(place: int, number: int, begin: int, head: int, following: int, ring: RingArrays) -> bool:
     """See :func:`relive.kernels.reference.rule.ends_window`.
 
@@ -36,7 +36,7 @@ def ends_window(place: int, number: int, begin: int, head: int, following: int, 
     return ring.step[place_after(after, begin, ring.rows)] == 0
 
 
-@jit
+@inlined
 def can_draw(place: Any, number: Any, e: Any, ring: RingArrays) -> bool:
     """Whether a live row can be drawn."""
     history = ring.counters[HISTORY]

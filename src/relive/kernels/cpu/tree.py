@@ -84,10 +84,15 @@ def climb(nodes: Doubles, offsets: Offsets, minima: Doubles, walkers: Any, count
 def _note_minimum(nodes: Doubles, minima: Doubles, inner: Any, first: Any, place: Any) -> bool:
     """Find a node's minimum from those of its children, which are leaves or have minima; whether it is a new one."""
     low = np.inf
-    for k in range(first, first + _WIDTH):
-        weight = nodes[k] if first < inner else minima[k - inner]
-        if 0.0 < weight < low:
-            low = weight
+    if first < inner:
+        for k in range(_WIDTH):
+            weight = nodes[first + k]
+            weight = weight if weight > 0.0 else np.inf  # selected rather than jumped to: nobody can predict it
+            low = weight if weight < low else low
+    else:
+        for k in range(_WIDTH):
+            weight = minima[first - inner + k]
+            low = weight if weight < low else low
     changed = minima[place - inner] != low
     minima[place - inner] = low
     return changed

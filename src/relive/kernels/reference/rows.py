@@ -46,10 +46,13 @@ def accept_step(step: int, table: Ints) -> int:
             their addresses.
 
     Returns:
-        -1, or the first field that does not fit: an array of another class, dtype or shape, one that is not contiguous
-        and aligned, a float64 beyond the largest float32 and not infinite, a tensor without memory.
+        -1, or the first field that does not fit, 0 if the tuple has another length: an array of another class, dtype or
+        shape, one that is not contiguous and aligned, a float64 beyond the largest float32 and not infinite, a tensor
+        without memory.
     """
     values: tuple[Any, ...] = ctypes.cast(step, ctypes.py_object).value
+    if len(values) != table.shape[1]:
+        return 0
     pointers = iter(table[POINTERS].tolist())
     for i in range(table.shape[1]):
         if table[KIND, i] == TENSOR:
