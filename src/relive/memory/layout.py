@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ LARGE_FIELD = 1024
 Array = NDArray[Any]
 
 
-_from_numpy: Any = torch.from_numpy  # its stubs do not say which arrays it takes
+_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 
 class RowLayout:

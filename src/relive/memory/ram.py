@@ -16,10 +16,10 @@ from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 from .blocks import zeroed
 from .copier import StepCopier
-from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
-from .store import Apart, Array, Ints, Plan, Store, Where, as_places, require_rows
+from .layout import BatchLayout, field_groups, row_layout, typed
+from .store import Apart, Array, Ints, Store, Where, as_places, require_rows
 
-__all__ = ["ReplayRows", "add_large", "first_beyond", "require_dump", "staged_leaves"]
+__all__ = ["ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
 
 
 STAGES = 64
@@ -31,7 +31,7 @@ def _block(field: Field, num_rows: int) -> Array:
     return zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)).reshape(num_rows, *field.shape)
 
 
-class ReplayRows:
+class ReplayRows(Store):
     """The rows of a replay in RAM: packed small fields, a block for each large one, and the bookkeeping of the ring.
 
     Args:
@@ -99,22 +99,6 @@ class ReplayRows:
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
             kernels.fast().scatter_rows(rows, places, _bytes_of(block), rows.shape[1])
 
-    def plan(self, places: Ints) -> Plan:
-        """See :class:`Store`."""
-        count = len(places)
-        return Plan(self.batch, places, np.empty((count, self.batch.nbytes), np.uint8), np.empty(count, np.int64))
-
-    def fields(self, plan: Plan) -> dict[Path, Tensor]:
-        """See :class:`Store`."""
-        found = plan.batch.tensors(plan.rows)
-        if self.large or plan.stacks is not None:
-            add_large(self, plan, found, plan.places, plan.last)
-        return found
-
-    def places(self, *arrays: Ints) -> tuple[Where, ...]:
-        """See :class:`Store`."""
-        return arrays
-
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """See :class:`Store`."""
         places = as_places(where)
@@ -171,14 +155,6 @@ class ReplayRows:
         arrays = self.arrays | self.blocks
         return {path: typed(arrays[path], field.dtype) for path, field in self.leaves.items()}
 
-    def tensors(self, *arrays: Array) -> list[Tensor]:
-        """See :class:`Store`."""
-        return [torch.from_numpy(array) for array in arrays]
-
-    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
-        """See :class:`Store`."""
-        return layout.tensors(rows), *self.tensors(*arrays)
-
     def dump(self, places: Ints) -> Array:
         """See :class:`Store`."""
         return self._bytes[_run(places)]
@@ -198,24 +174,6 @@ class ReplayRows:
 def _bytes_of(block: Array) -> Array:
     """A block as rows of bytes."""
     return block.reshape(len(block), -1).view(np.uint8)
-
-
-def add_large(store: Store, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
-    """Add to the fields of a batch the large ones of the rows ``now`` and ``then``, and all that the plan stacks."""
-    following = "next_obs" if any(path[0] == "next_obs" for path in store.leaves) else "obs"
-    stacked, *frames = plan.stacks or ([],)
-    alone = [path for path in store.large if path not in stacked]
-    fields = store.gather([path for path in alone if path[0] != "next_obs"], now)
-    after = store.gather([path for path in alone if path[0] == following], then)
-    frames = store.places(*frames) if frames else ()
-    for path in store.leaves if stacked else store.large:
-        if path in stacked:
-            found[path], found["next_obs", *path[1:]] = store.gather_stacks(path, *frames)
-            continue
-        if path in fields:
-            found[path] = fields[path]
-        if path in after:
-            found["next_obs", *path[1:]] = after[path]
 
 
 def first_beyond(places: Ints, rows: int) -> int:

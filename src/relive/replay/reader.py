@@ -14,8 +14,9 @@ from ..batches.tensordicts import as_tensordict
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..parameters import is_count, is_own, refuse_class
 from ..ring.adding import Change
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..ring.sequences import FACTS
+from ..ring.state import Ints
 from ..samplers.contract import Sampler
 from ..steps.arrays import as_host
 from ..steps.schema import Schema

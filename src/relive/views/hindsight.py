@@ -18,7 +18,8 @@ from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM, 
 from ..kernels.reference.random import key as stream
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..ring.state import Ints
 from ..steps.arrays import as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
