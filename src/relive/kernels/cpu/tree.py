@@ -3,6 +3,10 @@
 Batches go through the tree level by level, all walkers before the next level, so that their cache misses overlap; the
 next level's block is prefetched. What a walker does in a block has no branches, since each would be mispredicted half
 the time, and places are unsigned, since numba tests signed ones for being negative.
+
+A place counts nodes from the first leaf of the tree on; a node's number counts from the start of its level, at
+``offsets[level]``. The children of node j are the nodes 8 j to 8 j + 7 of the level below, one cache line. All of these
+are below the number of nodes, at most 8 / 7 of the leaves and a few blocks, so none overflows.
 """
 
 from __future__ import annotations
