@@ -36,6 +36,7 @@ FACE = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "SchemaChanges",
     "Sequence",
     "SequenceBatch",
     "TDLambda",
@@ -46,6 +47,7 @@ FACE = [
     "__version__",
     "audit",
     "errors",
+    "load_extra",
     "returns",
 ]
 """In the order that ruff keeps: constants and acronyms, classes, the rest."""

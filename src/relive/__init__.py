@@ -9,12 +9,14 @@ from .collect.collector import Collector
 from .errors import ReliveError
 from .look.audit import audit
 from .replay.buffer import ReplayBuffer
+from .replay.extra import load_extra
 from .replay.mixture import Mixture
 from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout.buffer import RolloutBuffer
 from .samplers.prioritized import Prioritized
 from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
+from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
@@ -37,6 +39,7 @@ __all__ = [
     "ReplayBuffer",
     "RolloutBuffer",
     "Schema",
+    "SchemaChanges",
     "Sequence",
     "SequenceBatch",
     "TDLambda",
@@ -47,6 +50,7 @@ __all__ = [
     "__version__",
     "audit",
     "errors",
+    "load_extra",
     "returns",
 ]
 

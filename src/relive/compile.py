@@ -101,6 +101,8 @@ def _play_replays(schema: Schema, sampler: Part, view: Part, ordered: bool = Tru
         if replay.has_priorities:
             mask = batch["mask"] if isinstance(batch, SequenceBatch) else None
             replay.update_priorities(batch["index"], batch["reward"], mask)
+            newest = int(replay.slice(0, -1)["index"][0])  # it cannot be drawn yet, so another kernel looks at it
+            replay.update_priorities([newest], [0.0])
         for _ in replay.batches(2, 1):
             pass
         replay.check()

@@ -42,7 +42,7 @@ from relive.files import format
 from relive.memory.layout import row_layout
 from relive.steps.schema import Field
 
-__all__ = ["KINDS", "Forged", "attack", "forge", "main", "write"]
+__all__ = ["KINDS", "Forged", "attack", "forge", "good_save", "main", "write"]
 
 N, ROWS, STEPS = 2, 12, 20
 MEMORY = 2**28
@@ -421,13 +421,24 @@ def write(path: Path, tensors: Tensors, content: str, edit: Callable[[bytes], by
     (path / format.MANIFEST).write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
 
 
+def good_save(kind: str, folder: Path) -> tuple[Tensors, Content]:
+    """The parts of a good save of this kind, which lies in ``folder`` afterwards; the rows of a replay in one part."""
+    path = folder / kind
+    if not path.exists():
+        buffer = KINDS[kind]()
+        if isinstance(buffer, ReplayBuffer):
+            arrays, content = buffer._saver.whole_state()
+            persist.write(path, arrays, content)
+        else:
+            buffer.save(path)
+    return persist.read(path)
+
+
 def forge(number: int, good: Path, path: Path) -> tuple[str, list[str]]:
     """Save number ``number`` at ``path``; the kind of good save it was made of, and what was changed."""
     rng = np.random.default_rng(number)
     kind = list(KINDS)[number % len(KINDS)]
-    if not (good / kind).exists():
-        KINDS[kind]().save(good / kind)
-    tensors, content = persist.read(good / kind)
+    tensors, content = good_save(kind, good)
     forged = Forged(tensors, content, rng)
     for _ in range(1 + int(rng.random() < 0.3)):
         with suppress(TypeError, LookupError, ArithmeticError, ValueError, RuntimeError):  # after another change

@@ -25,6 +25,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attacks.machine import AFTERMATHS, Died, Machine
 from relive import files as persist
 from relive.errors import (
     DTypeError,
@@ -351,7 +352,7 @@ def test_a_directory_with_foreign_files_is_not_written_to(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "manifest", [b"", b"{}", b'{"format": "web app"}', b'{"format": "relive arrays", "version": 2}']
+    "manifest", [b"", b"{}", b'{"format": "web app"}', b'{"format": "relive arrays", "version": 3}']
 )
 def test_a_directory_with_a_foreign_newer_or_damaged_manifest_is_not_written_to(manifest: bytes, tmp_path: Path):
     (tmp_path / "manifest.json").write_bytes(manifest)
@@ -429,7 +430,7 @@ def swap(m: dict[str, Any], one: str, other: str) -> None:
 FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "another format": lambda m: m.update(format="zip"),
     "no format": lambda m: m.pop("format"),
-    "a newer version": lambda m: m.update(version=2),
+    "a newer version": lambda m: m.update(version=3),
     "an older version": lambda m: m.update(version=0),
     "a version that is true": lambda m: m.update(version=True),
     "a version in quotes": lambda m: m.update(version="1"),
@@ -525,7 +526,7 @@ def test_a_manifest_of_garbage_is_refused(case: str, tmp_path: Path):
         ('"k": 1', '"k": -Infinity', "Infinity"),
         ('"k": 1', '"k": 1e999', "not finite"),
         ('"k": 1', '"k": 1, "k": 2', "twice"),
-        ('"version": 1', '"version": 1, "version": 1', "twice"),
+        ('"version": 2', '"version": 2, "version": 2', "twice"),
         ('"one": {', '"rows": {', "twice"),
         ('"crc32"', '"bytes"', "twice"),
     ],
@@ -844,83 +845,6 @@ def test_truncation_and_appending_at_any_length_is_noticed(number: int, tmp_path
 # Dying
 
 
-class Died(BaseException):
-    """The process is gone: from here on, nothing that it calls does anything."""
-
-
-class Machine:
-    """A machine that dies, or fails once, before its ``last`` call that changes a disk; after it if ``late``.
-
-    It remembers what a disk may still forget: the bytes of files before their fsync, names before their directory's.
-    """
-
-    CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir", "posix_fallocate")
-
-    def __init__(self, last: int, fault: BaseException | None = None, late: bool = False) -> None:
-        self.last, self.fault, self.late, self.count = last, fault, late, 0
-        self.genuine = {name: getattr(os, name) for name in self.CALLS}
-        self.paths: dict[int, Path] = {}
-        self.loose_data: set[Path] = set()
-        self.loose_names: list[tuple[Path, Callable[[], object]]] = []
-
-    def __enter__(self) -> Machine:
-        for name in self.CALLS:
-            setattr(os, name, lambda *args, _name=name, **named: self.call(_name, *args, **named))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, function in self.genuine.items():
-            setattr(os, name, function)
-
-    def call(self, name: str, *args: Any, **named: Any) -> Any:
-        reading = name == "open" and not args[1] & os.O_CREAT
-        if not reading:
-            self.count += 1
-            if self.count == self.last and self.fault is not None:
-                if self.late:
-                    self.genuine[name](*args, **named)
-                raise self.fault
-            if self.count >= self.last and self.fault is None:
-                if name == "write" and self.count == self.last:
-                    self.genuine["write"](args[0], args[1][: len(args[1]) // 2])
-                raise Died
-        undo = self.undo_of(name, *args)
-        result = self.genuine[name](*args, **named)
-        if name == "open":
-            self.paths[result] = Path(args[0])
-        if name == "fsync":
-            self.settle(self.paths[args[0]])
-        if undo:
-            self.loose_names.append((Path(args[0]).parent, undo))
-        if name == "open" and not reading:
-            self.loose_data.add(Path(args[0]))
-        return result
-
-    def undo_of(self, name: str, *args: Any) -> Callable[[], object] | None:
-        if name == "open" and args[1] & os.O_CREAT:
-            return lambda: Path(args[0]).unlink(missing_ok=True)
-        if name == "unlink":
-            data = Path(args[0]).read_bytes()
-            return lambda: Path(args[0]).write_bytes(data)
-        if name == "replace":
-            before = Path(args[1]).read_bytes() if Path(args[1]).exists() else None
-            return lambda: Path(args[1]).unlink() if before is None else Path(args[1]).write_bytes(before)
-        return None
-
-    def settle(self, path: Path) -> None:
-        self.loose_data.discard(path)
-        self.loose_names = [(folder, undo) for folder, undo in self.loose_names if folder != path]
-
-    def lose_power(self, forget: Callable[[], bool]) -> None:
-        """Bytes never synced are garbage, and so are those names that ``forget`` picks, the newest first."""
-        for path in self.loose_data:
-            if path.exists():
-                path.write_bytes(b"\0" * (path.stat().st_size // 2))
-        for _, undo in reversed(self.loose_names):
-            if forget():
-                undo()
-
-
 def steps(tmp_path: Path, former: bool) -> int:
     """How many calls a save makes that change a disk."""
     path = tmp_path / f"counted{former}"
@@ -929,19 +853,6 @@ def steps(tmp_path: Path, former: bool) -> int:
     with Machine(10**9) as machine:
         save(path, 2)
     return machine.count
-
-
-def coin(seed: int) -> Callable[[], bool]:
-    random = np.random.default_rng(seed)
-    return lambda: bool(random.integers(2))
-
-
-AFTERMATHS: dict[str, Callable[[Machine, int], object]] = {
-    "killed": lambda machine, step: None,
-    "power lost, names kept": lambda machine, step: machine.lose_power(lambda: False),
-    "power lost, names forgotten": lambda machine, step: machine.lose_power(lambda: True),
-    "power lost, some names forgotten": lambda machine, step: machine.lose_power(coin(step)),
-}
 
 
 @pytest.mark.parametrize("aftermath", AFTERMATHS)
@@ -1030,10 +941,14 @@ def test_a_first_save_that_fails_leaves_the_directory_to_the_saver_that_waits_fo
     monkeypatch.setattr(fcntl, "flock", flock)
     second = threading.Thread(target=save, args=(path, 2))
 
-    def check(found: Path) -> None:  # the first saver has its turn
-        second.start()
+    replaceable = disk.replaceable
 
-    monkeypatch.setattr(disk, "check_replaceable", lambda found: check(found) if not second.ident else None)
+    def check(found: Path) -> persist.Contents:
+        if not second.ident:  # the first saver has its turn
+            second.start()
+        return replaceable(found)
+
+    monkeypatch.setattr(disk, "replaceable", check)
     with pytest.raises(OSError, match="the disk fails"):
         save(path, 1)
     second.join()

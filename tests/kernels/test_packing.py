@@ -21,7 +21,19 @@ def test_both_twins_pack_columns_next_to_each_other(count: int) -> None:
         want[:, offset : offset + size] = column
     for module in (cpu, reference):
         rows = np.full((count, 64), 7, np.uint8)
-        module.pack_rows(np.array([column.ctypes.data for column in columns]), sizes, offsets, rows)
+        module.pack_rows(np.array([column.ctypes.data for column in columns]), sizes, offsets, rows, 1)
+        assert np.array_equal(rows, want)
+
+
+@pytest.mark.parametrize(("steps", "envs"), [(1, 5), (2, 9), (65, 7), (130, 17)])
+def test_both_twins_pack_env_by_env(steps: int, envs: int) -> None:
+    rng = np.random.default_rng(steps)
+    columns = [rng.integers(0, 256, (steps, envs, size), np.uint8) for size in (4, 11)]
+    want = np.concatenate(columns, 2).swapaxes(0, 1).reshape(steps * envs, 15)
+    for module in (cpu, reference):
+        rows = np.zeros((steps * envs, 15), np.uint8)
+        addresses = np.array([column.ctypes.data for column in columns])
+        module.pack_rows(addresses, np.array([4, 11]), np.array([0, 4]), rows, steps)
         assert np.array_equal(rows, want)
 
 

@@ -476,6 +476,16 @@ def dumped(buffer: ReplayBuffer, rows: int = 18) -> tuple[bytes, ...]:
     return store.dump(np.arange(rows)).tobytes(), *(block.numpy().tobytes() for block in large)
 
 
+def saved(path: File) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """The tensors of a save; segments have their number instead of their name, which is drawn at random."""
+    tensors, content = persist.read(path)
+    named = {name: str(number) for number, name in enumerate(content["segments"])}
+    return {
+        ".".join(named.get(part, part) for part in name.split(".")): (tuple(x.shape), x.numpy().tobytes())
+        for name, x in tensors.items()
+    }
+
+
 @pytest.mark.parametrize("far", [False, True])
 def test_an_end_without_its_observation_is_refused_and_changes_nothing(place: Place, far: bool) -> None:
     pair = Pair(place, dress="mixed").play(*PLAYS)
@@ -510,11 +520,7 @@ def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered
     pair.play(*(p for p in PLAYS if ordered or p != "|")).check()
     pair.ram.save(tmp_path / "ram")
     pair.there.save(tmp_path / "there")
-    ours, theirs = (
-        sorted((file.name, file.read_bytes()) for file in (tmp_path / name).iterdir() if file.name != "manifest.json")
-        for name in ("ram", "there")
-    )
-    assert [data for _, data in ours] == [data for _, data in theirs]
+    assert saved(tmp_path / "ram") == saved(tmp_path / "there")
     for name in ("ram", "there"):
         here, far = ReplayBuffer.load(tmp_path / name), place.load(tmp_path / name)
         assert isinstance(here._ring.store, ReplayRows)
@@ -543,9 +549,7 @@ def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: py
     assert len(list(pair.there._ring.store._pieces(np.arange(18)))) > 5
     assert dumped(pair.there) == dumped(pair.ram)
     pair.there.save(tmp_path / "there")
-    for name in ("rows", "block.obs.camera"):
-        ours, theirs = (persist.read(tmp_path / place)[0][name] for place in ("ram", "there"))
-        assert torch.equal(ours, theirs)
+    assert saved(tmp_path / "ram") == saved(tmp_path / "there")
     alike(pair.ram.data(), place.load(tmp_path / "ram").data(), place.device)
 
 

@@ -65,6 +65,23 @@ def test_a_rollout_saved_by_an_earlier_release_goes_on() -> None:
     assert [len(batch["reward"]) for batch in rollout.minibatches(5, epochs=1, fields=["reward"])] == [5, 5, 2]
 
 
+def test_a_replay_of_version_2_in_segments_goes_on_with_the_state_of_its_learner() -> None:
+    buffer = ReplayBuffer.load(FIXTURES.with_name("saves-2") / "replay")
+    buffer.check()
+    assert buffer.data()["index"].tolist() == [22, 24, 23, 27, 28, *range(30, 44)]
+    assert buffer.sample(4)["index"].tolist() == [28, 22, 31, 41]
+    assert buffer.extra["steps"] == 22
+    assert buffer.extra["model"]["weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    buffer.add(forger.step(22, True))
+    buffer.check()
+
+
+def test_a_rollout_of_version_2_goes_on() -> None:
+    rollout = RolloutBuffer.load(FIXTURES.with_name("saves-2") / "rollout")
+    assert rollout.extra == ("epoch", 3)
+    assert rollout["reward"].tolist() == [[float(t), 1000.0 + t] for t in range(6)]
+
+
 # Memory and waiting.
 
 
@@ -262,8 +279,7 @@ FORGED: dict[str, tuple[str, Change]] = {
 @pytest.mark.parametrize("forged", FORGED)
 def test_a_forged_save_is_refused(forged: str, tmp_path: Path) -> None:
     kind, change = FORGED[forged]
-    forger.KINDS[kind]().save(tmp_path / "good")
-    tensors, content = persist.read(tmp_path / "good")
+    tensors, content = forger.good_save(kind, tmp_path / "good")
     change(tensors, content)
     forger.write(tmp_path / "forged", tensors, json.dumps(content))
     load: Any = RolloutBuffer.load if kind.startswith("rollout") else ReplayBuffer.load

@@ -1,1 +1,1 @@
-"""Drop-in modules: the classes of other libraries, over relive's core."""
+"""Drop-in modules: classes with the names and arguments of other libraries, built on relive's core."""

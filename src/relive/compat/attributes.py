@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import StepError
+from .errors import StepShapeError
 
 __all__ = ["Column", "alias", "write_column"]
 
@@ -25,7 +25,7 @@ class Column:
         name: relive's name of the column.
 
     Raises:
-        StepError: from an assignment to a tensor, if the shapes differ. An array broadcasts, as NumPy does.
+        StepShapeError: from an assignment to a tensor, if the shapes differ. An array broadcasts, as NumPy does.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,17 +50,17 @@ def write_column(name: str, column: Any, values: Any) -> None:
         values: for a tensor, of the same shape. For an array, whatever broadcasts to it.
 
     Raises:
-        StepError: a tensor's shape differs.
+        StepShapeError: a tensor's shape differs.
     """
-    if isinstance(column, Mapping):
+    if isinstance(column, np.ndarray):
+        column[...] = values
+    elif isinstance(column, Mapping):
         for key, member in cast("Mapping[str, Any]", column).items():
             write_column(f"{name}[{key!r}]", member, values[key])
-    elif isinstance(column, np.ndarray):
-        column[...] = values
     else:
         given: Tensor = torch.as_tensor(values)
         if given.shape != column.shape:
-            raise StepError(
+            raise StepShapeError(
                 f"{name}: expected {tuple(column.shape)}, got {tuple(given.shape)}; assign a whole column, or write to "
                 "a part of it in place"
             )

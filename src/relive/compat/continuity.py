@@ -1,4 +1,4 @@
-"""Whether what an env shows is what its last step led to."""
+"""Detecting resets: whether an observation is the one that the step before led to."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from numpy.typing import NDArray
 from ..replay.buffer import ReplayBuffer
 from .trees import mapped
 
-__all__ = ["Continuity", "alike", "breaks"]
+__all__ = ["Continuity", "breaks", "equal_rows"]
 
 SMALL = 4096
-"""Bytes of arrays that are copied without a thought."""
+"""Arrays of fewer bytes are compared by their bytes: the copies that this takes are cheap."""
 
 
 class Continuity:
-    """Interrupts the episodes of a replay whose envs were reset without a word.
+    """Ends the episodes of a replay whose environments were reset without an end being recorded.
 
-    For libraries whose ``add`` takes an observation and the next one: where an episode goes on, the observation is the
-    next one of the step before.
+    It serves libraries whose ``add`` takes an observation and the next one. While an episode goes on, each observation
+    equals the next observation of the step before.
     """
 
     def __init__(self) -> None:
         self.next_obs: Any = None
-        """What the newest step of each env led to; None if there was none."""
+        """The next observations ``[N, ...]`` of the newest step; None if no step is known."""
         self._done: Any = None
 
     def follow(self, replay: ReplayBuffer, obs: Any) -> None:
-        """These observations ``[N, ...]`` come next; the envs that did not lead to theirs start new episodes."""
+        """Interrupt the episodes of the envs whose observations ``[N, ...]`` do not follow from their newest step."""
         if self.next_obs is None or _identical(obs, self.next_obs):
             return
-        cut = ~self._done & ~alike(obs, self.next_obs)
+        cut = ~self._done & ~equal_rows(obs, self.next_obs)
         if cut.any():
             replay.interrupt(np.flatnonzero(cut))
 
     def note(self, next_obs: Any, done: NDArray[np.bool_]) -> None:
-        """A step led to these observations, arrays or dictionaries of them, or ended its episode."""
+        """Remember what the newest step led to, arrays or dictionaries of them, and which episodes it ended."""
         self.next_obs, self._done = next_obs, done
 
     def forget(self) -> None:
-        """Nothing is known of the envs."""
+        """Forget the newest step: whatever comes next counts as its continuation."""
         self.next_obs = None
 
 
 def breaks(obs: Any, next_obs: Any, done: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which steps ``[T, N, ...]`` are not followed by the next one, though no episode ended: bool ``[T - 1, N]``."""
+    """Which steps ``[T, N, ...]`` neither end an episode nor lead to the step after them: bool ``[T - 1, N]``."""
     shown, expected = mapped(lambda value: value[1:], obs), mapped(lambda value: value[:-1], next_obs)
-    return ~done[:-1] & ~alike(shown, expected, 2)
+    return ~done[:-1] & ~equal_rows(shown, expected, 2)
 
 
 def _identical(one: Any, other: Any) -> bool:
-    """Whether small arrays have the same bytes: most often they do, and this is told in a fraction of the time."""
-    if type(one) is np.ndarray:  # telling a mapping takes longer than all the rest
+    """Whether small arrays have the same bytes. Most often they do, and this is faster than :func:`equal_rows`."""
+    if type(one) is np.ndarray:  # the check for a mapping takes longer than the comparison
         return one.nbytes < SMALL and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one)
@@ -62,10 +62,10 @@ def _identical(one: Any, other: Any) -> bool:
     return False
 
 
-def alike(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
-    """Which rows of two arrays, or of all arrays in two dictionaries, are equal; rows have ``front`` axes."""
+def equal_rows(one: Any, other: Any, front: int = 1) -> NDArray[np.bool_]:
+    """Which rows are equal in two arrays, or in all arrays of two dictionaries. The first ``front`` axes count rows."""
     if isinstance(one, Mapping):
         members = cast("Mapping[str, Any]", one)
-        return np.logical_and.reduce(np.stack([alike(members[key], other[key], front) for key in members]))
+        return np.logical_and.reduce(np.stack([equal_rows(members[key], other[key], front) for key in members]))
     same: NDArray[np.bool_] = np.asarray(one) == np.asarray(other)
     return np.logical_and.reduce(same, tuple(range(front, same.ndim)))

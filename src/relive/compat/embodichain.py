@@ -1,7 +1,7 @@
-"""EmbodiChain's rollout buffer, minibatches, GAE and group advantages over relive's core; 0.2.4 is what they follow.
+"""EmbodiChain's rollout buffer, minibatches, GAE and group advantages (release 0.2.4), built on relive's core.
 
-A rollout is one TensorDict ``[N, T + 1]`` that collector, environment and algorithm write in place. Row T has the
-``obs`` and ``value`` that the rollout ended on, and is padding for all other fields.
+A rollout is one TensorDict ``[N, T + 1]`` that the collector, the environment and the algorithm write in place. Row T
+holds the ``obs`` and ``value`` after the last step. It is padding for all other fields.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .. import kernels
 from ..batches.tensordicts import as_tensordict
-from ..errors import EmptyError, FieldError, FullError, ShapeError, UnfinishedError
-from ..parameters import seed_or_drawn
+from ..errors import EmptyError, FieldError, FullError, ParameterError, ShapeError, UnfinishedError
+from ..parameters import is_count, seed_or_drawn
 from ..returns.functions import gae, group_advantage
 from ..rollout.buffer import RolloutBuffer as Rollout
 from ..rollout.packed import PackedRows
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 __all__ = ["RolloutBuffer", "compute_gae", "compute_group_advantage", "iterate_minibatches", "transition_view"]
 
 DYNAMIC = ("advantage", "return", "seq_mask", "seq_return", "entropy")
-"""What algorithms attach to a rollout; the next rollout starts without it."""
+"""Fields that algorithms attach to a rollout. They are removed before the next rollout."""
 UNPADDED = ("obs", "value", "mask", "final_value")
-"""Fields whose last row is not reset: it is the bootstrap row, or has been reset already."""
+"""Fields whose last row is not zeroed: it is the bootstrap row, or is reset elsewhere."""
 WIDE = 16
-"""Bytes of a row from which copying row by row is faster than element by element."""
+"""Rows of at least this many bytes are copied row by row, which is faster than element by element."""
 FLAGS = ("done", "terminated", "truncated")
 
 
 class RolloutBuffer:
-    """One rollout ``[N, T + 1]``, written in place in the TensorDict that :meth:`start_rollout` gives.
+    """One rollout ``[N, T + 1]``, written in place in the TensorDict that :meth:`start_rollout` returns.
 
     Its fields are ``obs``, ``action``, ``sample_log_prob``, ``value``, ``reward``, ``done``, ``terminated`` and
-    ``truncated``; beyond EmbodiChain ``final_value``, where whoever knows it writes V(true final observation) of steps
-    that were truncated, and which :func:`compute_gae` reads. Further fields may be attached to it.
+    ``truncated``. Not in EmbodiChain: ``final_value``, V(final observation) of truncated steps, for the user to write
+    and :func:`compute_gae` to read. Further fields can be attached.
 
     Args:
         num_envs: N.
         rollout_len: T.
-        obs_dim: numbers of an observation, float32. Beyond EmbodiChain also a shape, a :class:`relive.Field`, a
-            Gymnasium space, or a dict of these for observations that are not flattened.
-        action_dim: likewise.
-        device: where the rollout lives.
+        obs_dim: numbers of an observation, float32. Not in EmbodiChain: a shape, a :class:`relive.Field`, a Gymnasium
+            space, or a dict of these for observations that are not flattened.
+        action_dim: the same for an action.
+        device: of the rollout.
     """
 
     def __init__(self, num_envs: int, rollout_len: int, obs_dim: Any, action_dim: Any, device: Any = "cpu") -> None:
@@ -68,7 +68,7 @@ class RolloutBuffer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        given, self._rollout = self._rollout, self._views()  # which were views no more
+        given, self._rollout = self._rollout, self._views()  # copies, no longer views
         known = self._rollout.keys()
         self._rollout.update_(given.select(*known))
         self._rollout.update(given.exclude(*known))
@@ -79,10 +79,10 @@ class RolloutBuffer:
         return self._rollout
 
     def start_rollout(self) -> TensorDict:
-        """The shared rollout, to be written in place; what algorithms attached to the one before is gone.
+        """The shared rollout, to be written in place. Fields that algorithms attached to the last one are removed.
 
         Raises:
-            RuntimeError: the rollout before was not taken.
+            FullError: the last rollout was not taken by :meth:`get`. Also a RuntimeError.
         """
         if self._buffer.is_full:
             raise FullError("RolloutBuffer already contains a rollout.")
@@ -95,19 +95,20 @@ class RolloutBuffer:
         for name in self._buffer.schema.names:
             if name not in UNPADDED:
                 padding[name].zero_()
-        self._rollout["reward"][:, :-1] = torch.nan  # tells rows that nobody wrote
+        self._rollout["reward"][:, :-1] = torch.nan  # marks rows that were not written
         self._rollout["final_value"].fill_(torch.nan)
         return self._rollout
 
     def add(self, rollout: TensorDict) -> None:
-        """The shared rollout has been written.
+        """Declare that the shared rollout was written.
 
         Raises:
-            ValueError: it is another object, or its fields have other shapes than they had.
-            UnfinishedError: the reward of some step was never written.
+            ParameterError: ``rollout`` is another object.
+            ShapeError: one of its fields was replaced by one of another shape.
+            UnfinishedError: the reward of a step was not written.
         """
         if rollout is not self._rollout:
-            raise FieldError("RolloutBuffer only accepts its shared rollout TensorDict.")
+            raise ParameterError("RolloutBuffer only accepts its shared rollout TensorDict.")
         for name, shape in self._shapes.items():
             given = rollout[name].shape
             if given != shape:
@@ -124,20 +125,20 @@ class RolloutBuffer:
 
     def _commit(self) -> None:
         final_value = self._rollout["final_value"].clone()
-        self._buffer.clear()  # somebody may have written without start_rollout()
+        self._buffer.clear()  # rows may have been written without start_rollout()
         self._buffer.reserve()
         self._rollout["final_value"].copy_(final_value)
         self._buffer.commit(last=True)
 
     def get(self, flatten: bool = True) -> TensorDict:
-        """The rollout, which is thereby taken.
+        """Take the rollout; then :meth:`start_rollout` can be called again.
 
         Args:
-            flatten: True copies the steps, ``[N * T]``, env by env. False gives the shared rollout ``[N, T + 1]``
-                itself, which the next :meth:`start_rollout` overwrites: clone it to keep it.
+            flatten: True copies the steps, ``[N * T]``, env by env. False returns the shared rollout ``[N, T + 1]``
+                itself, which the next :meth:`start_rollout` overwrites; clone it to keep it.
 
         Raises:
-            RuntimeError: there is none.
+            EmptyError: there is no rollout. Also a RuntimeError.
         """
         if not self._buffer.is_full:
             raise EmptyError("RolloutBuffer is empty.")
@@ -148,13 +149,13 @@ class RolloutBuffer:
         return rollout
 
     def is_full(self) -> bool:
-        """Whether a rollout waits to be taken."""
+        """Whether a rollout was added and not yet taken."""
         return self._buffer.is_full
 
 
 def _spec(given: Any) -> Any:
-    """A number of columns, a shape, a space or a dict of these as the schema takes it."""
-    if hasattr(given, "contains"):  # a Gymnasium space, which may be a mapping as well
+    """A number of columns, a shape, a space or a dict of these, as the schema accepts it."""
+    if hasattr(given, "contains"):  # a Gymnasium space; some are mappings, too
         return Schema.from_spaces(given, given)["obs"]
     if isinstance(given, Mapping):
         return {name: _spec(inner) for name, inner in cast("Mapping[str, Any]", given).items()}
@@ -162,11 +163,11 @@ def _spec(given: Any) -> Any:
 
 
 def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
-    """The steps of a rollout ``[N, T + 1]``, ``[N, T]``: every field it has, and ``next_value``, the value one row on.
+    """The steps ``[N, T]`` of a rollout ``[N, T + 1]``: all its fields, and ``next_value``, the value of the next row.
 
     Args:
-        rollout: with fields of whatever name, nested or not.
-        flatten: True copies them as ``[N * T]``, env by env; else they are views.
+        rollout: with any fields, nested or not.
+        flatten: True copies the steps to ``[N * T]``, env by env; False returns views.
     """
     envs, rows = rollout.batch_size
     fields: dict[Any, Any] = {(name,): rollout[name][:, :-1] for name in rollout.keys()}
@@ -180,7 +181,7 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
 
 
 def _flat(steps: Tensor) -> Tensor:
-    """``[N, T, ...]`` as ``[N * T, ...]``, copied; wide rows that lie time first are collected row by row."""
+    """A copy of ``[N, T, ...]`` as ``[N * T, ...]``. Wide rows that are stored time first are copied row by row."""
     envs, count = steps.shape[:2]
     by_time = steps.transpose(0, 1)
     width = steps[:1, :1].nbytes
@@ -200,15 +201,20 @@ def iterate_minibatches(
     fields: tuple[str, ...] | None = None,
     seed: int | None = None,
 ) -> Iterator[TensorDict]:
-    """A flat rollout ``[B]`` in random order, in minibatches, the last one of which takes what remains.
+    """Minibatches of a flat rollout ``[B]`` in random order. The last one may be smaller.
 
     Args:
         rollout: ``[B]``, on any device.
         batch_size: rows of a minibatch.
-        device: where the minibatches go; by default where the rollout is.
-        fields: the fields wanted, beyond EmbodiChain; by default all. Fewer are faster.
+        device: of the minibatches; by default the rollout's.
+        fields: not in EmbodiChain; the fields to read, by default all. Fewer are faster.
         seed: of the order; None draws one from torch's default generator, as EmbodiChain does.
+
+    Raises:
+        ParameterError: ``batch_size`` is below 1.
     """
+    if not is_count(batch_size, 1):
+        raise ParameterError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
     total = int(rollout.batch_size[0])
     wanted = rollout if fields is None else rollout.select(*fields)
     leaves = leaves_of(wanted)
@@ -227,20 +233,21 @@ def compute_gae(
     *,
     truncation: Literal["bootstrap", "terminal"] = "bootstrap",
 ) -> tuple[Tensor, Tensor]:
-    """GAE of a rollout ``[N, T + 1]``; attaches ``advantage`` and ``return`` to it, whose last row is 0.
+    """Compute GAE of a rollout ``[N, T + 1]`` and attach ``advantage`` and ``return``. Their last row is 0.
 
     Args:
-        rollout: with ``reward``, ``value``, ``done``, and ``truncated`` where that is told apart.
+        rollout: with ``reward``, ``value``, ``done``, and ``truncated`` if time limits are marked.
         gamma: discount.
         gae_lambda: λ.
-        truncation: "bootstrap" values a truncated step by the rollout's ``final_value``. "terminal" takes it for the
-            end of the world, as EmbodiChain 0.2.4 does.
+        truncation: "bootstrap" bootstraps truncated steps from the rollout's ``final_value``. "terminal" treats them
+            as terminal, as EmbodiChain 0.2.4 does.
 
     Returns:
-        advantage and return, ``[N, T]``, views of what was attached.
+        advantage and return, ``[N, T]``, views of the attached fields.
 
     Raises:
-        ValueError: fields of other shapes; a truncated step that is to be bootstrapped and has no ``final_value``.
+        ShapeError: a field has another shape.
+        FieldError: a truncated step must be bootstrapped and has no ``final_value``.
     """
     _require_steps(rollout)
     reward, done = rollout["reward"][:, :-1].float().T, rollout["done"][:, :-1].bool().T
@@ -257,7 +264,7 @@ def compute_gae(
 
 
 def _final_value(rollout: TensorDict, truncated: Tensor) -> Tensor | None:
-    """V(true final observation) ``[T, N]``, which truncated steps need to have."""
+    """V(final observation) ``[T, N]``; truncated steps must have it."""
     known = "final_value" in rollout.keys()
     final_value = rollout["final_value"][:, :-1].float().T if known else None
     missing = truncated if final_value is None else truncated & final_value.isnan()
@@ -273,17 +280,19 @@ def _final_value(rollout: TensorDict, truncated: Tensor) -> Tensor | None:
 def compute_group_advantage(
     rollout: TensorDict, gamma: float, group_size: int, *, eps: float = 1e-8, truncate_at_first_done: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """GRPO's part of a rollout ``[N, T + 1]``; attaches ``advantage``, ``seq_mask`` and ``seq_return``, float32.
+    """Compute group-relative advantages, as in GRPO, of a rollout ``[N, T + 1]``.
+
+    Attaches ``advantage``, ``seq_mask`` and ``seq_return``, float32.
 
     Args:
         rollout: with ``reward`` and ``done``.
         gamma: discount.
-        group_size: consecutive envs of a group.
+        group_size: envs of a group, which are consecutive.
         eps: added to the standard deviation.
-        truncate_at_first_done: count no step after an env's first done.
+        truncate_at_first_done: ignore all steps after an env's first done.
 
     Returns:
-        advantage and mask, ``[N, T]``, views of what was attached.
+        advantage and mask, ``[N, T]``, views of the attached fields.
 
     Raises:
         ValueError: ``group_size`` does not divide N.
@@ -309,7 +318,7 @@ def _require_steps(rollout: TensorDict) -> None:
 
 
 def _attach(rollout: TensorDict, name: str, column: Tensor) -> Tensor:
-    """Put ``[T, N]`` into the rollout as ``[N, T + 1]``; the steps of it, ``[N, T]``."""
+    """Attach a column ``[T, N]`` as ``[N, T + 1]``, and return its steps ``[N, T]``."""
     full = torch.cat([column, torch.zeros_like(column[:1])]).T
     rollout[name] = full
     return rollout[name][:, :-1]

@@ -1,11 +1,19 @@
-"""Errors that are ours and the other libraries' at once."""
+"""Errors that belong to relive and to the replaced libraries at once."""
 
 from __future__ import annotations
 
-from ..errors import ShapeError
+from ..errors import FieldError, SchemaError, ShapeError
 
-__all__ = ["StepError"]
+__all__ = ["StepError", "StepFieldError", "StepShapeError"]
 
 
-class StepError(ShapeError, RuntimeError):
-    """A step does not fit: relive's error, and a RuntimeError, as torch raises it inside the libraries."""
+class StepError(SchemaError, RuntimeError):
+    """A step or a column does not fit the storage. Also a RuntimeError, which torch raises inside the libraries."""
+
+
+class StepFieldError(StepError, FieldError):
+    """A field of a step is missing or unknown."""
+
+
+class StepShapeError(StepError, ShapeError):
+    """The shape of a step or of a column is not the expected one."""

@@ -1,4 +1,4 @@
-"""Small tensors to arrays, by address."""
+"""Copying the tensors of a step into arrays, all in one call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = NDArray[Any]
 
 
 class Inbox:
-    """Arrays that the tensors of step after step are copied into.
+    """Arrays that the tensors of each step are copied into, by their addresses.
 
-    By way of ``Tensor.numpy()`` and an assignment each tensor takes longer than all of them do so.
+    One call copies all tensors. Through ``Tensor.numpy()`` and an assignment, a single tensor takes longer than that.
 
     Args:
-        arrays: contiguous, one for each tensor of a step; they are overwritten.
-        shapes: of each, the shapes that its tensor may have, of as many elements; by default its own.
+        arrays: contiguous, one for each tensor of a step. They are overwritten.
+        shapes: for each array, the shapes that its tensor may have, with as many elements. By default, the array's.
     """
 
     def __init__(self, arrays: Sequence[Array], shapes: Sequence[tuple[tuple[int, ...], ...]] | None = None) -> None:
@@ -33,12 +33,15 @@ class Inbox:
         dtypes = [torch.from_numpy(array).dtype for array in arrays]
         self._plan = list(zip(range(len(arrays)), self._shapes, dtypes, strict=True))
         self._sources = np.zeros(len(arrays), np.uint64)
-        self._addresses = memoryview(cast("Any", self._sources))  # one entry at a time goes in sooner this way
+        self._addresses = memoryview(cast("Any", self._sources))  # faster than the array for single entries
         self._targets = np.array([array.ctypes.data for array in arrays], np.uint64)
         self._nbytes = np.array([array.nbytes for array in arrays], np.int64)
 
     def take(self, values: Sequence[Any]) -> bool:
-        """Copy ``values``, if they all are contiguous tensors in RAM of the right shapes and dtypes; or nothing."""
+        """Copy ``values`` and return True; False if one is no contiguous CPU tensor of the right shape and dtype.
+
+        Then nothing was copied.
+        """
         addresses = self._addresses
         if len(values) != len(self._plan):
             return False

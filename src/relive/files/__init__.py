@@ -1,6 +1,6 @@
 """Named arrays to a directory and back, saved whole or not at all and checked when read. Nothing here is about RL."""
 
-from .format import Spec, Streamed
-from .save import Save, read, write
+from .format import Contents, Spec, Streamed
+from .save import Change, Save, read, update, write
 
-__all__ = ["Save", "Spec", "Streamed", "read", "write"]
+__all__ = ["Change", "Contents", "Save", "Spec", "Streamed", "read", "update", "write"]

@@ -8,25 +8,26 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import FileFormatError, NoSaveError
-from .format import MANIFEST, MANIFEST_BYTES, OWN_NAME, FileNote, damaged, parse_kind
+from .format import MANIFEST, MANIFEST_BYTES, OWN_NAME, Contents, FileNote, damaged, parse, parse_kind
 
 __all__ = [
     "Reader",
-    "check_replaceable",
     "open_file",
     "read_manifest",
     "remove_others",
+    "replaceable",
     "sync",
     "take_back",
     "turn",
     "usable",
     "write_file",
+    "write_files",
 ]
 
 
@@ -52,30 +53,15 @@ def write_file(
     path: Path,
     parts: Iterable[memoryview],
     size: int,
-    written: Callable[[], object] | None = None,
     last: Callable[[], tuple[int, bytes]] | None = None,
 ) -> FileNote:
     """Write a new file of ``size`` bytes to the disk, through all caches.
 
-    ``written`` is called after the last part is read and before the wait for the disk. ``last`` then gives a position
-    and bytes to write there, for content that is known only at the end.
+    ``last`` gives a position and bytes to write there, for content that is known only at the end.
     """
-    crc, start, end = 0, 0, 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
+    descriptor = _create(path)
     try:
-        _allocate(descriptor, size)
-        with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
-            for part in _gathered(parts):
-                hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
-                done = 0
-                while done < len(part):
-                    done += os.write(descriptor, part[done:])
-                crc = hashed.result() if hashed is not None else zlib.crc32(part, crc)
-                end += len(part)
-                if end - start >= AHEAD:
-                    start = _set_going(descriptor, start, end)
-        if written is not None:
-            written()
+        note = _fill(descriptor, parts, size)
         if last is not None:
             place, late = last()
             os.lseek(descriptor, place, os.SEEK_SET)
@@ -83,6 +69,49 @@ def write_file(
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    return note
+
+
+def write_files(
+    files: Mapping[Path, tuple[Iterable[memoryview], int]], written: Callable[[], object] | None = None
+) -> list[FileNote]:
+    """Write new files to the disk, through all caches: the parts of each, and its size in bytes.
+
+    ``written`` is called after the last part of all files is read, and before the first wait for the disk.
+    """
+    descriptors, notes = list[int](), list[FileNote]()
+    try:
+        for path, (parts, size) in files.items():
+            descriptors.append(_create(path))
+            notes.append(_fill(descriptors[-1], parts, size))
+        if written is not None:
+            written()
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return notes
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
+
+
+def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
+    """Write all parts, which are ``size`` bytes, to a new file; not yet through the system's cache."""
+    crc, start, end = 0, 0, 0
+    _allocate(descriptor, size)
+    with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
+        for part in _gathered(parts):
+            hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
+            done = 0
+            while done < len(part):
+                done += os.write(descriptor, part[done:])
+            crc = hashed.result() if hashed is not None else zlib.crc32(part, crc)
+            end += len(part)
+            if end - start >= AHEAD:
+                start = _set_going(descriptor, start, end)
     return FileNote(size, f"{crc:08x}")
 
 
@@ -186,26 +215,46 @@ def sync(directory: int | None) -> None:
         os.fsync(directory)
 
 
-def check_replaceable(path: Path) -> None:
-    """Refuse to save into a directory that holds anything but a save or the remains of one.
+def replaceable(path: Path) -> Contents:
+    """What is intact of the save in a directory, which may be replaced; nothing if there is no save.
+
+    A tensor counts as intact if its file has the size that the manifest states.
 
     Raises:
-        FileFormatError: names the foreign file.
+        FileFormatError: the directory holds something else than a save or the remains of one; names the foreign file.
     """
     names = os.listdir(path)
     if MANIFEST in names:
-        parse_kind(path / MANIFEST, read_manifest(path))
+        raw = read_manifest(path)
+        parse_kind(path / MANIFEST, raw)
+        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; nothing of it is kept
+            _, found = parse(path / MANIFEST, raw)
+            whole = {file for file, note in found.files.items() if _has_size(path / file, note.nbytes)}
+            return found.of_tensors([name for name, spec in found.specs.items() if spec.file in whole])
     elif foreign := [name for name in names if not OWN_NAME.fullmatch(name)]:
         raise FileFormatError(
             f"'{path}': expected an empty directory or a save, got one with {min(foreign)!r} in it; "
             "give another path, or empty it yourself"
         )
+    return Contents({}, {})
 
 
-def take_back(path: Path, generation: str, created: bool) -> str:
-    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words."""
+def _has_size(path: Path, size: int) -> bool:
+    """Whether a regular file of this size is at the path."""
     try:
-        if generation.encode() in (path / MANIFEST).read_bytes():
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
+def take_back(path: Path, generation: str, manifest: bytes, created: bool) -> str:
+    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words.
+
+    ``manifest`` is empty if it was not yet made.
+    """
+    try:
+        if manifest and manifest == (path / MANIFEST).read_bytes():
             return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
     except FileNotFoundError:
         pass

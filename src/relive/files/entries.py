@@ -98,17 +98,21 @@ def fitting(
 
 
 @contextmanager
-def contradictions(path: str | os.PathLike[str]) -> Generator[None]:
-    """Blame the save for any error while it is loaded.
+def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -> Generator[None]:
+    """Blame the save for any error while it is loaded, but for errors of the ``innocent`` kinds.
 
     Raises:
-        FileFormatError: replaces any other error.
+        FileFormatError: replaces any other error, and names the save.
         LifecycleError: the sampler or view given belongs to another buffer, which is not the save's fault.
     """
     try:
         yield
-    except (FileFormatError, LifecycleError):
+    except (LifecycleError, *innocent):
         raise
+    except FileFormatError as error:
+        if os.fspath(path) in str(error):
+            raise
+        raise FileFormatError(f"'{path}': {error}") from error
     except MemoryError as error:
         raise FileFormatError(f"the save in '{path}' needs more memory than there is") from error
     except (

@@ -7,10 +7,10 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "MANIFEST_BYTES",
     "OWN_NAME",
     "Array",
+    "Contents",
     "FileNote",
     "Spec",
     "Streamed",
@@ -58,7 +59,11 @@ class Streamed:
 Array = Tensor | NDArray[Any] | Streamed
 
 
-FORMAT, VERSION = "relive arrays", 1
+FORMAT, VERSION = "relive arrays", 2
+
+
+READABLE = (1, VERSION)
+"""The versions that this release reads: all that any release ever wrote."""
 
 
 MANIFEST = "manifest.json"
@@ -138,6 +143,20 @@ class FileNote:
     crc32: str
 
 
+class Contents(NamedTuple):
+    """What a save holds besides its JSON."""
+
+    files: dict[str, FileNote]
+    """Its data files by name."""
+    specs: dict[str, Spec]
+    """Its tensors by name."""
+
+    def of_tensors(self, names: Iterable[str]) -> Contents:
+        """The named tensors, and the files that hold them."""
+        specs = {name: self.specs[name] for name in names}
+        return Contents({spec.file: self.files[spec.file] for spec in specs.values()}, specs)
+
+
 def damaged(path: Path, expected: str, got: object) -> FileFormatError:
     """The error for a save that changed after it was written."""
     return FileFormatError(
@@ -151,15 +170,17 @@ def new_name(generation: str, number: int | None = None) -> str:
     return f"manifest-{generation}.tmp" if number is None else f"data-{generation}-{number:05d}.safetensors"
 
 
-def plan(tensors: Mapping[str, Array], generation: str) -> dict[str, Spec]:
-    """The place of each tensor, in the order of writing. The widest dtypes come first, so all are aligned.
+def plan(tensors: Mapping[str, Array], generation: str, first: int = 0) -> dict[str, Spec]:
+    """The place of each tensor, in the order of writing, in files numbered from ``first`` on.
+
+    The widest dtypes come first, so all are aligned.
 
     Raises:
         DTypeError, FieldError: a tensor cannot be saved.
     """
     codes = {name: _code_of(name, value) for name, value in tensors.items()}
     specs: dict[str, Spec] = {}
-    number = size = 0
+    number, size = first, 0
     for name in sorted(codes, key=lambda name: -_DTYPES[codes[name]].itemsize):
         if size >= FILE_BYTES:
             number, size = number + 1, 0
@@ -230,7 +251,11 @@ def encode(content: Mapping[str, Any]) -> str:
 
 
 def compose(content: str, files: Mapping[str, FileNote], specs: Mapping[str, Spec]) -> bytes:
-    """The manifest, with its checksum at the end."""
+    """The manifest, with its checksum at the end.
+
+    Raises:
+        FileFormatError: it would be larger than a reader takes.
+    """
     notes = {file: {"bytes": note.nbytes, "crc32": note.crc32} for file, note in files.items()}
     tensors = {name: {"file": s.file, "dtype": s.code, "shape": s.shape} for name, s in specs.items()}
     parts = {"format": FORMAT, "version": VERSION, "files": notes, "tensors": tensors}
@@ -263,9 +288,10 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
         )
     manifest = cast("dict[str, Any]", found)
     version: Any = manifest.get("version")
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version not in READABLE:
         raise FileFormatError(
-            f"'{path}': expected version {VERSION}, got {version!r}; use the release of relive that wrote it"
+            f"'{path}': expected version {' or '.join(map(str, READABLE))}, got {version!r}; use the release of relive "
+            "that wrote it"
         )
     return manifest
 
@@ -307,8 +333,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, FileNote], dict[str, Spec]]:
-    """The content, files and tensors of a manifest, checked one by one and against each other.
+def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:
+    """The JSON of a manifest, its files and its tensors, checked one by one and against each other.
 
     Raises:
         FileFormatError: the manifest is foreign, of another version, or damaged.
@@ -328,7 +354,7 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, FileNote], 
                 raise ValueError(f"{files[file].nbytes} bytes for {file}, whose tensors take {size}")
         content = _object(manifest["content"])
         _require_shallow(content)
-        return content, files, specs
+        return content, Contents(files, specs)
     except (ValueError, RecursionError) as error:
         raise damaged(path, "a consistent manifest", error) from error
 

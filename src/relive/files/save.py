@@ -1,8 +1,9 @@
 """Named arrays <-> a directory, saved whole or not at all. Reading checks everything and runs nothing.
 
-A save is a ``manifest.json`` and the data files that it names. Data files get new names and never change. One rename
-puts the new manifest in place of the old one, and only then are the old data files removed. So if the writer dies, the
-directory holds the old save or the new one. Files that no manifest names may remain; the next save removes them.
+A save is a ``manifest.json`` and the data files that it names. Data files get new names and never change, so a new save
+may name files of the old one. One rename puts the new manifest in place of the old one, and only then are the data
+files removed that it does not name. So if the writer dies, the directory holds the old save or the new one. Files that
+no manifest names may remain; the next save removes them.
 ``docs/files.md`` has the format.
 """
 
@@ -10,23 +11,34 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
 from . import disk, format
-from .format import MANIFEST, Array, FileNote
+from .format import MANIFEST, Array, Contents
 from .tensors import empty, fill, pieces
 
-__all__ = ["Save", "read", "write"]
+__all__ = ["Change", "Save", "read", "update", "write"]
 
 
 PathLike = str | os.PathLike[str]
+
+
+class Change(NamedTuple):
+    """What a save is to hold: what is kept of the one in its place, and what is new."""
+
+    groups: Sequence[Mapping[str, Array]]
+    """New tensors by name. Those of one group lie in data files that hold no others, and so can be kept together."""
+    content: Mapping[str, Any]
+    """The JSON."""
+    kept: Contents = Contents({}, {})
+    """Tensors of the save in place, each with its whole data file."""
 
 
 def write(
@@ -38,29 +50,42 @@ def write(
 ) -> None:
     """Save named tensors or arrays, and some JSON, in the directory ``path``. A save that is there is replaced.
 
-    When this returns, the save is on the disk. If it raises or is killed, the old save is unchanged. In rare cases the
-    new one is already in place; the error's last note then says so. Saves into one directory take turns.
+    See :func:`update`, which can also keep parts of it.
+    """
+    update(path, lambda present: Change([tensors], content), taken=taken)
+
+
+def update(
+    path: PathLike, change: Callable[[Contents], Change], *, taken: Callable[[], object] | None = None
+) -> Contents:
+    """Replace the save in the directory ``path`` by what ``change`` makes of it. Kept data files are not written again.
+
+    ``change`` gets what is intact of the save that is there, or nothing if there is none.
+
+    When this returns, the save is on the disk; the result is what it holds. If it raises or is killed, the old save is
+    unchanged. In rare cases the new one is already in place; the error's last note then says so. Saves into one
+    directory take turns.
     The trap: do not change the tensors before ``taken`` is called, or reading will refuse the save.
 
     Raises:
-        FileFormatError: ``path`` is a file or a directory with foreign files, or ``content`` is not JSON.
-        NotFiniteError: ``content`` holds NaN or infinity.
+        FileFormatError: ``path`` is a file or a directory with foreign files, or the content is not JSON.
+        NotFiniteError: the content holds NaN or infinity.
         DTypeError, FieldError: the format lacks a dtype, or cannot hold a name.
         OSError: the disk is full or fails.
     """
     path, generation = disk.usable(path), os.urandom(8).hex()
-    specs = format.plan(tensors, generation)
-    text = format.encode(content)
     with disk.turn(path) as (directory, created):
-        disk.check_replaceable(path)
+        present, manifest = disk.replaceable(path), b""
         try:
-            files: dict[str, FileNote] = {}
-            groups = format.by_file(specs)
-            for number, (file, group) in enumerate(groups.items(), 1):
+            groups, content, kept = change(present)
+            text, tensors = format.encode(content), {name: x for group in groups for name, x in group.items()}
+            planned, sources = _planned(groups, generation), dict[Path, tuple[Iterator[memoryview], int]]()
+            for file, group in planned.items():
                 header = format.header(group)
-                size = len(header) + sum(spec.nbytes for spec in group.values())
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
-                files[file] = disk.write_file(path / file, parts, size, taken if number == len(groups) else None)
+                sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
+            files = kept.files | dict(zip(planned, disk.write_files(sources, taken), strict=True))
+            specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
             disk.sync(directory)
@@ -68,8 +93,17 @@ def write(
             disk.sync(directory)  # remove the old files only once the new manifest is safe on the disk
             disk.remove_others(path, keep=files)
         except BaseException as error:
-            error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, created)}")
+            error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, manifest, created)}")
             raise
+    return Contents(files, specs)
+
+
+def _planned(groups: Sequence[Mapping[str, Array]], generation: str) -> dict[str, dict[str, format.Spec]]:
+    """The data files to write, each with its tensors."""
+    planned: dict[str, dict[str, format.Spec]] = {}
+    for group in groups:
+        planned |= format.by_file(format.plan(group, generation, len(planned)))
+    return planned
 
 
 def read(
@@ -95,7 +129,8 @@ class Save:
         with ExitStack() as resources:
             raw = disk.read_manifest(self.path)
             while True:
-                self.content, self._files, self.specs = format.parse(self.path / MANIFEST, raw)
+                self.content, self.contents = format.parse(self.path / MANIFEST, raw)
+                self._files, self.specs = self.contents
                 try:
                     self._streams = {f: resources.enter_context(disk.open_file(self.path / f)) for f in self._files}
                     break
@@ -113,9 +148,16 @@ class Save:
         self.close()
 
     def read(
-        self, into: Mapping[str, Tensor] | None = None, *, verify: bool = True, most: int | None = None
+        self,
+        into: Mapping[str, Tensor] | None = None,
+        *,
+        verify: bool = True,
+        most: int | None = None,
+        names: Iterable[str] | None = None,
     ) -> dict[str, Tensor]:
-        """All tensors by name, on the CPU; those named in ``into`` are read straight into the tensors given there.
+        """The tensors by name, on the CPU; those named in ``into`` are read straight into the tensors given there.
+
+        With ``names``, only the data files that hold one of these tensors are read, each with all of its tensors.
 
         Sizes and headers are always checked, checksums of the data only with ``verify``. ``most`` limits the bytes of
         memory for new tensors, because files with holes can be larger than their disk.
@@ -129,10 +171,13 @@ class Save:
         for name, tensor in into.items():
             self._check_fit(name, tensor)
         groups = format.by_file(self.specs)
+        if names is not None:
+            files = {self.specs[name].file for name in names}
+            groups = {file: group for file, group in groups.items() if file in files}
         readers = {file: disk.Reader(self._streams[file], self.path / file, verify=verify) for file in groups}
         for file, reader in readers.items():  # before anything is allocated or overwritten
             reader.check_size(self._files[file].nbytes)
-        wanted = sum(spec.nbytes for name, spec in self.specs.items() if name not in into)
+        wanted = sum(s.nbytes for group in groups.values() for name, s in group.items() if name not in into)
         if most is not None and wanted > most:
             raise FileFormatError(f"'{self.path}': its tensors take {wanted:,} bytes of memory, and {most:,} are free")
         result: dict[str, Tensor] = {}

@@ -26,6 +26,7 @@ __all__ = [
     "gather_windows",
     "mark_windows",
     "permutation",
+    "reference",
     "refuse_missing",
     "vtrace",
 ]
@@ -87,6 +88,7 @@ def gather_windows(source: Tensor, *args: Any) -> Tensor:
     return (fast() if source.is_cpu else reference).gather_windows(source, *args)
 
 
-def mark_windows(lengths: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """See :func:`relive.kernels.reference.mark_windows`."""
-    return (fast() if lengths.is_cpu else reference).mark_windows(lengths, *args)
+def mark_windows(lengths: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    """See :func:`relive.kernels.reference.mark_windows`; ``lengths`` is an array, or a tensor of any device."""
+    on_host = not isinstance(lengths, Tensor) or lengths.is_cpu
+    return (fast() if on_host else reference).mark_windows(lengths, *args)

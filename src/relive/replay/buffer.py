@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, Never, cast
 import numpy as np
 import torch
 
-from .. import files
 from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError
 from ..files.entries import contradictions
+from ..files.nested import read_extra
 from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
-from ..memory.estimate import StoragePlan, storage_plan
+from ..memory.estimate import StoragePlan, free_memory, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
@@ -28,6 +28,7 @@ from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
+from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Schema, not_named
 from ..steps.summary import Summary, html, text
 from ..views.contract import View
@@ -35,11 +36,13 @@ from ..views.transitions import Transition
 from .arguments import require_alike, require_rows
 from .fields import stored_fields
 from .figures import figures, summary
+from .loading import changed_arguments, open_save, saved_arguments
 from .locked import one_at_a_time
 from .progress import Progress, stream_of
 from .ratings import Ratings
 from .reader import Reader, readable_draw
-from .saving import Saver, constructor_arguments, read_save, typed_tensors
+from .saving import Saver, typed_tensors
+from .sources import Source
 from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co, gives_batch, gives_batches
 from .writer import Writer
 
@@ -125,6 +128,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self._sampler.attach(self._ring)
         self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
+        self.extra: Any = None
+        """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
 
     @staticmethod
     def plan(
@@ -374,7 +379,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
         Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
         are those of final observations. Reward and flags are always in RAM.
+
+        The rows can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
         """
+        self._saver.segments.give_up()
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
     @one_at_a_time
@@ -389,22 +397,30 @@ class ReplayBuffer(Generic[S_co, V_co]):
         require_alike(self, other)
         with other.lock:
             other._writer.mend()
+            self._saver.segments.forget()  # older rows get new stamps
             self._writer.append(other._ring)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
         """Write everything stored, and the number of the next batch, to the directory ``path``.
 
-        An earlier save there is replaced as a whole or not at all. ``docs/files.md`` describes the format.
+        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded it, only new rows are
+        written. ``docs/files.md`` describes the format.
+
+        Args:
+            path: the directory.
+            extra: what else belongs to the same instant, such as the ``state_dict`` of the model and the optimizer:
+                nested dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. :attr:`extra` of the
+                loaded buffer is equal, and so is :func:`relive.load_extra`. Do not change it before this returns.
 
         Raises:
-            FileFormatError: ``path`` holds something else.
+            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
             OSError: the disk is full, or fails.
         """
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
             if self._ring.pending is not None:
                 self._writer.mend()
-            files.write(path, *self._saver.state(), taken=held.close)
+            self._saver.write(path, extra, held.close)
 
     @one_at_a_time
     def __reduce__(self) -> tuple[Any, ...]:
@@ -425,31 +441,54 @@ class ReplayBuffer(Generic[S_co, V_co]):
         path: str | os.PathLike[str],
         *,
         device: str | torch.device = "cpu",
+        capacity: int | None = None,
         sampler: GivenSampler | None = None,
         view: GivenView | None = None,
+        seed: int | None = None,
+        changes: SchemaChanges | None = None,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved. It draws the batches that the saved one would have drawn next.
+
+        :attr:`extra` is what was saved with it.
 
         Args:
             path: the directory.
             device: where its rows live from now on.
+            capacity: another number of rows over all envs. If it is smaller, the newest rows of each env are kept.
             sampler: needed if the saved one was your own. A sampler of another kind than the saved one starts empty.
             view: needed if the saved one was your own.
+            seed: draw other batches, of which number 0 comes next. Give each process that loads the same save a seed of
+                its own, or all of them draw the same batches.
+            changes: fields to drop, rename, cast or add.
 
         Raises:
-            FileFormatError: there is no save, or it is damaged, foreign or of another version. No saved code is run.
+            FileFormatError: there is no save, or it is damaged, foreign or of a later version. No saved code is run.
+            SchemaError, ParameterError: the save has no such fields; or an argument, or a number to cast, is out of
+                range.
         """
-        tensors, content = read_save(path)
-        with contradictions(path), small_pages():
-            return cls._restored(tensors, content, device, sampler, view)
+        with open_save(path) as save:
+            source = Source.of_save(save)
+            with contradictions(path):
+                arguments = saved_arguments(source, device, sampler, view)
+            origins = changed_arguments(arguments, capacity, changes)
+            with contradictions(path, DoesNotFitError), small_pages():
+                buffer = cast("Any", cls)(**arguments)
+                buffer._saver.restore(source, origins)
+            buffer.extra = read_extra(save, free_memory())
+        if seed is not None:
+            buffer.seed = seed
+        if changes is None:
+            buffer._saver.segments.note(path, source.segments[:-1])
+        return buffer
 
     @classmethod
     def _restored(
         cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any
     ) -> ReplayBuffer:
         """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
-        buffer = cls(**constructor_arguments(tensors, content, *parts), device=device)
-        buffer._saver.restore(tensors, content)
+        source = Source.of_tensors(tensors, content)
+        buffer = cls(**saved_arguments(source, device, *parts))
+        buffer._saver.restore(source)
         return buffer
 
     @one_at_a_time

@@ -27,8 +27,8 @@ class Mixture:
     """Batches in which every buffer has a fixed share (Ball et al. 2023 mix offline and online data half and half).
 
     Each buffer draws with its own sampler and view. A batch of B has share · B rows of each buffer, one after
-    another, rounded such that they add up to B. ``source`` (int64) tells which buffer a row comes from. A batch has the
-    fields that the batches of every buffer have, whether or not that buffer has rows in this one.
+    another, rounded such that they add up to B. ``source`` (int64) is the number of the buffer that a row comes from. A
+    batch has the fields that the batches of every buffer have, whether or not that buffer has rows in this one.
 
     Args:
         buffers: name -> buffer, of one schema.
@@ -107,11 +107,11 @@ class Mixture:
         return late
 
     def state_dict(self) -> dict[str, Any]:
-        """The shares; how far the draws have come, and whatever else there is, each buffer keeps and saves."""
+        """The shares. Each buffer keeps and saves everything else."""
         return {"shares": dict(self.shares)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with those shares.
+        """Continue with these shares.
 
         Raises:
             ParameterError: they do not fit the buffers; nothing is changed.
@@ -155,7 +155,7 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
 
 
 def _together(parts: list[Any], without: list[tuple[str, ...]], sources: list[int], device: torch.device) -> Any:
-    """One batch of several, with the number of the buffer that each row, or sequence, is from.
+    """One batch of several, with the number of the buffer that each row, or sequence, comes from.
 
     ``without`` has the fields of the buffers that have no rows in it.
     """

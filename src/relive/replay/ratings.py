@@ -117,7 +117,9 @@ def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]
         if index.ndim != 1 or errors.shape != index.shape:
             raise ShapeError(_not_by_item(index.shape, errors.shape))
         if mask is not None:
-            raise ShapeError(f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out what is not meant")
+            raise ShapeError(
+                f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out the errors that do not count"
+            )
         return errors, None
     axes = "[T, B]" if time_first else "[B, T]"
     if index.ndim != 1 or errors.shape[1 if time_first else 0] != count:
@@ -126,7 +128,7 @@ def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]
             f"{'first' if time_first else 'second'}, got {errors.shape}"
         )
     if mask is None:
-        raise ParameterError("mask: errors of sequences need one to tell which of them count; pass mask=seq['mask']")
+        raise ParameterError("mask: errors of sequences need one, for the steps that count; pass mask=seq['mask']")
     if mask.shape != errors.shape or mask.dtype != np.bool_:
         raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
     errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN

@@ -8,21 +8,24 @@ from functools import partial
 from typing import Any, get_args
 
 import numpy as np
-from torch import Tensor
 
-from .. import files as persist
+from .. import files
 from ..errors import FileFormatError
-from ..files.entries import entry, integers, require_tensors
+from ..files.entries import entry, integers
+from ..kernels.ring_state import HEAD, NEXT, TAIL
 from ..memory.blocks import zeroed
 from ..memory.layout import row_layout
 from ..ring.ring import LARGEST, RULE, Ring
 from ..ring.rule import Rule, Weigh
+from ..ring.span import Span
 from ..samplers.contract import Sampler
 from ..steps.trees import dotted
+from .conversion import Conversion
 from .parts import PARAMETERS, describe, kinds, plain
+from .sources import RowPart, Source
 from .validate import STEPS, require_bools, require_sampler_state
 
-__all__ = ["restore_ring", "ring_state"]
+__all__ = ["restore_ring", "ring_state", "row_arrays"]
 
 
 PIECE = 1 << 22
@@ -30,22 +33,14 @@ PIECE = 1 << 22
 
 
 def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The live rows, the cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
+    """The cursors and the sampler's state, with ``facts``: arrays by name, and what is JSON.
 
-    Rows are copied, if at all, piece by piece while they are written, and have to stay as they are so long. Arrays of
-    the sampler with an entry for each row are saved for the live rows alone.
+    Arrays of the sampler with an entry for each row are saved for the live rows alone.
     """
-    store, state = ring.store, sampler.state_dict()
+    state = sampler.state_dict()
     arrays: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    by_row = list(sampler.per_row)
-    layout, _ = row_layout(store.leaves)
-    tensors: dict[str, Any] = {"rows": _streamed(ring, (layout.nbytes,), np.dtype(np.uint8), store.dump)}
-    for name in store.large:
-        field = store.leaves[name]
-        tensors[f"block.{dotted(name)}"] = _streamed(ring, field.shape, field.dtype, partial(store.dump_large, name))
-    for name, value in arrays.items():
-        by_place = _streamed(ring, value.shape[1:], value.dtype, value.__getitem__) if name in by_row else None
-        tensors[f"sampler.{name}"] = value if by_place is None else by_place.whole()
+    by_row, span = list(sampler.per_row), ring.span
+    tensors = {f"sampler.{name}": _by_row(ring, span, x) if name in by_row else x for name, x in arrays.items()}
     content = {
         **facts,
         "rows_per_env": ring.rows,
@@ -60,49 +55,104 @@ def ring_state(ring: Ring, sampler: Sampler, facts: Mapping[str, Any]) -> tuple[
     return tensors, content
 
 
-def _streamed(ring: Ring, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]) -> persist.Streamed:
-    """What ``dump`` gives of the places of live rows, a few MiB at a time."""
-    rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), ring.rows_live
+def _by_row(ring: Ring, span: Span, value: Any) -> files.Streamed:
+    """The entries for the rows of a span of an array with an entry for each row."""
+    runs = partial(span.runs, ring.rows)
+    return files.Streamed((span.size, *value.shape[1:]), value.dtype, lambda: (value[run] for run in runs()))
+
+
+def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
+    """The rows of a span by name: the packed fields, and a block for each large one.
+
+    They are copied, if at all, piece by piece while they are written, and have to stay as they are so long.
+    """
+    store = ring.store
+    layout, _ = row_layout(store.leaves)
+    found = {f"{prefix}rows": _streamed(ring, span, (layout.nbytes,), np.dtype(np.uint8), store.dump)}
+    for name in store.large:
+        field, dump = store.leaves[name], partial(store.dump_large, name)
+        found[f"{prefix}block.{dotted(name)}"] = _streamed(ring, span, field.shape, field.dtype, dump)
+    return found
+
+
+def _streamed(ring: Ring, span: Span, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]) -> files.Streamed:
+    """What ``dump`` gives of the places of a span's rows, a few MiB at a time."""
+    rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), span.size
     starts = range(0, count, rows)
-    return persist.Streamed((count, *shape), dtype, lambda: (dump(ring.places(low, low + rows)) for low in starts))
+    return files.Streamed(
+        (count, *shape), dtype, lambda: (dump(span.places(ring.rows, low, low + rows)) for low in starts)
+    )
 
 
-def restore_ring(ring: Ring, sampler: Sampler, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-    """Put what :func:`ring_state` gave into a new ring of the same size, and check that it makes sense.
+def restore_ring(ring: Ring, sampler: Sampler, source: Source, saved_rows: int, conversion: Conversion) -> None:
+    """Put a saved state into a new ring, and check that it makes sense.
+
+    A ring with fewer rows per env than the saved one gets the newest of each env.
+
+    Args:
+        ring: the new ring, of as many envs.
+        sampler: its sampler.
+        source: the saved state.
+        saved_rows: the rows per env of the saved ring.
+        conversion: turns saved rows into rows of this ring.
 
     Raises:
-        FileFormatError, InvariantError, ValueError, KeyError: it does not.
+        FileFormatError, InvariantError, ValueError, KeyError: it does not make sense.
+        DoesNotFitError: a saved number does not fit into its new dtype.
     """
-    store, wanted = ring.store, ring.rule
+    content, wanted = source.content, ring.rule
     ring.state[:] = integers(content, "state", *ring.state.shape)
     ring.counters[:RULE] = integers(content, "counters", RULE)
+    oldest = np.maximum(ring.state[:, TAIL], ring.state[:, HEAD] - saved_rows)
+    if ring.rows > saved_rows:  # there is room for older rows, but no save has them
+        ring.state[:, TAIL] = oldest
     ring.check_cursors(LARGEST // 2)  # what comes next has to fit as well
-    by_row: set[str] = set(entry(content, "sampler_rows", list))
-    blocks, live = {name: f"block.{dotted(name)}" for name in store.large}, ring.rows_live
-    arrays = {name.removeprefix("sampler."): name for name in tensors if name.startswith("sampler.")}
-    per_row = ["rows", *blocks.values(), *(f"sampler.{name}" for name in by_row)]
-    require_tensors(tensors, dict.fromkeys(arrays.values(), ()) | dict.fromkeys(per_row, (live,)))
-    rows, places = tensors["rows"].numpy(), ring.places()
-    store.restore(places, rows, {name: tensors[block] for name, block in blocks.items()})
-    require_bools(store.leaves, rows)
+    saved = Span(oldest, ring.heads.copy())
+    for part in source.parts(saved, conversion.large):
+        _restore_part(ring, part, conversion)
     ring.rule = _rule(entry(content, "rule", list))
     ring.check()
+    _restore_sampler(ring, sampler, source, saved, wanted)
+
+
+def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
+    """Write those rows of a part that are live."""
+    rows: Any = part.rows.numpy()
+    require_bools(conversion.saved, rows)
+    live = part.span.meet(ring.span)
+    chosen = part.span.where(live)
+    large = {path: block[chosen] for path, block in part.large.items()}
+    packed, large = conversion(rows[chosen], large, lambda: _under_way(ring, live))
+    ring.store.restore(live.places(ring.rows), packed, large)
+
+
+def _under_way(ring: Ring, live: Span) -> Any:
+    """Whether each row is the newest of an episode that goes on, bool ``[K]``."""
+    env, number = live.rows()
+    return (number == ring.heads[env] - 1) & (ring.state[env, NEXT] > 0)
+
+
+def _restore_sampler(ring: Ring, sampler: Sampler, source: Source, saved: Span, wanted: Rule) -> None:
+    """Give the sampler the ring and, if it is of the saved kind, its state."""
+    content, live = source.content, ring.span
+    by_row: set[str] = set(entry(content, "sampler_rows", list))
+    tensors = source.sampler_tensors(by_row, saved.size)
     parts: dict[str, Any] = dict(entry(content, "sampler_state", dict))
-    parts |= {name: tensors[array].numpy() for name, array in arrays.items()}
-    saved, given = kinds(content.get("sampler")), kinds(describe(sampler))
-    alike = saved == given or not (saved and given)  # what a user wrote knows by itself what it can go on from
+    parts |= {name: tensor.numpy() for name, tensor in tensors.items()}
+    was, given = kinds(content.get("sampler")), kinds(describe(sampler))
+    alike = was == given or not (was and given)  # a user's own sampler decides by itself what it can go on from
     if alike and type(sampler) in PARAMETERS:
         require_sampler_state(parts, by_row, ring)
     for name in by_row:
-        full = zeroed(store.num_rows * parts[name].itemsize).view(parts[name].dtype)
-        full[places] = parts[name]
+        full = zeroed(ring.store.num_rows * parts[name].itemsize).view(parts[name].dtype)
+        full[live.places(ring.rows)] = parts[name][saved.where(live)]
         parts[name] = full
     if not alike:  # what could be drawn by the saved one, through its view, may not be for this one
         ring.rule = wanted
     sampler.attach(ring)
     if alike:
         sampler.load_state_dict(parts)
-    elif saved[0] == given[0]:  # around another inner sampler, which starts anew
+    elif was[0] == given[0]:  # around another inner sampler, which starts anew
         inner = {name: value for name, value in sampler.state_dict().items() if name.startswith("inner.")}
         sampler.load_state_dict({**parts, **inner})
 

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import files
-from ..errors import FileFormatError
 from ..files.entries import entry, integers, whole
-from ..memory.estimate import free_memory
-from ..memory.layout import typed
+from ..files.nested import to_json
+from ..memory.layout import row_layout, typed
+from ..ring.ring import Ring
 from ..steps.arrays import numpy_view
+from ..steps.changes import Origin
 from ..steps.schema import Schema
-from .parts import describe, rebuild
+from ..steps.trees import Path
+from .conversion import Conversion
+from .fields import stored_fields
+from .parts import describe
 from .progress import Progress
 from .reader import Reader
-from .saved_ring import restore_ring, ring_state
-from .validate import require_reach
+from .saved_ring import restore_ring, ring_state, row_arrays
+from .segments import Segment, Segments, plan_segments
+from .sources import Source, segment_prefix
 from .writer import Writer
 
-__all__ = ["Saver", "constructor_arguments", "read_save", "typed_tensors"]
+__all__ = ["KIND", "Saver", "typed_tensors"]
 
 
 KIND = "relive.ReplayBuffer"
+
+
+State = tuple[dict[str, Any], dict[str, Any]]
+"""Arrays by name, and what is JSON."""
 
 
 class Saver:
@@ -43,9 +53,11 @@ class Saver:
 
     def __init__(self, writer: Writer, reader: Reader, progress: Progress, device: torch.device) -> None:
         self._writer, self._reader, self._progress, self._device = writer, reader, progress, device
+        self.segments = Segments()
+        """Which rows lie in which directories already."""
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Everything that a replay is: arrays by name, and what is JSON. Rows are read when they are written."""
+    def state(self) -> State:
+        """Everything that a replay is, but for its rows."""
         writer, progress = self._writer, self._progress
         facts = {
             "kind": KIND,
@@ -62,68 +74,87 @@ class Saver:
         }
         return ring_state(writer.ring, writer.sampler, facts)
 
+    def whole_state(self) -> State:
+        """Everything, with all rows in memory."""
+        ring, (arrays, content) = self._writer.ring, self.state()
+        arrays = row_arrays(ring, ring.span) | arrays
+        return {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in arrays.items()}, content
+
+    def write(self, path: str | os.PathLike[str], extra: Any, taken: Callable[[], object]) -> None:
+        """Write everything to the directory ``path``. Segments that are there already are kept.
+
+        ``extra`` is the learner's state. ``taken`` is called once nothing in memory is needed any more.
+        """
+        ring, (arrays, content) = self._writer.ring, self.state()
+        described, tensors = to_json(extra)
+        listed: list[Segment] = []
+
+        def change(present: files.Contents) -> files.Change:
+            plan = plan_segments(ring, _still_there(self.segments.at(path), present), _row_bytes(ring))
+            listed[:] = [*plan.kept, *plan.new]
+            kept = {segment.name for segment in plan.kept}
+            names = [segment.name for segment in (*listed, plan.newest)]
+            return files.Change(
+                [*(_arrays(ring, segment) for segment in plan.new), tensors, arrays | _arrays(ring, plan.newest)],
+                {**content, "extra": described, "segments": names},
+                present.of_tensors([name for name in present.specs if _segment_of(name) in kept]),
+            )
+
+        files.update(path, change, taken=taken)
+        self.segments.note(path, listed)
+
     def pickled(self, sampler: Any) -> tuple[Any, ...]:
         """The arguments of the function that unpickles: the state, the device, and parts that are not relive's own.
 
         ``sampler`` is the one that the user gave.
         """
-        tensors, content = self.state()
-        arrays = {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in tensors.items()}
+        arrays, content = self.whole_state()
         # a copy, since copy.copy would have both buffers read through one view
         view = copy(self._reader.view) if content["view"] is None else None
         own = sampler if content["sampler"] is None else None
         return bare_arrays(arrays), content, str(self._device), own, view
 
-    def restore(self, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-        """Put a state into a new replay that was made with its :func:`constructor_arguments`.
+    def restore(self, source: Source, origins: Mapping[Path, Origin] | None = None) -> None:
+        """Put a state into a new replay that was made with its constructor's arguments.
+
+        ``origins`` are those of the fields if the schema was changed.
 
         Raises:
             FileFormatError, InvariantError, ValueError, KeyError: the state makes no sense.
+            DoesNotFitError: a saved number does not fit into its new dtype.
         """
-        ring, progress = self._writer.ring, self._progress
+        ring, progress, content = self._writer.ring, self._progress, source.content
         progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()
         progress.first = whole({"first": 0, **content}, "first")
-        restore_ring(ring, self._writer.sampler, tensors, content)
+        own = entry({"own_next_obs": False, **content}, "own_next_obs", bool) or not entry(content, "ordered", bool)
+        saved = stored_fields(Schema.from_json(json.dumps(content.get("schema"))), own)
+        conversion = Conversion(saved.leaves, ring.store.leaves, origins)
+        restore_ring(ring, self._writer.sampler, source, whole(content, "rows_per_env"), conversion)
         ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
 
 
-def constructor_arguments(
-    tensors: Mapping[str, Tensor], content: Mapping[str, Any], sampler: Any, view: Any
-) -> dict[str, Any]:
-    """The constructor's arguments for a replay with this state; ``sampler`` and ``view`` where they are not None.
-
-    Raises:
-        FileFormatError, ParameterError, SchemaError, KeyError: the state makes no sense.
-    """
-    rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
-    integers(content, "state", num_envs, 4)  # before any memory is taken for as many envs
-    if view is None:
-        view = rebuild(content.get("view"), "view")
-        require_reach(view, len(tensors["rows"]))
-    return {
-        "schema": Schema.from_json(json.dumps(content.get("schema"))),
-        "capacity": rows * num_envs,
-        "num_envs": num_envs,
-        "sampler": sampler or rebuild(content.get("sampler"), "sampler"),
-        "view": view,
-        "ordered": entry(content, "ordered", bool),
-        "own_next_obs": entry({"own_next_obs": False, **content}, "own_next_obs", bool),
-        "check_ends": entry({"check_ends": True, **content}, "check_ends", bool),
-        "debug": entry({"debug": False, **content}, "debug", bool),
-        "seed": entry(content, "seed", int),
-    }
+def _row_bytes(ring: Ring) -> int:
+    """Bytes of a saved row."""
+    layout, large = row_layout(ring.store.leaves)
+    return layout.nbytes + sum(ring.store.leaves[name].nbytes for name in large)
 
 
-def read_save(path: str | os.PathLike[str]) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-    """The state in the directory ``path``.
+def _still_there(segments: list[Segment], present: files.Contents) -> list[Segment]:
+    """The first segments of a directory, up to one that is not there as it was written."""
+    there = {_segment_of(name) for name in present.specs}
+    missing = next((i for i, segment in enumerate(segments) if segment.name not in there), len(segments))
+    return segments[:missing]
 
-    Raises:
-        FileFormatError: there is no save of a replay, or it is damaged.
-    """
-    tensors, content = files.read(path, most=free_memory())
-    if content.get("kind") != KIND:
-        raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
-    return tensors, content
+
+def _segment_of(name: str) -> str | None:
+    """The segment that a tensor is of, by its name."""
+    return name.split(".")[1] if name.startswith("segment.") else None
+
+
+def _arrays(ring: Ring, segment: Segment) -> dict[str, Any]:
+    """What the files of a segment hold."""
+    prefix = segment_prefix(segment.name)
+    return {f"{prefix}span": np.stack(segment.span), **row_arrays(ring, segment.span, prefix)}
 
 
 def bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:

@@ -211,7 +211,9 @@ class Ring(RingState):
         base = np.arange(self.num_envs) * self.rows
         begin, length = first % self.rows, self.heads - first
         seam = np.maximum(begin + length - self.rows, 0)  # what lies before the first place of the ring
-        begins, ends = np.stack([base + begin, base], 1), np.stack([base + begin + length - seam, base + seam], 1)
+        begins, ends = np.empty((2, self.num_envs, 2), np.int64)
+        begins[:, 0], begins[:, 1] = base + begin, base
+        ends[:, 0], ends[:, 1] = base + begin + length - seam, base + seam
         return begins.reshape(-1), ends.reshape(-1)
 
     def index_of(self, places: Ints, out: Any = None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import ParameterError
@@ -22,11 +21,9 @@ from ..kernels.ring_state import (
     RingArrays,
 )
 from ..memory.store import Store
+from .span import Ints, Span
 
 __all__ = ["Ints", "RingState"]
-
-
-Ints = NDArray[np.int64]
 
 
 class RingState:
@@ -108,24 +105,18 @@ class RingState:
         """How many rows are live, in all envs."""
         return int((self.heads - self.oldest).sum())
 
+    @property
+    def span(self) -> Span:
+        """The live rows: for each env, a range of numbers."""
+        return Span(self.oldest, self.heads.copy())
+
     def live(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
         """The envs and numbers of live rows, env by env in the order of time: all, or from ``low`` up to ``high``."""
-        until = np.cumsum(self.heads - self.oldest)
-        row = np.arange(low, int(until[-1]) if high is None else min(high, int(until[-1])))
-        env = np.searchsorted(until, row, side="right")
-        return env, row + (self.heads - until)[env]
+        return self.span.rows(low, high)
 
     def places(self, low: int = 0, high: int | None = None) -> Ints:
         """Where the same rows lie."""
-        high = self.rows_live if high is None else min(high, self.rows_live)
-        until = np.cumsum(self.heads - self.oldest)
-        env = int(np.searchsorted(until, low, side="right"))
-        if low < high <= until[env]:  # all in one env, as most often: one run of places, or two
-            begin = int(low + (self.heads - until)[env]) % self.rows
-            run = np.arange(begin, begin + high - low)
-            return env * self.rows + (run if run[-1] < self.rows else run % self.rows)
-        envs, numbers = self.live(low, high)
-        return envs * self.rows + numbers % self.rows
+        return self.span.places(self.rows, low, high)
 
     def live_places(self, env: int) -> Ints:
         """The places of an env's live rows, in the order of time."""

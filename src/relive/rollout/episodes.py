@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..steps.arrays import as_host
 from .columns import Columns
@@ -13,6 +13,9 @@ from .named import NamedColumns
 from .windows import Flags
 
 __all__ = ["Episodes"]
+
+_CUTS = ("terminated", "truncated", "mask")
+"""The columns that show where episodes end, and which steps are real."""
 
 
 class Episodes:
@@ -32,12 +35,15 @@ class Episodes:
 
     def flags(self) -> Flags:
         """What cuts the rollout into episodes."""
-        done = self._column("terminated") | self._column("truncated")
-        return Flags(done, self._column("mask"), self.ended)
+        leaves = [leaf for name in _CUTS for leaf in self._named.leaves((name,))]
+        return self._flags([self._columns.ordered(leaf) for leaf in leaves])
 
-    def _column(self, name: str) -> Any:
-        (path,) = self._named.leaves((name,))
-        return as_host(self._columns.ordered(path))
+    def _flags(self, columns: list[Tensor]) -> Flags:
+        if columns[0].is_cpu:
+            terminated, truncated, real = (as_host(column) for column in columns)
+        else:  # together: each copy from a device waits for it
+            terminated, truncated, real = as_host(torch.stack(columns))
+        return Flags(terminated | truncated, real, self.ended)
 
     @property
     def are_known(self) -> bool:
@@ -54,6 +60,4 @@ class Episodes:
         """The same after the oldest rows, which lie at these places."""
         if not self.are_known:
             return self.ended
-        flags = (as_host(self._columns.view((name,), rows)) for name in ("terminated", "truncated", "mask"))
-        terminated, truncated, real = flags
-        return Flags(terminated | truncated, real, self.ended).ended.view(np.bool_)
+        return self._flags([self._columns.view((name,), rows) for name in _CUTS]).ended.view(np.bool_)

@@ -73,14 +73,8 @@ class _HostRows:
         bits = {path: _bytes(x, fields[path].nbytes) for path, x in flat.items()}
         self._apart = {path: x for path, x in bits.items() if path not in layout.fields}
         if layout.fields:
-            columns = [bits[path] for path in layout.fields]
-            self._packed = self._empty(len(columns[0]), layout.nbytes)
-            kernels.fast().pack_rows(
-                np.array([x.ctypes.data for x in columns], np.int64),
-                np.array([x.shape[1] for x in columns], np.int64),
-                np.array([*layout.offsets.values()], np.int64),
-                self._packed,
-            )
+            self._packed = self._empty(len(next(iter(bits.values()))), layout.nbytes)
+            _pack(layout, bits, self._packed, 1)
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         places = index.numpy()
@@ -105,6 +99,31 @@ class _HostRows:
 
     def _empty(self, count: int, width: int) -> Bytes:
         return self._memory.take(count * width).reshape(count, width)
+
+
+def pack_columns(layout: RowLayout, flat: Mapping[Path, Tensor], rows: Tensor, steps: int) -> None:
+    """Pack columns in RAM, ``[T * N, ...]`` each, env by env: step ``t`` of env ``n`` goes to row ``n * steps + t``.
+
+    Args:
+        layout: of a packed row.
+        flat: path -> column; row ``t * N + n`` is step ``t`` of env ``n``.
+        rows: uint8 ``[N * T, bytes]``, to be written.
+        steps: T.
+    """
+    _pack(
+        layout, {path: _bytes(flat[path], field.nbytes) for path, field in layout.fields.items()}, rows.numpy(), steps
+    )
+
+
+def _pack(layout: RowLayout, bits: Mapping[Path, Bytes], rows: Bytes, steps: int) -> None:
+    columns = [bits[path] for path in layout.fields]
+    kernels.fast().pack_rows(
+        np.array([x.ctypes.data for x in columns], np.int64),
+        np.array([x.shape[1] for x in columns], np.int64),
+        np.array([*layout.offsets.values()], np.int64),
+        rows,
+        steps,
+    )
 
 
 def _bytes(rows: Tensor, nbytes: int) -> Bytes:

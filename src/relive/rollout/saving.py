@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import files as persist
 from ..errors import FileFormatError
 from ..files.entries import entry, fitting, whole
+from ..files.nested import EXTRA, read_extra, to_json
 from ..memory.estimate import free_memory
 from ..parameters import is_names
 from ..steps.schema import Field, Schema
@@ -38,8 +39,13 @@ def save(
     states: KeptStates,
     writer: Writer,
     permutations: Permutations,
+    extra: Any,
 ) -> None:
-    """Write a rollout to a directory: its rows in the order of time, each column with its bootstrap row."""
+    """Write a rollout to a directory: its rows in the order of time, each column with its bootstrap row.
+
+    ``extra`` is the learner's state.
+    """
+    described, learner = to_json(extra)
     facts = {
         "kind": KIND,
         "schema": json.loads(fields.schema.to_json()),
@@ -55,22 +61,27 @@ def save(
         "interrupted": episodes.interrupted,
         "steps": columns.count,
         "attached": [list(name) for name in columns.live if name not in columns.own],
+        "extra": described,
     }
     tensors = {dotted(name): columns.with_last(name) for name in columns.live}
     tensors[".ended"] = torch.from_numpy(episodes.ended)
-    persist.write(path, tensors | states.tensors(), facts)
+    tensors |= states.tensors()
+    persist.update(path, lambda present: persist.Change([learner, tensors], facts))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the facts of a rollout's save.
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], Any]:
+    """The tensors and the facts of a rollout's save, and the learner's state in it.
 
     Raises:
         FileFormatError: there is no save, or it is damaged, or of something else.
     """
-    tensors, content = persist.read(path, most=free_memory())
-    if content.get("kind") != KIND:
-        raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
-    return tensors, content
+    with persist.Save(path) as opened:
+        content = opened.content
+        if content.get("kind") != KIND:
+            raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
+        names = [name for name in opened.specs if not name.startswith(EXTRA)]
+        tensors = opened.read(names=names, most=free_memory())
+        return {name: tensors[name] for name in names}, content, read_extra(opened, free_memory())
 
 
 def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,18 +50,23 @@ class States:
         start = windows[:, START]
         return start if self.every == 1 else np.maximum(start // self.every * self.every, windows[:, ORIGIN])
 
-    def at(self, index: Tensor, kept: Tensor, empty: Empty) -> dict[Path, Tensor]:
+    def at(self, index: Any, kept: Any, empty: Empty) -> dict[Path, Tensor]:
         """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``.
 
         ``index`` is the row's place among those that are kept, of all envs; ``kept`` is 0 where it is not one of them.
+        Both are arrays if the states are in RAM.
         """
         found: dict[Path, Tensor] = {}
-        count, one = len(index), torch.ones_like(index)
         for path, column in self._columns.items():
-            state, bits = empty((count, *column.shape[1:]), column.dtype), self._bits[path]
-            kernels.gather_windows(bits, index, 1, one, bits[0], 1, state.view(count, 1, -1).view(torch.uint8))
+            state = empty((len(index), *column.shape[1:]), column.dtype)
+            if column.is_cpu:
+                bits = state.view(len(index), -1).view(torch.uint8).numpy()
+                bad = kernels.fast().take_rows(self._bits[path].numpy(), index, bits)
+                assert bad < 0, "a window begins outside the rollout"
+            else:
+                torch.index_select(column, 0, index, out=state)
             if self.every > 1:
-                state[kept == 0] = self._initial[path]
+                state[torch.as_tensor(kept == 0)] = self._initial[path]
             swapped = swap_layers(state)
             if not swapped.is_contiguous():
                 swapped = empty(tuple(swapped.shape), column.dtype).copy_(swapped)

@@ -21,6 +21,7 @@ from ..returns.functions import normalize
 from ..steps.schema import Field, Schema
 from ..steps.trees import Path
 from .minibatches import parts, parts_by_steps
+from .packed import pack_columns
 from .states import ENV, LENGTH, START, Empty, Ints, States
 
 __all__ = ["Flags", "WindowReader", "cut", "env_batches", "splitter"]
@@ -107,16 +108,33 @@ class WindowReader:
             raise FieldError(
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
             )
-        fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
-        small = {path: field for path, field in fields.items() if field.nbytes <= pack}
-        self._layout = RowLayout(small)
-        rows = self._empty((self._envs, self.num_steps, self._layout.nbytes), torch.uint8)
-        for path, view in self._layout.views(rows).items():
-            view.copy_(columns[path].transpose(0, 1))
-        self._rows = rows.flatten(0, 1)
-        self._pad = torch.zeros(self._layout.nbytes, dtype=torch.uint8, device=self._device)
-        for path, view in self._layout.views(self._pad[None]).items():
+        self._fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in columns.items()}
+        self._layout = RowLayout({path: field for path, field in self._fields.items() if field.nbytes <= pack})
+        self._apart = {path: self._source(path) for path in columns if path not in self._layout.fields}
+        self._packed = self._pack() if self._layout.fields else None
+
+    def _source(self, path: Path) -> WindowSource:
+        """A column as it lies, time by time."""
+        column = self._columns[path]
+        pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
+        bits = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
+        return WindowSource(bits, pad.reshape(1, -1).view(torch.uint8)[0], self._envs, self._empty)
+
+    def _pack(self) -> WindowSource:
+        """The fields of the layout next to each other, env by env."""
+        layout, count = self._layout, self.num_steps * self._envs
+        rows = self._empty((count, layout.nbytes), torch.uint8)
+        if rows.is_cpu:
+            pack_columns(
+                layout, {path: self._columns[path].flatten(0, 1) for path in layout.fields}, rows, self.num_steps
+            )
+        else:
+            for path, view in layout.views(rows.view(self._envs, self.num_steps, layout.nbytes)).items():
+                view.copy_(self._columns[path].transpose(0, 1))
+        pad = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self._device)
+        for path, view in layout.views(pad[None]).items():
             view.fill_(padding(path))
+        return WindowSource(rows, pad, 1, self._empty)
 
     def most_rows(self, windows: Ints, length: int) -> int:
         """Rows that any batch of these windows of up to ``length`` steps needs."""
@@ -138,10 +156,11 @@ class WindowReader:
         """The windows of an epoch, (begin, end) of them a batch, of ``rows`` rows each or as the longest needs."""
         table = self._table(windows)
         lengths = table[0]
-        on_device = torch.from_numpy(table).to(self._device)
+        # Kernels on the CPU take arrays; each column of a table is then one.
+        there = table if self._device.type == "cpu" else torch.from_numpy(table).to(self._device)
         for low, high in bounds:
             most = rows or int(lengths[low:high].max())
-            yield self._batch(on_device[:, low:high], most, time_first, normalize_advantage)
+            yield self._batch(there[:, low:high], most, time_first, normalize_advantage)
 
     def _table(self, windows: Ints) -> Ints:
         """What batches need to know about their windows, ``[9, K]``: one slice of it is quicker than nine."""
@@ -152,8 +171,8 @@ class WindowReader:
         is_start = (begins == 1) & (first == origin)
         return np.stack([length + burn, burn, env, start, is_start, packed, row, state, first % every == 0])
 
-    def _batch(self, table: Tensor, rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
-        lengths, burn_in, env, start, is_start, packed, row, state, kept = table.unbind()
+    def _batch(self, table: Any, rows: int, time_first: bool, normalize_advantage: bool) -> SequenceBatch:
+        lengths, burn_in, env, start, is_start, packed, row, state, kept = table
         leaves = self._gather(packed, row, lengths, rows, time_first)
         for name, marks in zip(
             ("is_start", "mask"), kernels.mark_windows(lengths, burn_in, is_start, rows), strict=True
@@ -163,7 +182,7 @@ class WindowReader:
             leaves["advantage",] = normalize(leaves["advantage",], leaves["mask",])
         hidden = None if self._states is None else self._hidden(state, kept)
         facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
-        return SequenceBatch(leaves, facts, hidden, time_first=time_first)
+        return SequenceBatch(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)
 
     def chunk(self, flags: Flags, low: int, high: int) -> SequenceBatch:
         """The steps from ``low`` up to, not including, ``high`` of all envs, ``[L, N, ...]``."""
@@ -181,7 +200,8 @@ class WindowReader:
         hidden = None
         if self._states is not None:
             index = moved["env"] + low // self._states.every * self._envs
-            hidden = self._hidden(index, torch.ones_like(index))
+            on_host = self._device.type == "cpu"
+            hidden = self._hidden(index.numpy() if on_host else index, index * 0 + 1)
         return SequenceBatch(leaves, moved, hidden, time_first=True)
 
     def whole(self, envs: Ints | None) -> dict[Path, Tensor]:
@@ -189,45 +209,64 @@ class WindowReader:
         if envs is None:
             return dict(self._columns)
         env = torch.from_numpy(envs).to(self._device)
-        lengths = torch.full_like(env, self.num_steps)
+        first: Any = envs if self._device.type == "cpu" else env
+        lengths = first * 0 + self.num_steps
         return {  # numbers are picked time by time: the row they are picked from is in the nearest cache by then
-            path: self._read_column(path, env, lengths, self.num_steps, True)
+            path: self._read_column(path, first, lengths, self.num_steps, True)
             if column.dim() > 2
             else column.index_select(1, env)
             for path, column in self._columns.items()
         }
 
-    def _hidden(self, index: Tensor, kept: Tensor) -> Any:
+    def _hidden(self, index: Any, kept: Any) -> Any:
         assert self._states is not None
         return self._schema.rebuild("hidden", self._states.at(index, kept, self._empty).__getitem__)
 
-    def _gather(
-        self, packed_row: Tensor, row: Tensor, lengths: Tensor, rows: int, time_first: bool
-    ) -> dict[Path, Tensor]:
+    def _gather(self, packed_row: Any, row: Any, lengths: Any, rows: int, time_first: bool) -> dict[Path, Tensor]:
+        # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
+        # packed are strided in either order.
         packed: dict[Path, Tensor] = {}
-        if self._layout.fields:
-            packed = self._layout.views(self._read(self._rows, packed_row, 1, self._pad, lengths, rows, time_first))
+        if self._packed is not None:
+            found = self._packed.windows(packed_row, lengths, rows)
+            packed = self._layout.views(found.transpose(0, 1) if time_first else found)
         return {
             path: packed[path] if path in packed else self._read_column(path, row, lengths, rows, time_first)
             for path in self._columns
         }
 
-    def _read_column(self, path: Path, row: Tensor, lengths: Tensor, rows: int, time_first: bool) -> Tensor:
-        column = self._columns[path]
-        source = column.reshape(self.num_steps * self._envs, -1).view(torch.uint8)
-        pad = torch.full(column.shape[2:], padding(path), dtype=column.dtype, device=self._device)
-        bits = pad.reshape(1, -1).view(torch.uint8)[0]
-        windows = self._read(source, row, self._envs, bits, lengths, rows, time_first).view(column.dtype)
-        return windows.view(*windows.shape[:2], *column.shape[2:])
+    def _read_column(self, path: Path, row: Any, lengths: Any, rows: int, time_first: bool) -> Tensor:
+        source = self._apart.get(path) or self._source(path)
+        field, found = self._fields[path], source.windows(row, lengths, rows)
+        windows = found.view(field.dtype).view(*found.shape[:2], *field.shape)
+        return windows.transpose(0, 1) if time_first else windows
 
-    def _read(
-        self, source: Tensor, index: Tensor, step: int, pad: Tensor, lengths: Tensor, rows: int, time_first: bool
-    ) -> Tensor:
-        # A window is one run of bytes, and so is its padding. Time comes first by a view of that: fields that are
-        # packed are strided in either order.
-        out = self._empty((len(lengths), rows, source.shape[1]), torch.uint8)
-        kernels.gather_windows(source, index, step, lengths, pad, rows, out)
-        return out.transpose(0, 1) if time_first else out
+
+def _tensor(fact: Any) -> Tensor:
+    return fact if isinstance(fact, Tensor) else torch.from_numpy(fact)
+
+
+class WindowSource:
+    """Rows of bytes that windows are read from.
+
+    Args:
+        rows: uint8 ``[R, W]``, contiguous.
+        pad: uint8 ``[W]``, what stands where a window has no row.
+        step: how many rows further on the next step lies.
+        empty: makes the windows.
+    """
+
+    def __init__(self, rows: Tensor, pad: Tensor, step: int, empty: Empty) -> None:
+        self._rows, self._pad, self._step, self._empty = rows, pad, step, empty
+        self._arrays = (rows.numpy().reshape(-1), pad.numpy()) if rows.is_cpu else None
+
+    def windows(self, first: Any, lengths: Any, count: int) -> Tensor:
+        """``lengths`` rows each from ``first`` on, uint8 ``[B, count, W]``; both are arrays if the rows are in RAM."""
+        if self._arrays is None:
+            return kernels.reference.gather_windows(self._rows, first, self._step, lengths, self._pad, count)
+        out = self._empty((len(first), count, self._rows.shape[1]), torch.uint8)
+        source, pad = self._arrays
+        kernels.fast().copy_windows(source, first, self._step, lengths, pad, out.numpy())
+        return out
 
 
 def env_batches(

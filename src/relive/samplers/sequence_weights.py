@@ -59,7 +59,7 @@ class WindowWeights:
         if newest:
             recent = recent_leaves(self._tree, ring, newest)
             places = self._tree.find(_uniform(count, key, recent.cover.total), recent.cover)
-            oldest = recent.first
+            oldest = ring.heads - (recent.ends - recent.begins).reshape(-1, 2).sum(1)
         else:
             places, oldest = self._tree.find(_uniform(count, key, self._tree.total)), ring.oldest
         if ring.rule.weigh == "episodes":
@@ -119,11 +119,9 @@ class RecentLeaves(NamedTuple):
     """The leaves of a sum tree that belong to the newest transitions."""
 
     cover: Cover
-    first: Ints
-    """The row number of the oldest of them in each env, ``[N]``."""
     begins: Ints
     ends: Ints
-    """Their runs of places, each from a begin up to, not including, its end."""
+    """Their runs of places, two of each env, each from a begin up to, not including, its end: ``[2 N]``."""
 
 
 def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
@@ -140,8 +138,7 @@ def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
         if newest >= ring.transitions:
             raise nothing_to_draw(ring)
         newest *= 2
-    first = ring.heads - (ends - begins).reshape(-1, 2).sum(1)
-    return RecentLeaves(cover, first, begins, ends)
+    return RecentLeaves(cover, begins, ends)
 
 
 def nothing_to_draw(ring: Ring | None) -> EmptyError:

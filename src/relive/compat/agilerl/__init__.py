@@ -1,7 +1,7 @@
-"""AgileRL's ``RolloutBuffer`` (``agilerl.components.rollout_buffer``, release 2.58) over relive's.
+"""AgileRL's ``RolloutBuffer`` (``agilerl.components.rollout_buffer``, release 2.58), built on relive's.
 
-``from relive.compat.agilerl import RolloutBuffer, BPTTSequenceType`` is all that changes; AgileRL is not needed for it.
-``docs/migration/agilerl.md`` has what becomes right, what becomes faster and what differs.
+Change the import to ``from relive.compat.agilerl import RolloutBuffer, BPTTSequenceType``. AgileRL is not needed.
+``docs/migration/agilerl.md`` lists what is fixed, what is faster and what differs.
 """
 
 from ..errors import StepError

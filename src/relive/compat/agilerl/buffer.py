@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ... import kernels
 from ...batches.tensordicts import as_tensordict
-from ...errors import FieldError, ShapeError
+from ...errors import FieldError, ParameterError, ShapeError
 from ...kernels.reference.random import key as stream
 from ...rollout.buffer import RolloutBuffer as Rollout
 from ...steps.schema import Field
-from ..errors import StepError
+from ..errors import StepFieldError, StepShapeError
 from ..seeds import drawn_by_numpy, renew
 from . import sequences
 from .columns import Columns, schema_of
@@ -30,48 +30,48 @@ if TYPE_CHECKING:
 __all__ = ["RolloutBuffer"]
 
 SEQUENCES = 1
-"""The stream of random numbers that shuffles sequences."""
+"""The number of the random stream that shuffles sequences."""
 
 DERIVED = ("buffer", "pos", "full", "_columns", "_steps")
-"""Attributes that follow from the others."""
+"""Attributes that follow from the others; they are not pickled."""
 
 
 class RolloutBuffer:
-    """The steps ``[capacity, num_envs]`` of one policy, with AgileRL's names for everything.
+    """The steps ``[capacity, num_envs]`` of one policy, under AgileRL's names.
 
-    ``buffer`` is a TensorDict ``[capacity, num_envs]`` of views into the storage, which is on the CPU: observations and
-    next_observations (nested where the space is a Dict), actions ``[..., A]``, rewards, dones, values, log_probs,
-    advantages, returns, hidden_states ``{name: [..., layers, size]}``, and action_masks and episode_starts once there
-    were such. dones, masks and starts are bool, all others float32, whatever the spaces say, unless ``keep_dtypes``.
-    They may be written to, and ``buffer[name] = column`` is copied into its column with the next call.
+    ``buffer`` is a TensorDict ``[capacity, num_envs]`` of views into the storage, on the CPU: observations and
+    next_observations (nested for a Dict space), actions ``[..., A]``, rewards, dones, values, log_probs, advantages,
+    returns, hidden_states ``{name: [..., layers, size]}``, and, from the first step that has them, action_masks and
+    episode_starts. dones, masks and starts are bool. The others are float32, or as the spaces say with ``keep_dtypes``.
+    Columns can be written in place; ``buffer[name] = column`` is copied into the storage by the next call.
 
-    ``done`` is what AgileRL's collector passes: whether *this* step ended its episode. ``last_done`` says whether the
-    newest step was terminal; if it was done and that is False, it was truncated, and is valued by ``last_value``. Of
-    earlier steps AgileRL tells no such thing: a done is a terminal, unless ``add`` is told ``truncated``.
+    ``done`` says whether this step ended its episode, as AgileRL's collector passes it. ``last_done`` says whether the
+    newest step was terminal. A newest step that is done but not terminal was truncated; ``last_value`` is its bootstrap
+    value. For earlier steps AgileRL does not distinguish: done means terminal, unless ``add`` gets ``truncated``.
 
     Args:
         capacity: steps per environment.
-        observation_space: of one environment: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of them.
-        action_space: of one environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        observation_space: of one environment; Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of them.
+        action_space: of one environment; Box, Discrete, MultiDiscrete or MultiBinary.
         num_envs: N.
-        device: where batches go.
+        device: of the batches.
         gae_lambda: λ.
         gamma: discount per step.
         recurrent: keep hidden states.
         hidden_state_architecture: name -> (layers, anything, size).
         use_gae: False computes Monte-Carlo returns.
-        wrap_at_capacity: keep the newest ``capacity`` steps instead of refusing to overfill.
-        max_seq_len: steps of a sequence; None takes whole episodes.
-        bptt_sequence_type: how episodes are cut into such.
-        keep_dtypes: not in AgileRL: observations and actions are stored as their spaces have them.
-        autoreset_mode: not in AgileRL: "next_step" leaves out the step after each done, whose action the environments
-            ignore, and values truncated steps by the value of the observation they ended on, which comes with it.
-        seed: not in AgileRL: of all shuffling and sampling. None draws a seed for each call that does so, from the
-            generator that AgileRL reads there: NumPy's global one for :meth:`get`, otherwise torch's default one.
+        wrap_at_capacity: True keeps the newest ``capacity`` steps; False refuses further steps.
+        max_seq_len: steps of a sequence; None is whole episodes.
+        bptt_sequence_type: how episodes are cut into sequences.
+        keep_dtypes: not in AgileRL; observations and actions keep the dtypes of their spaces.
+        autoreset_mode: not in AgileRL; "next_step" leaves out the step after each done, whose action the environments
+            ignore. The value of that step is the bootstrap value of a truncated step before it.
+        seed: not in AgileRL; of all shuffling and sampling. None draws a seed for each such call, from the generator
+            that AgileRL reads there: NumPy's global one for :meth:`get`, otherwise torch's default one.
 
     Raises:
-        ValueError: ``recurrent`` without an architecture.
-        NotImplementedError: a space that AgileRL does not store either.
+        ParameterError: ``recurrent`` without an architecture, or an unknown ``autoreset_mode``.
+        NotImplementedError: a space that AgileRL does not store, either.
         AssertionError: a Tuple space.
     """
 
@@ -105,12 +105,12 @@ class RolloutBuffer:
         seed: int | None = None,
     ) -> None:
         if recurrent and hidden_state_architecture is None:
-            raise ValueError("hidden_state_architecture must be provided if recurrent=True")
+            raise ParameterError("hidden_state_architecture must be provided if recurrent=True")
         if autoreset_mode not in (None, "next_step"):
-            raise ValueError(f"autoreset_mode is 'next_step', or None for any other, got {autoreset_mode!r}")
+            raise ParameterError(f"autoreset_mode={autoreset_mode!r}: expected 'next_step', or None for any other mode")
         self.capacity, self.num_envs, self.device = capacity, num_envs, device
         self.observation_space, self.action_space = observation_space, action_space
-        self.gamma, self.gae_lambda, self.use_gae = gamma, gae_lambda, use_gae
+        self.gamma, self.gae_lambda, self.use_gae, self._seed = gamma, gae_lambda, use_gae, seed
         self.recurrent, self.hidden_state_architecture = recurrent, hidden_state_architecture
         self.wrap_at_capacity, self.autoreset_mode = wrap_at_capacity, autoreset_mode
         self.max_seq_len, self.bptt_sequence_type = max_seq_len, bptt_sequence_type
@@ -121,17 +121,16 @@ class RolloutBuffer:
         self._rollout = Rollout(
             schema_of(self._obs, self._action, self._hidden), capacity, num_envs, wrap=wrap_at_capacity, seed=seed or 0
         )
-        self._seed = seed
         self._nowhere = np.zeros(num_envs, np.bool_)
         self._ended, self._added, self._shuffles = self._nowhere, 0, 0
         self._forget_sequences()
         self._derive()
 
-    # -- what there is ------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------
 
     @property
     def pos(self) -> int:
-        """Where the next step goes; ``capacity`` when the last row has just been filled."""
+        """The row of the next step; ``capacity`` when the last row has just been filled."""
         return (self._added - 1) % self.capacity + 1 if self._added else 0
 
     @property
@@ -150,13 +149,13 @@ class RolloutBuffer:
         self._forget_sequences()
 
     def _derive(self) -> None:
-        """Make what follows from the rest of the state, and is not pickled."""
+        """Make the attributes that are not pickled."""
         self._columns = Columns(self._rollout, self._obs, self._hidden)
         self._steps = Steps(self._obs, self._action, self._hidden, self.num_envs)
 
     @property
     def buffer(self) -> TensorDict:
-        """The columns ``[capacity, num_envs]``; see the class."""
+        """The columns, a TensorDict ``[capacity, num_envs]``; see the class."""
         return self._columns.data
 
     @buffer.setter
@@ -164,21 +163,21 @@ class RolloutBuffer:
         self._columns.data = columns
 
     def __getstate__(self) -> dict[str, Any]:
-        """As AgileRL's, with ``buffer``, ``pos`` and ``full``, which is all that can be read of it there."""
+        """The state, with AgileRL's entries ``buffer``, ``pos`` and ``full``."""
         self._columns.adopt()
         state = {name: value for name, value in self.__dict__.items() if name not in DERIVED}
         return state | {"buffer": self.buffer, "pos": self.pos, "full": self.full}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is pickled: the state without what the rollout has already."""
+        """Pickle the state without ``buffer``, ``pos`` and ``full``, which the rollout holds."""
         state = {name: value for name, value in self.__getstate__().items() if name not in DERIVED}
         return _unmade, (type(self),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a state over; if it has a ``buffer``, its columns are copied.
+        """Restore a state. If it has a ``buffer``, its columns are copied into the storage.
 
         Raises:
-            StepError: that is no TensorDict, or one of its columns has another shape.
+            StepError: the ``buffer`` is no TensorDict, or one of its columns has another shape.
         """
         self.__dict__.update({name: value for name, value in state.items() if name not in DERIVED})
         self._derive()
@@ -207,19 +206,19 @@ class RolloutBuffer:
         """Append one step of all environments; NumPy or torch, of any dtype.
 
         Args:
-            obs: ``[N, ...]``, or without N of a single environment; a dict of such for a Dict space.
+            obs: ``[N, ...]``, or without N for a single environment; for a Dict space, a dict of these.
             action: ``[N, ...]``.
             reward: ``[N]``, as are ``done``, ``value`` and ``log_prob``.
             done: whether this step ended its episode.
             value: V(obs).
-            log_prob: that of the action.
-            next_obs: like ``obs``; zeros if it is left out.
-            hidden_state: name -> ``[layers, N, size]``, what the network was given with ``obs``; zeros if left out.
+            log_prob: of the action.
+            next_obs: like ``obs``; by default zeros.
+            hidden_state: name -> ``[layers, N, size]``, the network's input state at ``obs``; by default zeros.
             next_hidden_state: not stored, as in AgileRL.
-            episode_start: bool ``[N]``; stored, but read by nothing: the starts follow from ``done``.
-            action_mask: ``[N, A]``, True is legal; if it is left out, all are.
-            truncated: not in AgileRL: bool ``[N]``, which of the done steps were cut off rather than terminal.
-            final_value: not in AgileRL: ``[N]``, V(true final observation), read where ``truncated``.
+            episode_start: bool ``[N]``; stored but not read, because the starts follow from ``done``.
+            action_mask: ``[N, A]``, True is legal; by default all are.
+            truncated: not in AgileRL; bool ``[N]``, which of the done steps were cut off rather than terminal.
+            final_value: not in AgileRL; ``[N]``, V(final observation), read where ``truncated``.
 
         Raises:
             ValueError: the buffer is full and does not wrap.
@@ -239,21 +238,23 @@ class RolloutBuffer:
             step["mask"] = real
         try:
             self._rollout.add(step)
-        except (ShapeError, FieldError) as error:
-            raise StepError(str(error)) from error
+        except ShapeError as error:
+            raise StepShapeError(str(error)) from error
+        except FieldError as error:
+            raise StepFieldError(str(error)) from error
         self._added += 1
         self._ended = ended & real if self.autoreset_mode is not None else self._nowhere
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
-        """Fill the columns advantages and returns: GAE, or Monte-Carlo returns if ``use_gae`` is off.
+        """Fill the columns advantages and returns, by GAE, or by Monte-Carlo returns if ``use_gae`` is off.
 
         Args:
             last_value: ``[N]``, V of the observations after the newest step.
-            last_done: ``[N]``, whether the newest step was terminal. AgileRL's collector passes False for one that was
-                truncated, although its ``done`` was True: it is then valued by ``last_value``.
+            last_done: ``[N]``, whether the newest step was terminal. AgileRL's collector passes False for a truncated
+                step although its ``done`` was True; ``last_value`` is then its bootstrap value.
 
         Raises:
-            FieldError: a step was added as truncated, and its final value is not known.
+            FieldError: a step was added as truncated without a final value.
         """
         self._columns.adopt()
         value = vector("last_value", last_value, self.num_envs)
@@ -267,9 +268,9 @@ class RolloutBuffer:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def get(self, batch_size: int | None = None) -> dict[str, Any]:
-        """All transitions, or ``batch_size`` drawn without replacement, as NumPy arrays ``[B, ...]``, copied.
+        """All transitions, or ``batch_size`` drawn without replacement, copied to NumPy arrays ``[B, ...]``.
 
-        Row ``t * N + n`` of all is step t of environment n, oldest first. Empty if nothing is stored.
+        Without ``batch_size``, row ``t * N + n`` is step t of environment n, oldest first. Empty if nothing is stored.
         """
         total = self.size()
         if not total:
@@ -282,11 +283,10 @@ class RolloutBuffer:
     def get_tensor_batch(
         self, batch_size: int | None = None, device: str | None = None, *, copy: bool = True
     ) -> TensorDict:
-        """As :meth:`get`, as a TensorDict on ``device``, or on the buffer's if that is None.
+        """Like :meth:`get`, as a TensorDict on ``device``; None is the buffer's device.
 
-        ``copy=False``, which is not in AgileRL, gives all transitions as views, as AgileRL does on the CPU: what is
-        written to either is in both, and so are the steps that are added after :meth:`reset`. Rows that do not lie in
-        the order of time, or some of which are left out, are copied nevertheless.
+        ``copy=False`` is not in AgileRL. It returns all transitions as views, as AgileRL does on the CPU: writing to
+        one changes the other. Rows are still copied if they are not in the order of time, or some are left out.
         """
         target, total = torch.device(device or self.device), self.size()
         if not total:
@@ -308,16 +308,16 @@ class RolloutBuffer:
 
     @property
     def unpadded_slices(self) -> list[Tensor] | None:
-        """Of each sequence, which rows of :attr:`unpadded_data` it has."""
+        """For each sequence, the rows of :attr:`unpadded_data` that belong to it."""
         padded = cast("Any", self.padded_data)
         if self._index is None or padded is None:
             return None
         return sequences.slices(padded["pad_mask"], self._index)
 
     def prepare_sequence_tensors(self, device: str | None = None) -> None:
-        """Cut the episodes into sequences: :attr:`padded_data`, :attr:`unpadded_data` and their like, on ``device``.
+        """Cut the episodes into sequences: fill :attr:`padded_data` and :attr:`unpadded_data`, on ``device``.
 
-        Every step is in a sequence, the last ones of an episode in a shorter one; ``action_masks`` are True in padding.
+        Every step is in a sequence; an episode's last may be shorter. ``action_masks`` are True in padding.
 
         Raises:
             ValueError: the buffer is empty, or not recurrent.
@@ -335,58 +335,59 @@ class RolloutBuffer:
         self.num_sequences, self.max_sequence_length = self._index.shape
         self.unpadded_data = sequences.targets(self._rollout, target)
 
-    # What subclasses of AgileRL's reach for.
+    # Methods that subclasses of AgileRL's class call or override.
 
     _pad_sequences = staticmethod(sequences.padded)
 
     @staticmethod
     def _convert_td_to_np_dict(td: TensorDict) -> dict[str, Any]:
-        """The arrays of a TensorDict, nested alike."""
+        """The arrays of a TensorDict, with the same nesting."""
         return cast("dict[str, Any]", td.cpu().numpy())
 
     def _extract_td_sequences(self, episode: Any, max_seq_len: int) -> list[Any]:
-        """An episode ``[K, ...]``, a tensor or a TensorDict, as sequences; its last steps in a shorter one."""
+        """The sequences of an episode ``[K, ...]``, a tensor or a TensorDict. The last one may be shorter."""
         return sequences.windows_of(episode, max_seq_len, overlap_of(self.bptt_sequence_type))
 
     def _get_complete_sequences(self, data: Any, episode_done_indices: list[list[int]]) -> tuple[list[Any], int]:
-        """Steps ``[T, N, ...]`` as sequences, env by env, and the length of the longest episode.
+        """The sequences of steps ``[T, N, ...]``, env by env, and the length of the longest episode.
 
         Args:
             data: a tensor or a TensorDict.
-            episode_done_indices: of each env, the last steps of its episodes.
+            episode_done_indices: for each env, the last step of each of its episodes.
         """
         return sequences.complete(data, episode_done_indices, self.max_seq_len, self._extract_td_sequences)
 
     def get_minibatch_sequences(self, batch_size: int) -> Generator[tuple[TensorDict, TensorDict], None, None]:
-        """The prepared sequences in random order, ``batch_size`` of them at a time; a new order with each call.
+        """The prepared sequences in random order, ``batch_size`` at a time. Each call has a new order.
 
         Yields:
             the sequences end to end, ``[b * max_sequence_length]``, and the log_probs, advantages, values and returns
-            of their steps without padding. The last minibatch has what remains.
+            of their steps without padding. The last minibatch may be smaller.
 
         Raises:
             ValueError: :meth:`prepare_sequence_tensors` was not called.
         """
-        padded, unpadded = cast("Any", self.padded_data), cast("Any", self.unpadded_data)
-        index = self._index
+        padded, unpadded, index = cast("Any", (self.padded_data, self.unpadded_data, self._index))
         if padded is None or unpadded is None or index is None:
             raise ValueError(
                 "Attempting to fetch minibatches before preparing sequences. Call prepare_sequence_tensors() first."
             )
         total = len(index)
         if batch_size > total:
-            text = f"Batch size {batch_size} is larger than the number of sequences ({total}), "
-            warnings.warn(text + f"using batch_size = {total}.", stacklevel=2)
+            text = (
+                f"Batch size {batch_size} is larger than the number of sequences ({total}), using batch_size = {total}."
+            )
+            warnings.warn(text, stacklevel=2)
         renew(self._rollout, self._seed)
         number = 0 if self._seed is None else self._shuffles
         order = kernels.permutation(total, stream(self._rollout.seed, SEQUENCES), number).to(index.device)
         self._shuffles += 1
-        split = cast("tuple[Tensor, ...]", cast("Any", order).split(min(batch_size, total)))
+        split: tuple[Tensor, ...] = cast("Any", order).split(min(batch_size, total))
         yield from sequences.minibatches(padded, unpadded, index, split)
 
 
 def _at_most(batch_size: int | None, size: str, total: int) -> int | None:
-    """The number of transitions to draw; None, which is all, where more are wanted than there are."""
+    """The number of transitions to draw. None, which means all, if more are wanted than are stored."""
     if batch_size is None or batch_size <= total:
         return batch_size
     warnings.warn(f"Batch size {batch_size} is larger than {size}. Returning all data.", stacklevel=3)
@@ -394,5 +395,5 @@ def _at_most(batch_size: int | None, size: str, total: int) -> int | None:
 
 
 def _unmade(kind: Any) -> Any:
-    """A buffer without a state, for pickle, which gives it one."""
+    """An object without a state; pickle sets the state afterwards."""
     return kind.__new__(kind)

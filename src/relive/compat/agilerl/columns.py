@@ -1,4 +1,4 @@
-"""What the columns are called in AgileRL, and what in relive."""
+"""The columns of a rollout under AgileRL's names."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ NAMES = {
     "action_masks": "action_mask",
     "episode_starts": "episode_start",
 }
-"""AgileRL's names of the columns, and relive's. What both done bits make is stored as ``terminated``."""
+"""AgileRL's name of a column -> relive's. AgileRL's done, true for either kind of end, is stored as ``terminated``."""
 
 TARGETS = ("log_probs", "advantages", "values", "returns")
-"""What minibatches of sequences have without padding."""
+"""The columns that minibatches of sequences have without padding."""
 
 
 def schema_of(obs: Fields, action: Field, hidden: Fields) -> Schema:
-    """The fields of a step, but those that AgileRL allocates with the first step that has them."""
+    """The fields of a step, without those that AgileRL allocates when a step first has them."""
     fields: dict[str, Any] = {"obs": numbered(obs), "next_obs": numbered(obs), "action": action, "reward": ()}
     fields |= {"terminated": FLAG, "truncated": FLAG, "value": (), "log_prob": (), "advantage": (), "return": ()}
     return Schema(fields | ({"hidden": numbered(hidden)} if hidden else {}))
 
 
 def paths_of(names: Iterable[str], obs: Fields, hidden: Fields) -> dict[Path, Path]:
-    """Of each leaf of these columns: its path in AgileRL, and in relive."""
+    """AgileRL's path -> relive's path, for each leaf of these columns."""
     nested = {"observations": obs, "next_observations": obs, "hidden_states": hidden}
     found: dict[Path, Path] = {}
     for name in names:
@@ -60,16 +60,15 @@ def paths_of(names: Iterable[str], obs: Fields, hidden: Fields) -> dict[Path, Pa
 
 
 def columns_of(paths: Mapping[Path, Path]) -> tuple[str, ...]:
-    """relive's names of the columns that have these leaves."""
+    """relive's names of the columns that these leaves are in."""
     return tuple(dict.fromkeys(inner[0] for inner in paths.values()))
 
 
 class Columns:
     """The columns of a rollout under AgileRL's names.
 
-    ``data`` is what AgileRL's ``buffer`` shows: a TensorDict ``[capacity, num_envs]`` of views into the rollout. Users
-    put tensors in the place of its columns (``buffer[name] = ...``), or another TensorDict in the place of ``data``.
-    :meth:`adopt` copies these into the storage.
+    ``data`` is AgileRL's ``buffer``: a TensorDict ``[capacity, num_envs]`` of views into the rollout. Users replace its
+    columns (``buffer[name] = ...``), or all of ``data``. :meth:`adopt` copies the replacements into the storage.
 
     Args:
         rollout: the storage.
@@ -85,15 +84,15 @@ class Columns:
         self._own = leaves_of(self.data)
 
     def paths(self, names: Iterable[str] = NAMES) -> dict[Path, Path]:
-        """AgileRL's path -> relive's path, for each leaf of those of these columns that the rollout has."""
+        """AgileRL's path -> relive's path, for each leaf of those of these columns that exist."""
         known = self._rollout.schema.names
         return paths_of([name for name in names if NAMES[name] in known], self._obs, self._hidden)
 
     def adopt(self) -> None:
-        """Copy what was put in the place of a column into the column, and put the column back.
+        """Copy tensors that replaced a column into the storage, and put the column back.
 
         Raises:
-            StepError: it has another shape.
+            StepShapeError: such a tensor has another shape.
         """
         given = leaves_of(self.data)
         for path, column in self._own.items():
@@ -107,7 +106,7 @@ class Columns:
     def read(self, batch_size: int | None, device: torch.device, *, copy: bool) -> TensorDict:
         """All steps ``[T * N]``, oldest first, or ``batch_size`` drawn without replacement.
 
-        ``copy=False`` returns views where all stored rows count and lie in the order of time.
+        ``copy=False`` returns views where the stored rows are in the order of time and none is left out.
         """
         rollout, paths = self._rollout, self.paths()
         if batch_size is None and not copy and len(rollout) == rollout.steps * rollout.num_envs:
@@ -119,10 +118,10 @@ class Columns:
         return as_tensordict(leaves, batch.batch_size, device)
 
     def add_optional(self, step: dict[str, Any], episode_start: Any, action_mask: Any) -> None:
-        """Complete a step by the fields that AgileRL allocates with the first step that has them.
+        """Add to a step the fields that AgileRL allocates when a step first has them.
 
         Raises:
-            StepError: a shape does not fit.
+            StepShapeError: a shape does not fit.
         """
         n, known = self._rollout.num_envs, self._rollout.schema
         like = cast("Field", known["action_mask"]) if "action_mask" in known else None
@@ -147,7 +146,7 @@ class Columns:
         """Copy the columns of another TensorDict.
 
         Raises:
-            StepError: it is no TensorDict, or a column has another shape.
+            StepError: ``given`` is no TensorDict, or one of its columns has another shape.
         """
         if not isinstance(given, type(self.data)):
             raise StepError(f"buffer: expected a TensorDict, got {type(given).__name__}")

@@ -1,4 +1,4 @@
-"""Advantages and returns, from AgileRL's one kind of done."""
+"""Advantages and returns with AgileRL's single done flag."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Ends"]
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Advantages and returns with AgileRL's arguments: an estimator for ``finish``.
+    """An estimator for ``finish`` that computes advantages and returns from AgileRL's arguments.
 
-    ``terminated`` is AgileRL's ``done``: it marks truncated steps as well, and ``truncated`` only those that were
-    announced. ``newest`` (bool ``[N]``) is its ``last_done``: whether the newest step was terminal. If that step was
-    done nevertheless, it was cut off, and the bootstrap value is that of what comes after.
+    The column ``terminated`` holds AgileRL's ``done``, which is also True for truncated steps. The column ``truncated``
+    is True only where ``add`` was given it. ``newest`` is AgileRL's ``last_done``, whether the newest step was
+    terminal. A newest step that is done but not terminal was truncated; its bootstrap value is ``last_value``.
 
     Args:
-        newest: see above.
+        newest: bool ``[N]``, see above.
         gamma: discount per step.
         lam: λ of GAE; None for Monte-Carlo returns.
-        follows: the step after a done one is a reset, whose value is that of the observation the episode ended on.
+        follows: True if the step after a done step is the reset. Its value is that of the final observation.
     """
 
     newest: Tensor

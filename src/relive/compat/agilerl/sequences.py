@@ -1,4 +1,4 @@
-"""Sequences of a rollout in the form that AgileRL's learner takes: end to end, with their states beside them."""
+"""Sequences of a rollout as AgileRL's learner takes them: end to end, with their initial recurrent states."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ STATES = "initial_hidden_states"
 
 
 class BPTTSequenceType(Enum):
-    """How episodes are cut into sequences of ``max_seq_len`` steps; AgileRL's own enum will do as well."""
+    """How episodes are cut into sequences of ``max_seq_len`` steps. AgileRL's own enum is accepted, too."""
 
     CHUNKED = "chunked"
     MAXIMUM = "maximum"
     FIFTY_PERCENT_OVERLAP = "fifty_percent_overlap"
-    FIFTY_PERCENT_OVERLAPPING = FIFTY_PERCENT_OVERLAP  # as AgileRL's documents call it
+    FIFTY_PERCENT_OVERLAPPING = FIFTY_PERCENT_OVERLAP  # the name in AgileRL's documents
 
 
 OVERLAPS: dict[Any, Literal["none", "half", "max"]] = {
@@ -51,10 +51,10 @@ OVERLAPS: dict[Any, Literal["none", "half", "max"]] = {
 
 
 def overlap_of(sequence_type: Any) -> Literal["none", "half", "max"]:
-    """relive's word for it; either library's enum.
+    """relive's name for a sequence type of either library.
 
     Raises:
-        NotImplementedError: it is none of them.
+        NotImplementedError: an unknown type.
     """
     overlap = OVERLAPS.get(getattr(sequence_type, "value", sequence_type))
     if overlap is None:
@@ -63,18 +63,18 @@ def overlap_of(sequence_type: Any) -> Literal["none", "half", "max"]:
 
 
 def windows_of(episode: Any, length: int, overlap: Literal["none", "half", "max"]) -> list[Any]:
-    """The windows of an episode ``[K, ...]`` as a rollout cuts it: the last may be shorter."""
+    """The windows of an episode ``[K, ...]``, as a rollout cuts it. The last one may be shorter."""
     stride = stride_of(length, overlap)
     starts = range(0, max(len(episode) - length, 0) + stride, stride)
     return [episode[start : start + length] for start in starts]
 
 
 def padded(sequences: Sequence[Any], target_length: int | None = None) -> Any:
-    """Sequences ``[k, ...]``, tensors or TensorDicts, as one ``[B, longest, ...]`` with zeros after them.
+    """Pad sequences with zeros to one length, ``[B, longest, ...]``.
 
     Args:
-        sequences: see above.
-        target_length: instead of the longest.
+        sequences: tensors or TensorDicts ``[k, ...]``.
+        target_length: use this length; longer sequences are cut off. None is the length of the longest.
     """
     if not isinstance(sequences[0], Tensor):
         members = {key: padded([seq[key] for seq in sequences], target_length) for key in sequences[0].keys()}
@@ -95,7 +95,7 @@ def complete(
         data: a tensor or a TensorDict.
         ends: for each env, the last step of each of its episodes.
         length: steps of a sequence; None is whole episodes.
-        cut: ``(episode, length)`` to its sequences.
+        cut: ``(episode, length)`` -> the sequences of one episode.
     """
     sequences: list[Any] = []
     longest = 1
@@ -116,7 +116,7 @@ def prepared(
     overlap: Literal["none", "half", "max"],
     device: torch.device,
 ) -> tuple[TensorDict, Tensor]:
-    """All sequences of a rollout end to end, ``[B * longest, ...]``, and their steps' rows ``t * N + n``.
+    """All sequences of a rollout end to end, and the row ``t * N + n`` of each step.
 
     Args:
         rollout: the steps.
@@ -124,10 +124,10 @@ def prepared(
         keys: AgileRL's names of the recurrent states.
         length: steps of a sequence; None is whole episodes.
         overlap: of successive sequences.
-        device: where both results go.
+        device: of both results.
 
     Returns:
-        the sequences, and the rows, int64 ``[B, longest]``, which mean nothing in padding.
+        the sequences ``[B * longest, ...]``, and the rows, int64 ``[B, longest]``. Rows of padding mean nothing.
     """
     (seq,) = rollout.sequences(
         length,
@@ -147,13 +147,13 @@ def prepared(
 
 
 def targets(rollout: Rollout, device: torch.device) -> TensorDict:
-    """What the losses of all steps need, ``[T * N]``, oldest first: a copy on ``device``."""
+    """The columns in :data:`TARGETS` of all steps, ``[T * N]``, oldest first, copied to ``device``."""
     columns = {(name,): rollout[NAMES[name]].flatten().to(device, copy=True) for name in TARGETS}
     return as_tensordict(columns, (rollout.steps * rollout.num_envs,), device)
 
 
 def slices(mask: Tensor, index: Tensor) -> list[Tensor]:
-    """For each sequence, which rows of :func:`targets` are its steps.
+    """The rows of :func:`targets` that belong to each sequence.
 
     Args:
         mask: bool ``[B * longest]``, False in padding.
@@ -167,7 +167,7 @@ def slices(mask: Tensor, index: Tensor) -> list[Tensor]:
 def minibatches(
     padded: TensorDict, unpadded: TensorDict, index: Tensor, split: Iterable[Tensor]
 ) -> Generator[tuple[TensorDict, TensorDict], None, None]:
-    """The sequences of each part of ``split``, and the steps that they have."""
+    """For each part of ``split``: its sequences, and the targets of their steps."""
     total, longest = index.shape
     states = cast("dict[str, Tensor]", padded.get_non_tensor(STATES))
     leaves = {path: leaf.view(total, longest, *leaf.shape[1:]) for path, leaf in _tensors(padded).items()}
@@ -190,7 +190,7 @@ def _tensors(data: TensorDict) -> dict[Path, Tensor]:
 def _with_states(
     leaves: Mapping[Path, Tensor], rows: int, states: dict[str, Tensor], device: torch.device
 ) -> TensorDict:
-    """Padded steps, with the states that their sequences start in as AgileRL attaches them."""
+    """Padded steps, with the initial states of their sequences attached as AgileRL does it."""
     data = as_tensordict(leaves, (rows,), device)
     data.set_non_tensor(STATES, states)
     return data

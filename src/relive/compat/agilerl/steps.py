@@ -1,4 +1,4 @@
-"""A step as AgileRL's collector hands it over: what its spaces store, how it is shaped, what its done flags mean."""
+"""Turning the arguments of AgileRL's ``add`` into fields of relive: their dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from ...steps.arrays import numpy_dtype, torch_dtype
 from ...steps.schema import Field
 from ..arrays import array_of
-from ..errors import StepError
+from ..errors import StepFieldError, StepShapeError
 
 __all__ = [
     "FLAG",
@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 Fields: TypeAlias = "dict[tuple[str, ...], Field]"
-"""The members of something nested, by name; that of something that is not nested has the name ()."""
+"""Member -> field. What is not nested has one member, named ()."""
 
 FLAT = Field()
 FLAG = Field((), torch.bool)
 
 
 def observation_fields(space: Any, keep_dtypes: bool) -> Fields:
-    """What one environment's observation is stored as: Discrete gets an axis of 1, and all is float32.
+    """The fields of one environment's observation. Discrete becomes a vector of one; all are float32, as in AgileRL.
 
     Raises:
         NotImplementedError: a space that AgileRL does not store.
@@ -60,7 +60,7 @@ def _observation_field(space: Any, keep_dtypes: bool) -> Field:
 
 
 def action_field(space: Any, keep_dtypes: bool) -> Field:
-    """What one environment's action is stored as: a vector, float32.
+    """The field of one environment's action: a float32 vector, as in AgileRL.
 
     Raises:
         NotImplementedError: a space that AgileRL does not store.
@@ -74,37 +74,37 @@ def action_field(space: Any, keep_dtypes: bool) -> Field:
 
 
 def numbered(fields: Fields) -> Any:
-    """The members as relive's schema has them: a tuple, since a name in AgileRL may have dots."""
+    """The fields for relive's schema. Members become a tuple, because AgileRL's names may contain dots."""
     return fields[()] if () in fields else tuple(fields.values())
 
 
 def blank(fields: Fields, num_envs: int) -> Any:
-    """Zeros, nested likewise."""
+    """Zeros ``[N, ...]`` for these fields."""
     zeros = [np.zeros((num_envs, *field.shape), numpy_dtype(field.dtype)) for field in fields.values()]
     return zeros[0] if () in fields else tuple(zeros)
 
 
 def vector(name: str, value: Any, num_envs: int, field: Field = FLAT) -> Any:
-    """One value, or one vector, of each environment, as an array ``[N]`` or ``[N, A]`` of the field's dtype.
+    """One number or vector per environment, as an array ``[N]`` or ``[N, A]`` of the field's dtype.
 
     Raises:
-        StepError: it has another number of elements.
+        StepShapeError: it has another number of elements.
     """
     array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
     if array.shape == shape:
         return array
     if array.size != np.prod(shape):
-        raise StepError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
+        raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
     return array.reshape(shape)
 
 
 def fitted(name: str, value: Any, fields: Fields, num_envs: int) -> Any:
-    """An observation: arrays ``[N, ...]``, nested as :func:`numbered` has them.
+    """An observation as arrays ``[N, ...]``, nested like :func:`numbered`.
 
     Raises:
-        AssertionError: one of a Dict space is no mapping.
-        KeyError: a member that the space has not, or has and the observation has not.
-        StepError: a shape does not fit.
+        AssertionError: the space is a Dict and the observation is no mapping.
+        KeyError: the observation and the space have different members.
+        StepShapeError: a shape does not fit.
     """
     if () in fields:
         return _leaf(name, value, fields[()], num_envs)
@@ -121,25 +121,27 @@ def _leaf(name: str, value: Any, field: Field, num_envs: int) -> Any:
     array, shape = array_of(name, value, field.dtype), (num_envs, *field.shape)
     if array.shape == shape:
         return array
-    # a single environment's without its axis, one of several axes in front, a number that stands for a vector of one
+    # Accepted besides: a single environment without its axis, two leading axes, a number for a vector of one.
     if (array.size == np.prod(shape) and array.shape in (field.shape, shape[:-1])) or array.ndim == len(shape) + 1:
         return array.reshape((-1, *field.shape))
-    raise StepError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
+    raise StepShapeError(f"'{name}': expected {shape} (num_envs first), got {tuple(array.shape)}")
 
 
 def recurrent_states(hidden_state: Mapping[str, Any], fields: Fields, num_envs: int) -> Any:
-    """Recurrent states ``[layers, N, size]`` as they are stored, ``[N, layers, size]`` each.
+    """Recurrent states ``[layers, N, size]`` in the order of the storage, ``[N, layers, size]`` each.
 
     Raises:
-        StepError: one is missing, or its shape does not fit.
+        StepFieldError: a state is missing.
+        StepShapeError: a shape does not fit.
     """
     states: list[Tensor] = []
     for (key,), field in fields.items():
         if key not in hidden_state:
-            raise StepError(f"'hidden_state': expected {[key for (key,) in fields]}, got {list(hidden_state)}")
+            names = [key for (key,) in fields]
+            raise StepFieldError(f"'hidden_state': expected the states {names}, got {list(hidden_state)}")
         state, (layers, size) = torch.as_tensor(hidden_state[key]).detach().cpu(), field.shape
         if tuple(state.shape) != (layers, num_envs, size):
-            raise StepError(
+            raise StepShapeError(
                 f"'hidden_state[{key!r}]': expected {(layers, num_envs, size)} (layers first), got {tuple(state.shape)}"
             )
         states.append(state.transpose(0, 1).float())
@@ -165,11 +167,12 @@ class Steps:
         self, obs: Any, action: Any, reward: Any, done: Any, value: Any, log_prob: Any, next_obs: Any,
         hidden_state: Any, truncated: Any, final_value: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """The step, by relive's names; what is None becomes zeros, but for ``final_value``.
+        """The step by relive's names. Arguments that are None become zeros; ``final_value`` is left out.
 
         Raises:
-            StepError: a shape or a name does not fit.
-            AssertionError, KeyError: as :func:`fitted`.
+            StepFieldError: a recurrent state is missing.
+            StepShapeError: a shape does not fit.
+            AssertionError, KeyError: see :func:`fitted`.
         """
         n = self._num_envs
         ended = vector("done", done, n, FLAG)

@@ -1,4 +1,4 @@
-"""PyTorchRL's off-policy buffers over relive's core; PyTorchRL need not be installed."""
+"""PyTorchRL's off-policy buffers on relive's core. PyTorchRL need not be installed."""
 
 from __future__ import annotations
 

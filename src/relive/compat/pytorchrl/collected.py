@@ -1,4 +1,4 @@
-"""What a buffer hands over to be stored elsewhere, or by itself again."""
+"""The result of ``get_all_buffer_data``: steps that are read only when they are used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Data = dict[str, Any]
 
 
 class Collected(MutableMapping[str, Any]):
-    """Steps by key, as they were when they were asked for, but read only when somebody looks at them.
+    """Steps by key at the time of the call, read from the buffer on first use.
 
-    A learner that collects by itself takes all steps out of its buffer, resets it and puts them back, round after
-    round; a buffer that gets them back unread has nothing to do, and has to compare those that were read. Any other
-    change of it reads them first. Pickled it is a plain dictionary.
+    A PyTorchRL learner that collects by itself takes all steps out of its buffer, resets the buffer and puts them back
+    in each round. If they come back unread, the buffer has nothing to do; otherwise it compares them. Before any other
+    change the buffer reads them. It is pickled as a plain dictionary.
 
     Args:
-        read: gives the steps.
+        read: returns the steps.
     """
 
     def __init__(self, read: Callable[[], Data]) -> None:
@@ -29,12 +29,12 @@ class Collected(MutableMapping[str, Any]):
 
     @property
     def unread(self) -> bool:
-        """Whether nobody has looked yet."""
+        """Whether the steps have not been read yet."""
         return self._read is not None
 
     def content(self) -> Data:
         """The steps, float32 ``[T, N, ...]`` by key."""
-        with self._lock:  # whoever collects and whoever learns may be threads
+        with self._lock:  # the collector and the learner may be threads
             if self._read is not None:
                 self._found = self._read()
                 self._read = None

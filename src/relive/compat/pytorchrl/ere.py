@@ -1,4 +1,4 @@
-"""EREBuffer of PyTorchRL 3.2 over :class:`relive.Recent`."""
+"""PyTorchRL's EREBuffer (release 3.2), built on :class:`relive.Recent`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["EREBuffer"]
 class EREBuffer(PERBuffer):
     """``pytorchrl.agent.storages.EREBuffer``: batch k of K is drawn from the newest c_k transitions of all envs.
 
-    c_k = max(N eta^(1000 k / K), cmin), k = 1 .. K; batches have ``ck``. Newest is in the order of time, also after
-    the ring has come round, or its size has changed. With ``alpha`` above 0 the draw from them is prioritized, however
-    few there are. ``eta`` follows the returns in ``info["Episodes"]["TrainReward"]`` (:meth:`update_eta`).
+    c_k = max(M η^(1000 k / K), cmin) for k = 1 .. K and M stored transitions; batches have ``ck``. "Newest" means the
+    order of time, also after the ring has wrapped or was resized. With ``alpha`` above 0, the draw among them is
+    prioritized. ``eta`` follows the returns in ``info["Episodes"]["TrainReward"]``; see :meth:`update_eta`.
 
     Args:
-        size: as :class:`PERBuffer`, and so the others.
-        eta: how sharply the window shrinks; 1 is no emphasis.
-        cmin: the least number of steps in it.
+        size: this and the others as in :class:`PERBuffer`.
+        eta: η, how sharply the window shrinks; 1 draws from all transitions.
+        cmin: the least number of transitions in the window.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EREBuffer(PERBuffer):
         cls, size: int, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0,
         default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *, seed: int | None = None,
     ) -> Factory:  # fmt: skip
-        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
         options = n_step, epsilon, alpha, beta, default_error, eta, cmin
         return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
@@ -58,15 +58,15 @@ class EREBuffer(PERBuffer):
         self._recent = sampler
 
     def _least(self) -> int:
-        """``cmin`` in what is drawn: transitions, or sequences."""
+        """``cmin`` in items of the replay: transitions, or sequences."""
         return max(self._cmin // (int(self.algo.update_every) if self.recurrent_actor else 1), 1)
 
-    initial_eta = alias("_recent.sharpest", "How sharply the window shrinks while returns rise.")
-    eta = alias("_recent.eta", "How sharply the window shrinks now.")
+    initial_eta = alias("_recent.sharpest", "η while returns rise.")
+    eta = alias("_recent.eta", "η now.")
 
     @property
     def cmin(self) -> int:
-        """The least number of steps in the window."""
+        """The least number of transitions in the window."""
         return self._cmin
 
     @cmin.setter
@@ -83,13 +83,13 @@ class EREBuffer(PERBuffer):
         return {**found, "ck": max(window // rows.num_envs, 1) if self.recurrent_actor else window}
 
     def after_gradients(self, batch: Data, info: Data) -> Data:
-        """As :class:`PERBuffer`; then :meth:`update_eta`."""
+        """As in :class:`PERBuffer`; then :meth:`update_eta`."""
         return self.update_eta(super().after_gradients(batch, info))
 
     def update_eta(self, info: Data) -> Data:
-        """Let eta follow the returns of the last 20 episodes: ``initial_eta`` while they rise, 1 while they fall.
+        """Adapt ``eta`` to the returns of the last 20 episodes: ``initial_eta`` while they rise, 1 while they fall.
 
-        Once there are as many, ``info["Algorithm"]`` has ``eta`` and ``RewardGradient``, from -1 to 1.
+        After 20 episodes, ``info["Algorithm"]`` gets ``eta`` and ``RewardGradient``, from -1 to 1.
         """
         returns = info.get(EPISODES, {}).get("TrainReward", ())
         for value in np.atleast_1d(np.asarray(returns, np.float64)):

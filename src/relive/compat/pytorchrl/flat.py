@@ -1,4 +1,4 @@
-"""Single steps of all envs, for feed-forward actors."""
+"""Storage of single steps, for feed-forward actors."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Data = dict[str, Any]
 
 
 class Flat:
-    """A replay of steps ``[N, ...]`` by PyTorchRL's keys; recurrent states are one row of zeros, as there.
+    """A replay of steps ``[N, ...]`` by PyTorchRL's keys. Recurrent states are one row of zeros, as in PyTorchRL.
 
     Args:
         sample: a transition.
         max_size: steps per env.
-        known: the keys that are stored if a transition has them.
+        known: keys that are stored if a transition has them.
         sampler: of the replay.
         view: of the replay.
         seed: of the replay.
-        copies: whether copies of steps are going to be added; ``size`` and :meth:`read` know of the steps alone.
+        copies: whether relabelled copies of steps will be added. ``size`` and :meth:`read` ignore these.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Flat:
     ) -> None:
         self.keys, self.num_envs = stored_keys(sample, known), len(sample[DONE2])
         self.shapes = {key: mapped(lambda value: tuple(value.shape[1:]), sample[key]) for key in self.keys}
-        """Of each key, without the env axis; of members of a dictionary, in one."""
+        """Key -> the shape without the env axis, or a dictionary of shapes."""
         self.members = {key: list(sample[key]) if isinstance(sample[key], Mapping) else None for key in self.keys}
         self.states = {
             key: mapped(lambda value: np.zeros((1, *value.shape), np.float32), sample[key])
@@ -85,7 +85,7 @@ class Flat:
 
     @property
     def view(self) -> NStep:
-        """Of the replay."""
+        """The view of the replay."""
         return self.replay.view
 
     @property
@@ -105,14 +105,14 @@ class Flat:
         return len(self.replay) // self.num_envs
 
     def _alone(self, env: int) -> Any:
-        """The steps of an env in the order of time, without copies."""
+        """The steps of an env in the order of time, without relabelled copies."""
         rows = self.replay.slice(env)
         return rows[~rows["copied"]]
 
     def insert(self, sample: Mapping[str, Any]) -> None:
-        """One step of every env."""
+        """Store one step of every env."""
         step = self._steps(sample)
-        if self.view.n == 1:  # nothing is read but what a step itself holds; see read_windows
+        if self.view.n == 1:  # only the step itself is read; see read_windows
             self.replay.add(step)
         else:
             self._continuity.follow(self.replay, step["obs"])
@@ -121,7 +121,7 @@ class Flat:
         self._memory.added += 1
 
     def extend(self, data: Mapping[str, Any]) -> None:
-        """Steps ``[T, N, ...]`` of one collector or several; none needs to go on from the one before."""
+        """Store steps ``[T, N, ...]`` of one or several collectors. Successive steps need not belong together."""
         steps = as_stored(step_of(data, self.keys, axes=2), self._integers)
         if self.copies:
             steps["copied"] = np.zeros_like(steps["terminated"])
@@ -135,10 +135,10 @@ class Flat:
         self._memory.added += len(steps["terminated"])
 
     def read_windows(self, n: int) -> None:
-        """From now on batches hold windows of up to ``n`` rewards.
+        """From now on, batches hold windows of up to ``n`` rewards.
 
-        Single steps are stored without asking whether one goes on from the other. Where the first windows of several
-        are read, those that do not are cut off from the ones before, as a time limit would.
+        While n is 1, steps are stored without checking that one follows from the other. When n first exceeds 1, steps
+        that do not lead to the one after them are marked as truncated.
         """
         before, self.view.n = self.view.n, n
         if n == 1 or before > 1:
@@ -150,16 +150,16 @@ class Flat:
             obs, next_obs, done = (arrays_of(steps[name]) for name in ("obs", "next_obs", "terminated"))
             last = steps["index"][:-1][torch.from_numpy(breaks(obs, next_obs, done)[:, 0])]
             flags[env * rows + last // self.num_envs % rows] = True
-        self.replay.interrupt()  # whether the next steps go on from these would have to be found out, too
+        self.replay.interrupt()  # the next steps are not checked against these
         self._continuity.forget()
 
     def clear(self) -> None:
-        """Forget the steps."""
+        """Forget all steps."""
         self.replay.clear()
         self._memory.forget()
 
     def resize(self, max_size: int, sampler: Sampler) -> None:
-        """Make room for another number of steps, and keep the newest."""
+        """Change the number of steps that fit, and keep the newest."""
         old, view = self.replay, self.view
         old.view = NStep()  # each buffer has a view of its own
         self.replay = ReplayBuffer(
@@ -186,7 +186,7 @@ class Flat:
         return found | {key: mapped(lambda value: value[start:end].copy(), s) for key, s in states.items()}
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches ``[B, ...]`` by key, float32, and as the replay has them."""
+        """Batches ``[B, ...]`` by key, float32; and the replay's own batches."""
         for drawn in self.replay.batches(count, batch_size):
             batch: Data = dict(drawn.items())
             found: Data = {}
@@ -200,7 +200,7 @@ class Flat:
             yield found | {key: mapped(_first, states) for key, states in self.states.items()}, batch
 
     def steps_used(self, batch: Data) -> Tensor:
-        """How many rewards each window of a batch has, float32 ``[B, 1]``."""
+        """The number of rewards in each window of a batch, float32 ``[B, 1]``."""
         return batch["steps"].float().unsqueeze(1)
 
 
@@ -210,7 +210,7 @@ def _stacked(_: Any, *envs: Any) -> Any:
 
 
 def _shaped(shape: Any, rows: Any) -> Any:
-    """With the axis of one number that relive does without."""
+    """Add the axis of size 1 that relive leaves out."""
     return rows if rows.shape[2:] == shape else rows.reshape(*rows.shape[:2], *shape)
 
 

@@ -1,4 +1,4 @@
-"""HERBuffer of PyTorchRL 3.2 over :class:`relive.Hindsight`."""
+"""PyTorchRL's HERBuffer (release 3.2), built on :class:`relive.Hindsight`."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
 
 
 def unchanged(obs: Any, rhs: Any, obs2: Any, rhs2: Any, rew: Any, initial_state: Any, final_state: Any) -> Any:
-    """The ``her_function`` that is the default: transitions as they were."""
+    """The default ``her_function``: the transitions unchanged."""
     return obs, rhs, obs2, rhs2, rew
 
 
 class HERBuffer(EREBuffer):
-    """``pytorchrl.agent.storages.HERBuffer``: at an episode's end a copy of it is appended, as ``her_function`` says.
+    """``pytorchrl.agent.storages.HERBuffer``: when an episode ends, a copy relabelled by ``her_function`` is appended.
 
     ``her_function(obs, rhs, obs2, rhs2, rew, initial_state, final_state) -> (obs, rhs, obs2, rhs2, rew)`` gets float32
-    arrays ``[K, ...]``, or dictionaries of them: K steps of one env's episode, where the host has its envs.
-    ``initial_state`` is the episode's first observation, as far as it is stored, ``final_state`` the last one, for each
-    of them alike; recurrent states are the buffer's zeros. Episodes may have any length, in any number of envs, and may
-    lie across the place where the memory comes round. PyTorchRL's envs reset themselves and lose the observation that
-    an episode ended on; so the last one is that before the last step, and the copy has all steps but that one. Flags
-    are copied. ``size`` and slices know of steps alone, and who inserts a slice makes copies of its own. Copies take
-    part of the ``size`` steps of memory. Feed-forward actors only.
+    arrays ``[K, ...]``, or dictionaries of them: K steps of one env's episode. (The host passes one step of K envs.)
+    ``initial_state`` is the first stored observation of the episode and ``final_state`` the last one, repeated for each
+    step; recurrent states are zeros. Episodes may have any length, in any number of envs, and may wrap around the end
+    of the memory. PyTorchRL's envs reset themselves and lose the final observation. So ``final_state`` is the
+    observation before the last step, and the copy leaves out the last step. Flags are copied. ``size`` and slices
+    ignore copies; a buffer that a slice is inserted into makes its own. Copies use part of the ``size`` steps of
+    memory. Feed-forward actors only.
 
     Args:
-        size: as :class:`EREBuffer`, and so the others.
+        size: this and the others as in :class:`EREBuffer`.
         her_function: see above.
 
     Raises:
@@ -60,8 +60,8 @@ class HERBuffer(EREBuffer):
         super().__init__(size, device, actor, algorithm, envs, *options, seed=seed)
         if self.recurrent_actor:
             raise LifecycleError(
-                "HERBuffer: the actor is recurrent, but its states were made of observations as they were, not of "
-                "relabelled ones; use a feed-forward actor, or EREBuffer, which has all that HERBuffer has besides"
+                "HERBuffer: the actor is recurrent, but its states come from the original observations, not from "
+                "relabelled ones; use a feed-forward actor, or EREBuffer, which has everything else that HERBuffer has"
             )
         self.her_function = her_function
         self._lengths = np.zeros(0, np.int64)
@@ -72,17 +72,17 @@ class HERBuffer(EREBuffer):
         alpha: float = 0.0, beta: float = 1.0, default_error: float = 1000000, eta: float = 1.0, cmin: int = 5000, *,
         seed: int | None = None,
     ) -> Factory:  # fmt: skip
-        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
         options = her_function, n_step, epsilon, alpha, beta, default_error, eta, cmin
         return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
-        """As :class:`ReplayBuffer`; then copies of the episodes that ended."""
+        """As in :class:`ReplayBuffer`; then append copies of the episodes that ended."""
         super().insert_transition(sample)
         self._count(as_host(sample[DONE2]).reshape(1, -1) != 0)
 
     def _extend(self, steps: Data) -> None:
-        """As :class:`ReplayBuffer`; an episode's copy comes right after its end."""
+        """As in :class:`ReplayBuffer`. The copy of an episode is added right after its end."""
         done = as_host(steps[DONE2])
         done = done.reshape(*done.shape[:2]) != 0
         cuts = [0, *(np.flatnonzero(done.any(1)) + 1).tolist(), len(done)]
@@ -92,7 +92,7 @@ class HERBuffer(EREBuffer):
             self._count(done[low:high])
 
     def _count(self, done: Any) -> None:
-        """Steps were stored, of which only the last may have ended episodes."""
+        """Count stored steps, bool ``[T, N]``. Only the last one may end episodes."""
         if not len(self._lengths):
             self._lengths = np.zeros(done.shape[1], np.int64)
         self._lengths += len(done)
@@ -102,12 +102,12 @@ class HERBuffer(EREBuffer):
             self._lengths[ended] = 0
 
     def _forget(self) -> None:
-        """As :class:`ReplayBuffer`; of the episodes under way what comes next counts."""
+        """As in :class:`ReplayBuffer`. Unfinished episodes are counted from here."""
         super()._forget()
         self._lengths[:] = 0
 
     def handle_end_of_episode(self, envs: Any = None) -> None:
-        """Append what ``her_function`` makes of the episodes that these envs (default: all) just ended."""
+        """Append relabelled copies of the episodes that these envs (default: all) just ended."""
         replay = self._stored.replay
         hindsight = Hindsight(relabel=self._relabel, strategy="final", k=1)
         for env in range(replay.num_envs) if envs is None else envs:
@@ -121,7 +121,7 @@ class HERBuffer(EREBuffer):
             replay.interrupt([int(env)])
 
     def _relabel(self, steps: Data, initial: Any, final: Any, chosen: Any) -> Data:
-        """``her_function`` as a function of :class:`relive.Hindsight`."""
+        """Call ``her_function`` for :class:`relive.Hindsight`."""
         count, states = len(steps["reward"]), self._stored.states
         zeros = [
             mapped(lambda x: np.repeat(x[0, :1], count, 0), states.get(key, np.zeros((1, 1)))) for key in (RHS, RHS2)
@@ -136,9 +136,9 @@ class HERBuffer(EREBuffer):
 
 
 def _episode(steps: Any) -> Data:
-    """The newest steps that went on from one another, but for the last one; arrays ``[T, 1, ...]``.
+    """The newest steps in which each leads to the next, without the last step; arrays ``[T, 1, ...]``.
 
-    A collector's episode under way is cut off where those of another one lie between its steps.
+    An episode is cut where steps of another collector were stored between its own.
     """
     fields: Data = {name: arrays_of(steps[name]) for name in steps.keys()}
     cuts = np.flatnonzero(breaks(fields["obs"], fields["next_obs"], fields["terminated"]))
@@ -147,5 +147,5 @@ def _episode(steps: Any) -> Data:
 
 
 def _like(value: Any, stored: Any) -> Any:
-    """In the dtypes that are stored."""
+    """``value`` with the dtypes of ``stored``."""
     return mapped(lambda had, new: np.asarray(new).astype(had.dtype), stored, value)

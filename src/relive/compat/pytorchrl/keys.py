@@ -1,4 +1,4 @@
-"""The names of PyTorchRL's data, as ``pytorchrl/__init__.py`` has them, and what relive calls them."""
+"""PyTorchRL's keys, as in its ``pytorchrl/__init__.py``, and relive's names for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
 
 OffPolicyDataKeys = (OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS)
-"""What the buffers store."""
+"""The keys that the buffers store."""
 
 STATES = (RHS, RHS2)
 

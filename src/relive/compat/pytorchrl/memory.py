@@ -1,4 +1,4 @@
-"""Where the rows of a replay lie, env by env, and reading them in the order of time."""
+"""Reading the rows of a replay in the order of time."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Data = dict[str, Any]
 
 
 class Memory:
-    """The rows of a replay of N envs that are all added to at once, counted from its last :meth:`forget` on.
+    """The rows of a replay whose N envs get one step each at a time, counted since the last :meth:`forget`.
 
     Args:
-        replay: the replay.
-        names: what its fields are to be called, field by name.
-        added: how many rows of each env count, the newest ones.
-        before: how many rows of each env were added before those.
+        replay: the storage.
+        names: PyTorchRL's key -> relive's field.
+        added: rows per env that count, the newest ones.
+        before: rows per env that were added before those.
     """
 
     def __init__(self, replay: ReplayBuffer, names: Mapping[str, str], added: int = 0, before: int = 0) -> None:
         self._replay, self._names, self._begin, self.added = replay, names, before, added
 
     def forget(self) -> None:
-        """What comes next is row 0."""
+        """Let the next row be row 0."""
         self._begin, self.added = self._begin + self.added, 0
 
     @cached_property
@@ -48,9 +48,9 @@ class Memory:
         return {key: mapped(by_env, value) for key, value in nested.items()}
 
     def read(self, key: str, first: int, count: int) -> Any:
-        """``count`` rows of a field from row ``first`` on, float32 ``[count, N, ...]``, or a dictionary of them.
+        """Rows ``first`` to ``first + count`` of a field, float32 ``[count, N, ...]``, or a dictionary of these.
 
-        The trap: they have to be among the newest R.
+        The trap: older rows than the R that are stored are not noticed; newer rows are returned for them.
         """
         return mapped(lambda column: _rows(column, self._begin + first, count), self._columns[key])
 
@@ -59,7 +59,7 @@ class Memory:
 
 
 def _rows(column: Any, first: int, count: int) -> Any:
-    """Rows of a ring ``[N, R, ...]``, time first."""
+    """Rows of a ring ``[N, R, ...]``, time first: ``[count, N, ...]``."""
     out = np.empty((count, len(column), *column.shape[2:]), np.float32)
     done, rows = 0, column.shape[1]
     while done < count:

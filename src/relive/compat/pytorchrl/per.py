@@ -1,4 +1,4 @@
-"""PERBuffer of PyTorchRL 3.2 over :class:`relive.Prioritized`."""
+"""PyTorchRL's PERBuffer (release 3.2), built on :class:`relive.Prioritized`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .replay import Data, Factory, NStepReplayBuffer
 __all__ = ["PERBuffer"]
 
 LEAST = 1e-6
-"""What a transition without error is worth where ``epsilon`` is 0: with nothing it could never be drawn again."""
+"""The epsilon used for ``epsilon=0``. With 0, a transition without error could never be drawn again."""
 
 
 class PERBuffer(NStepReplayBuffer):
     """``pytorchrl.agent.storages.PERBuffer``: drawn in proportion to (|TD error| + epsilon)^alpha.
 
-    Batches have ``per_weights``, float32 ``[B, 1]``, divided by the largest of the buffer, and ``idxs``;
-    :meth:`after_gradients` takes the errors from ``info["Algorithm"]["errors"]``. With ``alpha=0`` draws are uniform,
-    ``per_weights`` is 1.0 and no errors are wanted. A sequence's priority is 0.9 max + 0.1 mean of those of its steps.
+    Batches have ``idxs`` and the importance weights ``per_weights``, float32 ``[B, 1]``, divided by the largest one in
+    the buffer. :meth:`after_gradients` reads the errors in ``info["Algorithm"]["errors"]``. With ``alpha=0`` draws are
+    uniform, ``per_weights`` is 1.0 and errors are not read. A sequence's priority is 0.9 max + 0.1 mean over its steps.
 
     Args:
-        size: as :class:`NStepReplayBuffer`, and so the others.
-        epsilon: what a transition without error is worth; 0 counts as 1e-6.
-        alpha: how much priorities matter.
-        beta: how much the weights correct for it.
-        default_error: the error of new transitions, also of those that take the place of old ones.
+        size: this and the others as in :class:`NStepReplayBuffer`.
+        epsilon: added to each |TD error|; 0 counts as 1e-6.
+        alpha: the exponent of priorities; 0 is uniform.
+        beta: the exponent of importance weights.
+        default_error: the TD error that new transitions start with.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PERBuffer(NStepReplayBuffer):
         cls, size: int, n_step: int = 1, epsilon: float = 0.0, alpha: float = 0.0, beta: float = 1.0,
         default_error: float = 1000000, *, seed: int | None = None,
     ) -> Factory:  # fmt: skip
-        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
         options = n_step, epsilon, alpha, beta, default_error
         return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, *options, seed=seed)
 
@@ -67,7 +67,7 @@ class PERBuffer(NStepReplayBuffer):
 
     @property
     def epsilon(self) -> float:
-        """What a transition without error is worth; a change takes effect on everything stored."""
+        """Added to each |TD error|; a change affects all stored transitions."""
         return self._epsilon
 
     @epsilon.setter
@@ -75,12 +75,12 @@ class PERBuffer(NStepReplayBuffer):
         self._priorities.eps = epsilon or LEAST
         self._epsilon = epsilon
 
-    error = alias("_priorities.default_error", "The error of new transitions.")
-    alpha = alias("_priorities.alpha", "How much priorities matter; a change takes effect on everything stored.")
-    beta = alias("_priorities.beta", "How much the weights correct for it.")
+    error = alias("_priorities.default_error", "The TD error that new transitions start with.")
+    alpha = alias("_priorities.alpha", "The exponent of priorities; a change affects all stored transitions.")
+    beta = alias("_priorities.beta", "The exponent of importance weights.")
 
     def get_priority(self, error: Any) -> Any:
-        """(error + epsilon)^alpha of errors that are not negative; arrays, tensors or numbers."""
+        """(error + epsilon)^alpha for errors of at least 0: arrays, tensors or numbers."""
         return (error + self.epsilon) ** self.alpha
 
     def get_sequence_priority(self, sequence_data: Any, eta: float = 0.9) -> Any:
@@ -97,11 +97,11 @@ class PERBuffer(NStepReplayBuffer):
         return {**common, "per_weights": weights, "idxs": extras["index"].numpy()}
 
     def after_gradients(self, batch: Data, info: Data) -> Data:
-        """Give the transitions of the batch the errors that its update found.
+        """Set the priorities of a batch from the TD errors that its update reported.
 
         Raises:
-            AssertionError: the algorithm reported none.
-            ShapeError, NotFiniteError: they do not fit the batch, or are not finite. Nothing is changed.
+            AssertionError: the algorithm reported no errors.
+            ShapeError, NotFiniteError: the errors do not fit the batch, or are not finite. Nothing is changed.
         """
         if self.alpha != 0.0 and "idxs" in batch:
             weighted = isinstance(batch.get("per_weights"), Tensor)
@@ -115,6 +115,6 @@ class PERBuffer(NStepReplayBuffer):
         return info
 
     def _joint(self, errors: Any) -> Any:
-        """The errors ``[S]`` that give sequences the priorities of the errors ``[S, K]`` of their steps."""
+        """One error per sequence ``[S]`` that yields the joint priority of its steps' errors ``[S, K]``."""
         priority = self.get_sequence_priority(self.get_priority(np.abs(errors.T.astype(np.float64))))
         return np.maximum(priority ** (1 / self.alpha) - self.epsilon, 0.0)

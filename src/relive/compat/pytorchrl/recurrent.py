@@ -1,4 +1,4 @@
-"""Overlapping sequences of all envs, for recurrent actors: each is one item of a replay."""
+"""Storage of overlapping sequences, for recurrent actors. Each sequence is one item of a replay."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ __all__ = ["Sequences"]
 
 Data = dict[str, Any]
 AFTER = (OBS2, RHS2, DONE2)
-"""Of a window's last step; all else is of its first."""
+"""Keys read from a window's last step. All others are read from its first step."""
 OF_STEPS = {REW: "rewards", DONE2: "dones"}
-"""A sequence is a transition by itself, to relive: what its steps hold has other names than what it needs."""
+"""Fields of a sequence's steps. relive stores a sequence as one transition, whose own reward has the usual name."""
 
 
 class Sequences:
-    """A replay of sequences of L steps, made as they come in, n-step rewards included.
+    """A replay of sequences of L steps with n-step rewards, built while steps are added.
 
-    The newest steps wait in a small replay of their own, L + n - 1 per env, where every L - overlap steps the oldest L
-    are the next sequence. Row t of it has the sum of the rewards from t on, up to n of them and none beyond the
-    episode's end, and the next observation, next states and next flag of step t + n - 1, whatever ended before: rows
-    that follow one another are read by a network with a memory, which must not miss a step. Where an episode ends
-    before that step, ``n_step`` is infinite, so that γ^n is 0 and nothing of another episode gets into a target.
+    A small replay holds the newest L + n - 1 steps of each env. Every L - overlap steps, its oldest L steps become a
+    sequence. Row t of a sequence has the sum of up to n rewards from step t on, within the episode. Its next
+    observation, next states and next flag are those of step t + n - 1, even if an episode ended in between: a recurrent
+    network reads the rows in order and must not miss a step. Where an episode ends before that step, ``n_step`` is
+    infinite, so γ^n is 0 and no target mixes two episodes.
 
-    Flags alone say where episodes end, as they do in PyTorchRL's networks.
+    Only the flags mark the ends of episodes, as in PyTorchRL's networks.
 
     Args:
         sample: a transition.
-        max_size: steps per env, of whole sequences.
-        known: the keys that are stored if a transition has them.
+        max_size: steps per env, in whole sequences.
+        known: keys that are stored if a transition has them.
         sampler: of the replay.
-        view: n and γ of the rewards.
+        view: holds n and γ.
         seed: of the replay.
         length: L.
         overlap: steps that successive sequences share.
 
     Raises:
-        ParameterError: successive sequences would share all of their steps, or windows are longer than they are.
+        ParameterError: n is above L, or above 1 for transitions without ``Done``.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class Sequences:
 
     @property
     def added(self) -> int:
-        """Steps per env since the last :meth:`clear`, of whole sequences."""
+        """Steps per env since the last :meth:`clear`, in whole sequences."""
         return self._memory.added * self._length
 
     @property
     def size(self) -> int:
-        """Steps per env, of whole sequences; those that two sequences share count twice."""
+        """Steps per env, in whole sequences. Steps that two sequences share count twice."""
         return len(self.replay) // self.num_envs * self._length
 
     def insert(self, sample: Mapping[str, Any]) -> None:
-        """One step of every env."""
+        """Add one step of every env."""
         self._newest.add(self._steps(sample))
         self._seen += 1
         if self._seen >= self._waits and (self._seen - self._waits) % self._stride == 0:
@@ -143,12 +143,12 @@ class Sequences:
         self._append({**fields, **states}, (envs,))
 
     def _waiting(self, view: NStep) -> Data:
-        """The steps that wait, through a view, as they were completed: time first ``[W N, ...]``."""
+        """The waiting steps, read through a view, in the order of time: ``[W N, ...]``."""
         self._newest.view = view
         return dict(self._newest.data().items())
 
     def _append(self, fields: Data, shape: tuple[int, ...]) -> None:
-        """Sequences ``[N, ...]``, or ``[K, N, ...]``; the replay's own fields of a transition mean nothing."""
+        """Store sequences ``[N, ...]`` or ``[K, N, ...]``. The replay's own reward and flags are unused."""
         none = np.zeros(shape, np.bool_)
         step = {**fields, "reward": np.zeros(shape, np.float32), "terminated": none, "truncated": none}
         if self.view.n > 1:
@@ -158,10 +158,10 @@ class Sequences:
         self._memory.added += 1 if len(shape) == 1 else shape[0]
 
     def extend(self, data: Mapping[str, Any]) -> None:
-        """Whole sequences one after the other, ``[K L, N, ...]``, with the states before each one's first step.
+        """Store whole sequences, ``[K L, N, ...]`` end to end, with the states before each sequence's first step.
 
         Raises:
-            AssertionError: not a whole number of sequences.
+            AssertionError: the steps are not a whole number of sequences.
         """
         steps, length = as_stored(step_of(data, self.keys, axes=2), self._integers), self._length
         count = len(steps["terminated"])
@@ -175,22 +175,22 @@ class Sequences:
         self._append({**fields, **states}, (count // length, self.num_envs))
 
     def clear(self) -> None:
-        """Forget the sequences; the one that has begun goes on."""
+        """Forget the stored sequences. The unfinished one is kept."""
         self.replay.clear()
         self._memory.forget()
 
     def resize(self, max_size: int, sampler: Sampler) -> None:
-        """Make room for another number of steps, and keep the newest sequences."""
+        """Change the number of steps that fit, and keep the newest sequences."""
         old, self.replay = self.replay, self._build(max_size, sampler)
         self.replay.append(old)
         kept = len(self.replay) // self.num_envs
         self._memory = Memory(self.replay, self._names, kept, before=len(old) // self.num_envs - kept)
 
     def read_windows(self, n: int) -> None:
-        """Refuse another ``n``: the sums of rewards are stored.
+        """Refuse to change n, because sums of n rewards are stored.
 
         Raises:
-            LifecycleError: it is another.
+            LifecycleError: ``n`` differs.
         """
         if n != self.view.n:
             raise LifecycleError(
@@ -198,9 +198,9 @@ class Sequences:
             )
 
     def read(self, start: int, end: int, by_position: bool, keys: Iterable[str] | None = None) -> Data:
-        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``: by position in memory, or from the oldest on.
+        """``keys`` (default: all) of steps, float32 ``[T, N, ...]``, by position in memory or counted from the oldest.
 
-        States are zeros but for those before a sequence's first step.
+        States are zero except before a sequence's first step.
         """
         size, length = self.size, self._length
         low, high = start // length, max(-(-min(end, size) // length), start // length)
@@ -224,27 +224,27 @@ class Sequences:
         return found
 
     def batches(self, count: int, batch_size: int) -> Iterator[tuple[Data, Any]]:
-        """Batches ``[S L, ...]`` of sequences by key, states ``[S, ...]``, float32, and as the replay has them."""
+        """Batches of sequences by key, float32 ``[S L, ...]``, states ``[S, ...]``; and the replay's own batches."""
         for batch in self.replay.batches(count, -(-batch_size // self._length)):
             found = {key: mapped(_joined, self.shapes[key], batch[self._name(key)]) for key in self.keys}
-            if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so that the flag has to do
+            if self.view.n > 1 and self.view.gamma == 1.0:  # no power of 1 is 0, so the flag must end the target
                 found[DONE2] = torch.maximum(found[DONE2], self.steps_used(batch).isinf().float())
             yield found | {key: mapped(_member, self._hidden[key], batch[key]) for key in self._states}, batch
 
     def steps_used(self, batch: Any) -> Tensor:
-        """Of each window of a batch, float32 ``[S L, 1]``: n, or infinite where its episode ended before."""
+        """n of each window of a batch, float32 ``[S L, 1]``; infinite where its episode ended before."""
         return batch["n_step"].reshape(-1, 1)
 
     def _steps_used(self, starts: Any, ends: Any) -> Any:
-        """The same of sequences ``[..., L]``, by the flags before and after their steps."""
+        """The same for sequences ``[..., L]``, from the flags before and after their steps."""
         n, length = self.view.n, self._length
-        # of steps 0 .. L + n - 2 the flags before: the next flags are of n - 1 steps later
+        # the flags before steps 0 .. L + n - 2; `ends` holds the flags after steps n - 1 .. L + n - 2
         flags = np.concatenate([starts.reshape(ends.shape) != 0, ends[..., length - n : length - 1]], -1).cumsum(-1)
         return np.where(flags[..., n - 1 :] > flags[..., :length], np.inf, n).astype(np.float32)
 
 
 def _joined(shape: tuple[int, ...], values: Any) -> Any:
-    """Sequences ``[S, L, ...]`` one after the other, ``[S L, ...]``."""
+    """Sequences ``[S, L, ...]`` end to end, ``[S L, ...]``."""
     return values.reshape(-1, *shape).float()
 
 
@@ -257,5 +257,5 @@ def _contiguous(value: Any) -> Any:
 
 
 def _member(shape: tuple[int, ...], value: Tensor) -> Tensor:
-    """The tensor of a field; mapped, it turns a TensorDict into a dictionary."""
+    """The tensor itself. Mapped over shapes, this turns a TensorDict into a dictionary."""
     return value

@@ -1,4 +1,4 @@
-"""ReplayBuffer and NStepReplayBuffer of PyTorchRL 3.2 over :class:`relive.ReplayBuffer`."""
+"""PyTorchRL's ReplayBuffer and NStepReplayBuffer (release 3.2), built on :class:`relive.ReplayBuffer`."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Factory = Callable[[Any, Any, Any, Any], "ReplayBuffer"]
 class ReplayBuffer:
     """``pytorchrl.agent.storages.ReplayBuffer``: steps of all envs, drawn uniformly, read as dictionaries of tensors.
 
-    ``Done`` is the flag of the step before, so that it marks an episode's first step; ``NextDone`` is that of the step
-    itself, time limits included, as PyTorchRL's collector passes them. Every tensor of a batch is float32; what is
-    stored keeps its dtype. With a recurrent actor the items are sequences of ``algorithm.update_every`` steps, of which
-    successive ones share ``int(actor.sequence_overlap * update_every)``, whatever episodes end in them.
+    As PyTorchRL's collector passes them, ``Done`` is the flag of the step before, so it marks an episode's first step,
+    and ``NextDone`` is the flag of the step itself, time limits included. Batches are float32; the storage keeps the
+    dtypes of the transitions. With a recurrent actor, the items are sequences of ``algorithm.update_every`` steps.
+    Successive ones share ``int(actor.sequence_overlap * update_every)`` steps. Episodes may end inside them.
 
     Args:
         size: steps per env.
-        device: where batches go; rows stay in RAM.
-        actor: ``is_recurrent`` and ``sequence_overlap`` are read.
-        algorithm: ``gamma`` and, with a recurrent actor, ``update_every`` are read; nothing is written.
-        envs: as PyTorchRL passes them; not read.
-        seed: batch t is a function of (seed, t); None takes one from torch's default generator, here and now. NumPy's
-            generator is never read.
+        device: of the batches; rows stay in RAM.
+        actor: its ``is_recurrent`` and ``sequence_overlap`` are read.
+        algorithm: its ``gamma`` and, with a recurrent actor, ``update_every`` are read.
+        envs: not read.
+        seed: batch t is a function of (seed, t). None draws one seed from torch's default generator, at construction.
+            NumPy's generator is never read.
 
     Raises:
         ParameterError: successive sequences would share all of their steps (``sequence_overlap`` of 1).
@@ -51,7 +51,7 @@ class ReplayBuffer:
 
     storage_tensors = OffPolicyDataKeys
     _copies = False
-    """Whether copies of steps are stored beside them."""
+    """Whether relabelled copies of steps are stored, too."""
 
     def __init__(
         self, size: int, device: Any, actor: Any, algorithm: Any, envs: Any, *, seed: int | None = None
@@ -77,12 +77,12 @@ class ReplayBuffer:
             self.max_size = self._whole(size)
 
     def _whole(self, size: int) -> int:
-        """Rows of whole sequences, twice as many, since they overlap."""
+        """Steps in whole sequences, doubled because sequences overlap."""
         return size // self.sequence_length * self.sequence_length * 2
 
     @classmethod
     def create_factory(cls, size: int, *, seed: int | None = None) -> Factory:
-        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
         return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, seed=seed)
 
     def _new_sampler(self) -> Sampler:
@@ -92,7 +92,7 @@ class ReplayBuffer:
         self._sampler = sampler
 
     def __getstate__(self) -> Data:
-        return {**self.__dict__, "_handed": None}  # what was handed over stays that of this buffer
+        return {**self.__dict__, "_handed": None}  # a copy of this buffer did not return those steps
 
     def __setstate__(self, state: Data) -> None:
         self.__dict__.update(state)
@@ -100,14 +100,14 @@ class ReplayBuffer:
             self._take_parts(self._rows)
 
     def _take_parts(self, rows: Flat | Sequences) -> None:
-        """The rows have parts of their own now."""
+        """Use the sampler and the view of these rows."""
         self._view = rows.view
         self._adopt(rows.replay.sampler)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     def init_tensors(self, sample: Mapping[str, Any]) -> None:
-        """Allocate the memory for transitions like this one, ``[N, ...]`` per key; the first insert does it, too."""
+        """Allocate memory for transitions like this one, ``[N, ...]`` per key. The first insert does it, too."""
         parts = self.max_size, self.storage_tensors, self._sampler, self._view, self._seed
         if self.recurrent_actor:
             self._rows = Sequences(sample, *parts, self.sequence_length, self.overlap_length)
@@ -118,7 +118,7 @@ class ReplayBuffer:
         """Store one step of every env: tensors ``[N, ...]``, or dictionaries of them, by key.
 
         Raises:
-            FieldError, ShapeError, DTypeError: it is not like the first one. Nothing is stored.
+            FieldError, ShapeError, DTypeError: it differs in form from the first one. Nothing is stored.
         """
         if self._handed is not None:
             self._settle()
@@ -129,12 +129,12 @@ class ReplayBuffer:
     def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
         """Append steps ``[T, N, ...]`` by key, such as another buffer's :meth:`get_all_buffer_data`.
 
-        What :meth:`get_all_buffer_data` gave before the last :meth:`reset` is put back where it was, with its
-        priorities, if it is the same still, itself or a copy.
+        If these are the steps that the last :meth:`reset` removed, unchanged or copied, they return to their places
+        with their priorities.
 
         Raises:
-            AssertionError: the keys do not have one number of steps.
-            FieldError, ShapeError, DTypeError: they are not like the first transition. Nothing is stored.
+            AssertionError: keys have different numbers of steps.
+            FieldError, ShapeError, DTypeError: they differ in form from the first transition. Nothing is stored.
         """
         if self._away and self._are_back(new_data):
             self._away = False
@@ -143,7 +143,7 @@ class ReplayBuffer:
         self._append(new_data)
 
     def _are_back(self, new_data: Mapping[str, Any]) -> bool:
-        """Whether these are the steps that :meth:`reset` took away."""
+        """Whether these are the steps that :meth:`reset` removed."""
         collected, rows = self._collected(), self._rows
         if collected is not None and new_data is collected and collected.unread:
             return True
@@ -172,9 +172,9 @@ class ReplayBuffer:
         self._stored.extend(steps)
 
     def insert_single_tensor_slice(self, tensor_storage: Data, tensor_key: str, tensor_values: Any) -> int:
-        """Put one key's steps, ``[T, N, ...]`` or a dictionary, into a slice that is put together; returns T.
+        """Add one key's steps, ``[T, N, ...]`` or a dictionary, to the slice ``tensor_storage``; returns T.
 
-        Rows hold all keys of a step together, so a slice goes in whole, by :meth:`insert_data_slice`.
+        Rows hold all keys of a step, so only :meth:`insert_data_slice` can store the finished slice.
         """
         tensor_storage[tensor_key] = tensor_values
         lengths: set[int] = {len(tensor_values)}
@@ -184,18 +184,18 @@ class ReplayBuffer:
         return lengths.pop()
 
     def reset(self) -> None:
-        """Forget what is stored; recurrent collection goes on with the sequence that had begun."""
-        self._away = self._rows is not None  # they are forgotten for good once something else happens than their return
+        """Forget all stored steps. With a recurrent actor, the unfinished sequence is kept."""
+        self._away = self._rows is not None  # forgotten for good unless the next call returns them
 
     def _forget(self) -> None:
         self._stored.clear()
 
     def _collected(self) -> Collected | None:
-        """What was handed over last, if somebody still has it and nothing has changed here since."""
+        """The last result of :meth:`get_all_buffer_data`, if it still exists and the buffer has not changed since."""
         return None if self._handed is None else self._handed()
 
     def _settle(self) -> None:
-        """Something is going to change: what was handed over is read, and what :meth:`reset` took away is forgotten."""
+        """Before a change: read the steps that were handed out, and forget those that :meth:`reset` removed."""
         collected, away = self._collected(), self._away
         self._handed, self._away = None, False
         if collected is not None:
@@ -215,17 +215,17 @@ class ReplayBuffer:
 
     @property
     def size(self) -> int:
-        """Steps per env that are stored, at most ``max_size``."""
+        """The number of steps stored per env, at most ``max_size``."""
         return 0 if self._rows is None or self._away else self._rows.size
 
     @property
     def step(self) -> int:
-        """Where the next step goes: how many were stored since :meth:`reset`, modulo ``max_size``."""
+        """The position of the next step: the number stored since :meth:`reset`, modulo ``max_size``."""
         return 0 if self._rows is None or self._away else self._rows.added % self.max_size
 
     @property
     def data(self) -> Data:
-        """All memory by key, float32 ``[max_size, N, ...]``, copied; zero where nothing is stored."""
+        """A copy of all memory by key, float32 ``[max_size, N, ...]``; zero where nothing is stored."""
         found = {} if self._rows is None else self.get_data_slice(0, self.max_size)
         return {key: value for key, value in found.items() if value is not None}
 
@@ -241,9 +241,9 @@ class ReplayBuffer:
         return {key: value if key in states else mapped(pad, value) for key, value in found.items()}
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> Data:
-        """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where no step is yet.
+        """A copy of the steps at these positions, float32 ``[T, N, ...]`` by key; zero where nothing is stored.
 
-        None stands for the keys that transitions do not have.
+        Keys that transitions lack are None.
         """
         found: Data = dict.fromkeys(self.storage_tensors)
         return found if self._rows is None else found | self._slice(start_pos, end_pos, None)
@@ -253,9 +253,9 @@ class ReplayBuffer:
         return self._padded(self._stored.read(start, end, True, keys), max(end - start, 0))
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> MutableMapping[str, Any]:
-        """Everything stored in the order of time, float32 ``[size, N, ...]`` by key; copies, in RAM anyway.
+        """All steps in the order of time, float32 ``[size, N, ...]`` by key, copied; always in RAM.
 
-        They are made when they are first looked at, or before this buffer changes; see :meth:`insert_data_slice`.
+        The copy is made on first use, or before this buffer changes; see :meth:`insert_data_slice`.
         """
         if self._rows is None:
             return {}
@@ -272,17 +272,17 @@ class ReplayBuffer:
     # -- batches ------------------------------------------------------------------------------------------------
 
     def before_gradients(self) -> None:
-        """Nothing needs to be prepared."""
+        """Does nothing; PyTorchRL calls it before each update."""
 
     def after_gradients(self, batch: Data, info: Data) -> Data:
-        """Called with each batch after the update; ``info`` as it came."""
+        """Returns ``info`` unchanged; PyTorchRL calls it with each batch after the update."""
         return info
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int, num_epochs: int = 1) -> Iterator[Data]:
         """``num_mini_batch`` random batches of ``mini_batch_size`` steps, with replacement: float32 tensors by key.
 
-        With a recurrent actor as many whole sequences as have that many steps, one after the other, and of the
-        recurrent states those before each sequence's first step. ``num_epochs`` counts for nothing, here as there.
+        With a recurrent actor, a batch holds as many whole sequences as have that many steps, end to end, and the
+        recurrent states before each sequence's first step. ``num_epochs`` is ignored, as in PyTorchRL.
 
         Raises:
             EmptyError: nothing is stored.
@@ -299,7 +299,7 @@ class ReplayBuffer:
         return {}
 
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Change an attribute, if there is one of that name; ``max_size`` keeps the newest steps that fit."""
+        """Set an attribute, if it exists. A new ``max_size`` keeps the newest steps that fit."""
         if not hasattr(self, parameter_name):
             return
         if parameter_name == "max_size":
@@ -314,23 +314,23 @@ class ReplayBuffer:
 
 
 class NStepReplayBuffer(ReplayBuffer):
-    """``pytorchrl.agent.storages.NStepReplayBuffer``: rewards of up to ``n_step`` steps, cut at each env's own ends.
+    """``pytorchrl.agent.storages.NStepReplayBuffer``: sums of up to ``n_step`` rewards, within each env's episodes.
 
-    Steps are stored single and put together when they are read, so that the newest steps can be drawn, too, and
-    ``n_step`` and ``gamma`` may be changed at any time. In a batch ``n_step`` is how many rewards were used, float32
-    ``[B, 1]``, so that ``gamma ** n_step`` fits each window; with ``n_step=1`` it is the number 1.
+    Single steps are stored, and rewards are summed when a batch is read. So the newest steps can be drawn, too, and
+    ``n_step`` and ``gamma`` may be changed at any time. In a batch, ``n_step`` is the number of rewards in each window,
+    float32 ``[B, 1]``, so ``gamma ** n_step`` is each window's discount. With ``n_step=1`` it is the number 1.
 
-    With a recurrent actor sequences are stored whole, with the sums of their rewards: ``n_step`` is fixed then, and a
-    changed ``gamma`` counts for later ones. What comes next is of step t + ``n_step`` - 1 in every row, so that a
-    recurrent target misses no step. Where an episode ends before that step, ``n_step`` of a batch is infinite, and
-    ``gamma ** n_step`` 0; with a ``gamma`` of 1 ``NextDone`` is 1.
+    With a recurrent actor, sequences are stored with the sums of their rewards. Then ``n_step`` is fixed, and a changed
+    ``gamma`` applies to later sequences. The next observation, state and flag of row t are those of step t + ``n_step``
+    - 1, so a recurrent target misses no step. Where an episode ends before that step, the batch's ``n_step`` is
+    infinite and ``gamma ** n_step`` is 0; for a ``gamma`` of 1, ``NextDone`` is 1 instead.
 
     Args:
-        size: as :class:`ReplayBuffer`, and so the others.
+        size: this and the others as in :class:`ReplayBuffer`.
         n_step: rewards per window; with a recurrent actor at most ``update_every``.
 
     Raises:
-        ParameterError: as :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is
+        ParameterError: as in :class:`ReplayBuffer`; with a recurrent actor also from the first insert, if ``n_step`` is
             above ``update_every``.
         LifecycleError: ``n_step`` is set to another number where sequences are stored.
     """
@@ -343,7 +343,7 @@ class NStepReplayBuffer(ReplayBuffer):
 
     @classmethod
     def create_factory(cls, size: int, n_step: int = 1, *, seed: int | None = None) -> Factory:
-        """A function ``(device, actor, algorithm, envs)`` that makes such buffers."""
+        """A function ``(device, actor, algorithm, envs)`` that creates such buffers."""
         return lambda device, actor, algorithm, envs: cls(size, device, actor, algorithm, envs, n_step, seed=seed)
 
     @property
@@ -365,7 +365,7 @@ class NStepReplayBuffer(ReplayBuffer):
 
 
 def _equal(there: Any, given: Any) -> bool:
-    """Whether arrays, or dictionaries of them, have the same numbers."""
+    """Whether arrays, or dictionaries of arrays, are equal."""
     if isinstance(there, dict):
         members = cast("Data", there)
         return members.keys() == given.keys() and all(_equal(members[key], given[key]) for key in members)

@@ -1,4 +1,4 @@
-"""Steps of PyTorchRL as steps of relive and back, one by one (feed-forward actors)."""
+"""Turning PyTorchRL's transitions into relive's steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 NUMBERS = (REW, DONE2)
-"""What has one number per env, and no axis for it in relive."""
+"""Keys with one number per env: ``[N, 1]`` in PyTorchRL, ``[N]`` in relive."""
 
 
 def arrays_of(steps: Any) -> Any:
@@ -29,11 +29,11 @@ def arrays_of(steps: Any) -> Any:
 
 
 def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> dict[str, Any]:
-    """Relive's fields ``[N, ...]``, or ``[T, N, ...]`` with ``axes`` 2, of a transition's arrays.
+    """A transition as relive's fields ``[N, ...]``; with ``axes=2``, several as ``[T, N, ...]``.
 
     Raises:
         FieldError: a key is missing.
-        ShapeError: rewards or NextDone have more than one number per env, or are a dictionary.
+        ShapeError: Reward or NextDone have more than one number per env, or are a dictionary.
     """
     step: dict[str, Any] = {}
     for key in keys:
@@ -52,13 +52,13 @@ def step_of(sample: Mapping[str, Any], keys: tuple[str, ...], axes: int = 1) -> 
 
 
 class Steps:
-    """Turns transitions into steps. Those of the form of the first one share arrays that they are copied into.
+    """Turns transitions into steps. Transitions like the first one are copied into arrays that are used again.
 
     Args:
         sample: the first transition, or one like it.
-        keys: what of it is stored.
-        integers: what is stored as no float, as :func:`integers_of` finds it.
-        constant: fields that every step has besides.
+        keys: the keys to store.
+        integers: the fields that are not stored as floats; see :func:`integers_of`.
+        constant: further fields, the same in every step.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Steps:
         self._keys, self._integers, self._constant = keys, integers, constant
         self._members = [(key, list(sample[key]) if isinstance(sample[key], Mapping) else None) for key in keys]
         self._form = {key: mapped(_zeros_like, sample[key]) for key in keys}
-        self._step = step_of(self._form, keys) | constant  # of the same arrays, but for the flag
+        self._step = step_of(self._form, keys) | constant  # shares the arrays of the form, apart from the flag
         shared = self._form[REW].dtype == np.float32
         self._inbox = Inbox(self._leaves(self._form) or ()) if shared else None
 
     def _leaves(self, sample: Mapping[str, Any]) -> list[Any] | None:
-        """All tensors of a transition in one order; None if they are not those of the first."""
+        """All tensors of a transition in the first one's order; None if the keys differ."""
         found: list[Any] = []
         try:
             for key, members in self._members:
@@ -86,10 +86,10 @@ class Steps:
         return found
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """The step of a transition, good until the next call.
+        """The step of a transition. The next call overwrites it.
 
         Raises:
-            FieldError, ShapeError: as :func:`step_of`.
+            FieldError, ShapeError: see :func:`step_of`.
         """
         leaves = self._leaves(sample)
         if self._inbox is None or leaves is None or not self._inbox.take(leaves):
@@ -107,7 +107,7 @@ def _zeros_like(value: Any) -> Any:
 
 
 def integers_of(schema: Schema) -> dict[str, Any]:
-    """What steps of this schema hold that are no floats, by name: the field, or those of a dictionary's members."""
+    """The fields that are not floats, by name; for a dictionary, the fields of its members."""
     found: dict[str, Any] = {}
     for name in schema.names:
         fields: Any = schema[name]
@@ -117,13 +117,13 @@ def integers_of(schema: Schema) -> dict[str, Any]:
 
 
 def dtypes_of(fields: Any) -> list[torch.dtype]:
-    """Of a field, or of the members of a dictionary."""
+    """The dtypes of a field, or of the members of a dictionary."""
     members = cast("Mapping[str, Any]", fields).values() if isinstance(fields, Mapping) else [fields]
     return [field.dtype for field in members]
 
 
 def as_stored(steps: dict[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers that come as floats, as they do in slices, in the integer dtypes that are stored."""
+    """Cast whole numbers that arrive as floats, as in slices, to the stored integer dtypes."""
     for name, fields in integers.items():
         steps[name] = mapped(_whole, fields, steps[name])
     return steps
@@ -134,11 +134,11 @@ def _whole(field: Field, value: Any) -> Any:
     if value.dtype.kind != "f" or dtype.kind == "f":
         return value
     cast = value.astype(dtype)
-    return cast if (cast == value).all() else value  # the replay refuses what would be cut off
+    return cast if (cast == value).all() else value  # the replay refuses fractions
 
 
 def schema_of(sample: Mapping[str, Any], keys: tuple[str, ...]) -> Schema:
-    """The fields of such steps, each with the dtype that the first transition has."""
+    """The fields of these keys, with the dtypes of the first transition."""
     step = step_of(sample, keys)
     fields = {name: mapped(_field, value) for name, value in step.items() if name != NAMES[OBS2]}
     return Schema(fields)
@@ -150,5 +150,5 @@ def _field(value: Any) -> Field:
 
 
 def stored_keys(sample: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the keys that buffers store those that a transition has, apart from recurrent states."""
+    """The known keys that a transition has, without recurrent states."""
     return tuple(key for key in known if key not in STATES and sample.get(key) is not None)

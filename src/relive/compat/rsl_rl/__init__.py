@@ -1,8 +1,8 @@
-"""rsl_rl's ``RolloutStorage`` over relive's core; rsl_rl 5.5.1 is what it was held against.
+"""rsl_rl's ``RolloutStorage`` on relive's core, compared with rsl_rl 5.5.1.
 
-``RolloutStorage`` and the two functions of trajectories need no rsl_rl. ``PPO`` and ``Distillation`` are rsl_rl's own
-with this storage in place of theirs, made when they are first asked for: ``class_name="relive.compat.rsl_rl:PPO"`` in a
-runner's configuration.
+``RolloutStorage`` and the two functions for trajectories do not need rsl_rl. ``PPO`` and ``Distillation`` are rsl_rl's
+own with this storage. They are created on first use: ``class_name="relive.compat.rsl_rl:PPO"`` in a runner's
+configuration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""rsl_rl's algorithms with the storage of this package in place of their own."""
+"""rsl_rl's algorithms with the storage of this package."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _ours(storage: Any, example: Any) -> RolloutStorage:
 
 
 class PPO(Base):
-    """rsl_rl's PPO, which values a time-out by V(the true final observation) where the env tells it.
+    """rsl_rl's PPO, which bootstraps a time-out from V(final observation) if the env provides that observation.
 
-    ``extras["time_outs"]`` says which envs were cut off, as rsl_rl has it, and ``extras["final_obs"]``, like the
-    observations, what they ended on; rows of other envs are not read. Where there is no ``final_obs``, rsl_rl's own
-    approximation is all that is left: the reward is given γV(s_t), the value of the state before the step.
+    ``extras["time_outs"]`` marks the envs that were cut off, as in rsl_rl. ``extras["final_obs"]`` holds their final
+    observations, shaped like the observations; rows of other envs are not read. Without ``final_obs``, rsl_rl's own
+    approximation is used: γV(s_t), the value of the state before the step, is added to the reward.
     """
 
     def __init__(self, actor: Any, critic: Any, storage: Any, *args: Any, **options: Any) -> None:
@@ -37,7 +37,7 @@ class PPO(Base):
         self.transition = RolloutStorage.Transition()
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
-        """Record one step; arguments as in rsl_rl."""
+        """Record one step. The arguments are rsl_rl's."""
         time_outs, final_obs = extras.get("time_outs"), extras.get("final_obs")
         if time_outs is not None and final_obs is not None:
             extras = {name: value for name, value in extras.items() if name != "time_outs"}
@@ -47,12 +47,12 @@ class PPO(Base):
         super().process_env_step(obs, rewards, dones, extras)
 
     def compute_returns(self, obs: Any) -> None:
-        """GAE over the storage, and the advantages, normalised as rsl_rl does."""
+        """Compute returns and advantages by GAE; advantages are normalized as in rsl_rl."""
         normalize = not self.normalize_advantage_per_mini_batch
         self.storage.compute_returns(self._value(obs), self.gamma, self.lam, normalize_advantage=normalize)
 
     def _value(self, obs: Any) -> Tensor:
-        """V of observations that follow the last one; a recurrent critic forgets that it saw them."""
+        """V of observations that follow the last ones. A recurrent critic's state is restored afterwards."""
         state = self.critic.get_hidden_state()
         with torch.no_grad():
             value = self.critic(obs)
@@ -61,7 +61,7 @@ class PPO(Base):
 
 
 class Distillation(DistillationBase):
-    """rsl_rl's distillation over the storage of this package."""
+    """rsl_rl's distillation with the storage of this package."""
 
     def __init__(self, student: Any, teacher: Any, storage: Any, *args: Any, **options: Any) -> None:
         super().__init__(student, teacher, storage, *args, **options)

@@ -1,4 +1,4 @@
-"""The containers that go into rsl_rl's storage and come out of it."""
+"""The objects that rsl_rl's storage takes and returns."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Batch", "Transition"]
 
 
 class Transition:
-    """One step of all envs, filled bit by bit.
+    """One step of all envs, filled field by field.
 
     ``observations``, ``actions``, ``rewards``, ``dones``; for reinforcement learning ``values``, ``actions_log_prob``,
-    ``distribution_params``; for distillation ``privileged_actions``; ``hidden_states`` (actor's, critic's), before the
-    step. Beyond rsl_rl: ``time_outs`` ``[N]``, and ``final_values`` ``[N]``, read where a time-out is.
+    ``distribution_params``; for distillation ``privileged_actions``; ``hidden_states`` (actor's, critic's) before the
+    step. Not in rsl_rl: ``time_outs`` ``[N]``, and ``final_values`` ``[N]``, read at time-outs.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class Transition:
         self.final_values: Tensor | None = None
 
     def clear(self) -> None:
-        """Back to nothing."""
+        """Set all fields back to None."""
         self.__init__()
 
 
 @dataclass(eq=False)
 class Batch:
-    """A minibatch of tensors, ``observations`` being a TensorDict; what the kind of training does not need is None."""
+    """A minibatch of tensors; ``observations`` is a TensorDict. Fields that the training type does not use are None."""
 
     observations: Any = None
     actions: Any = None

@@ -1,4 +1,4 @@
-"""GAE over rsl_rl's one kind of done."""
+"""GAE with rsl_rl's single done flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Returns"]
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """GAE where ``terminated`` holds every done, time-outs too, as rsl_rl stores it."""
+    """GAE for a column ``terminated`` that holds every done, time-outs included, as rsl_rl stores it."""
 
     gamma: float
     lam: float

@@ -1,4 +1,4 @@
-"""RolloutStorage: rsl_rl's class over relive's RolloutBuffer."""
+"""rsl_rl's RolloutStorage, built on relive's RolloutBuffer."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = ["RolloutStorage"]
 FLAG = Field((), torch.bool)
 NUMBER = Field()
 READ = {"rl": ("obs", "action", "value", "advantage", "return", "log_prob"), "distillation": ()}
-"""What a minibatch of PPO has, besides what is known once the first transition came."""
+"""The fields of a PPO minibatch, without those that the first transition declares."""
 ATTRIBUTES = {
     "value": "values", "return": "returns", "advantage": "advantages", "log_prob": "actions_log_prob",
     "final_value": "final_values", "privileged_action": "privileged_actions",
 }  # fmt: skip
-"""The columns that only one training type has -> their attributes."""
+"""Columns that only one training type has -> their attributes."""
 VECTORS = ("action", "privileged_action")
 """Columns that rsl_rl shows without a last axis of 1."""
 STATES = ("a", "c")
-"""The actor's and the critic's hidden states."""
+"""The actor's and the critic's recurrent states."""
 
 
 def _saved_states(name: str, doc: str) -> Any:
-    """The attribute of one network's states: a list of tensors, or None before the first transition that has some."""
+    """An attribute for one network's states: a list of tensors, or None until a transition has some."""
 
     def read(self: Any) -> list[Tensor] | None:
         return self._saved(name)
@@ -54,22 +54,22 @@ def _saved_states(name: str, doc: str) -> Any:
 class RolloutStorage:
     """The transitions of a rollout ``[T, N]``, added step by step, then read as minibatches.
 
-    All tensors that it shows are views of the rollout: they can be written in place, and assigning to one copies.
+    All its tensors are views of the rollout. They can be written in place; assigning to an attribute copies into it.
 
     Args:
         training_type: "rl" or "distillation".
         num_envs: N.
         num_transitions_per_env: T.
         obs: example observations ``[N, ...]`` of every group, nested or not; dtypes are kept.
-        actions_shape: of one env's action; float32, as rsl_rl has them.
-        device: where it all lives.
-        reshuffle_each_epoch: False is rsl_rl's own behaviour: one permutation for all epochs, and envs of recurrent
-            minibatches in their own order. True puts others together in each epoch, in both.
-        seed: permutation k is a function of (seed, k). None draws a seed from torch's default generator, which rsl_rl
-            draws from, for each call that makes minibatches.
+        actions_shape: of one env's action; float32, as in rsl_rl.
+        device: of the storage and the batches.
+        reshuffle_each_epoch: False is rsl_rl's behaviour: one permutation for all epochs, and recurrent minibatches
+            of envs in order. True draws a new permutation for each epoch, of transitions or of envs.
+        seed: permutation k is a function of (seed, k). None draws a seed for each call that makes minibatches from
+            torch's default generator, as rsl_rl does.
 
     Raises:
-        ParameterError: another training type, or sizes that are not positive.
+        ParameterError: an unknown training type, or a size below 1.
     """
 
     Transition = Transition
@@ -115,7 +115,7 @@ class RolloutStorage:
 
     @property
     def step(self) -> int:
-        """How many transitions were added; assigning says that so many rows were written in place."""
+        """The number of transitions. Assign it after writing that many rows in place."""
         return self._buffer.steps
 
     @step.setter
@@ -126,14 +126,14 @@ class RolloutStorage:
             self._buffer.commit(count)
 
     def add_transition(self, transition: Any) -> None:
-        """Add one transition; it may be rsl_rl's own object.
+        """Add one transition, of this package or rsl_rl's own.
 
-        ``rewards``, ``dones``, ``values`` and ``actions_log_prob`` are ``[N]`` or ``[N, 1]``. Beyond rsl_rl,
-        ``time_outs`` (``[N]``) says which of the dones are time-outs, and ``final_values`` V(true final observation).
+        ``rewards``, ``dones``, ``values`` and ``actions_log_prob`` are ``[N]`` or ``[N, 1]``. Not in rsl_rl:
+        ``time_outs`` ``[N]`` marks the dones that are time-outs, and ``final_values`` ``[N]`` is V(final observation).
 
         Raises:
-            OverflowError: T transitions were added.
-            FieldError, ShapeError, DTypeError: something is missing or does not fit. Nothing is written.
+            OverflowError: the storage is full.
+            FieldError, ShapeError, DTypeError: a field is missing or does not fit. Nothing is written.
         """
         if self._buffer.is_full:
             raise OverflowError("Rollout buffer overflow! You should call clear() before adding new transitions.")
@@ -142,7 +142,7 @@ class RolloutStorage:
         self._buffer.add(self._step_of(transition))
 
     def clear(self) -> None:
-        """Begin the next rollout."""
+        """Start the next rollout."""
         self._buffer.clear()
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -150,13 +150,13 @@ class RolloutStorage:
     def compute_returns(
         self, last_values: Tensor, gamma: float, lam: float, *, normalize_advantage: bool = True
     ) -> None:
-        """Write ``returns`` and ``advantages``: GAE, in which time-outs end on their ``final_values``.
+        """Compute ``returns`` and ``advantages`` by GAE. Time-outs are bootstrapped from their ``final_values``.
 
         Args:
             last_values: V of the observations after the last step, ``[N]`` or ``[N, 1]``.
             gamma: discount.
             lam: λ.
-            normalize_advantage: over the whole rollout.
+            normalize_advantage: normalize advantages over the whole rollout.
 
         Raises:
             UnfinishedError: fewer than T transitions were added.
@@ -167,7 +167,7 @@ class RolloutStorage:
         )
 
     def generator(self) -> Iterator[Batch]:
-        """The steps in the order of time, each a batch ``[N, ...]`` of views, for distillation.
+        """The steps in order, each as a batch ``[N, ...]`` of views, for distillation.
 
         Raises:
             ValueError: the storage is for reinforcement learning.
@@ -181,10 +181,10 @@ class RolloutStorage:
         )
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Batch]:
-        """Shuffled minibatches ``[B, ...]``; none of the transitions is left out.
+        """Shuffled minibatches ``[B, ...]`` of all transitions.
 
         Raises:
-            ValueError: the storage is for distillation, or there are fewer transitions than minibatches.
+            ValueError: the storage is for distillation, or has fewer transitions than minibatches.
             EmptyError: no transition was added.
         """
         self._require_rl()
@@ -196,14 +196,14 @@ class RolloutStorage:
         return (Batch(observations=batch["obs"], **self._learned(batch)) for batch in batches)
 
     def recurrent_mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Batch]:
-        """Minibatches of whole envs: steps ``[T, B, ...]``, observations as padded trajectories ``[T, K, ...]``.
+        """Minibatches of whole envs: steps ``[T, B, ...]``, and observations as padded trajectories ``[T, K, ...]``.
 
-        ``hidden_states`` are those before the first step of each trajectory, ``[layers, K, size]``: a tensor, or a
-        pair; ``masks`` is bool ``[T, K]``. No env is left out. Batches are views, of what is laid out once for all
-        epochs, or of the storage: do not write to them.
+        ``hidden_states`` are the states before each trajectory's first step, ``[layers, K, size]``: a tensor or a
+        pair. ``masks`` is bool ``[T, K]``. All envs are used. Batches are views of the storage, or of trajectories that
+        all epochs share: do not write to them.
 
         Raises:
-            ValueError: the storage is for distillation, or there are fewer envs than minibatches.
+            ValueError: the storage is for distillation, or has fewer envs than minibatches.
             EmptyError: no transition was added.
         """
         self._require_rl()
@@ -218,10 +218,10 @@ class RolloutStorage:
             trajectories = {"observations": batch.sequences["obs"], "masks": batch.sequences["mask"]}
             yield Batch(**trajectories, hidden_states=cast("Any", states), **self._learned(cast("Any", batch.steps)))
 
-    # -- what rsl_rl's attributes show ----------------------------------------------------------------------------
+    # -- the attributes of rsl_rl ---------------------------------------------------------------------------------
 
     def column(self, name: str) -> Tensor:
-        """A column of the rollout as a view ``[T, N, ...]``; of numbers and flags, ``[T, N, 1]``.
+        """A column of the rollout as a view ``[T, N, ...]``; numbers and flags are ``[T, N, 1]``.
 
         Raises:
             AttributeError: storages of this training type do not have it.
@@ -238,7 +238,7 @@ class RolloutStorage:
 
     @property
     def observations(self) -> TensorDict:
-        """All groups, ``[T, N, ...]``, to be written in place; a group cannot be put in place of another."""
+        """All groups, ``[T, N, ...]``. Write to them in place; groups cannot be replaced."""
         shown = self._shown.get("obs")
         if shown is None:
             shown = self._shown["obs"] = self._buffer.block["obs"][:-1].to(self.device).lock_()
@@ -268,7 +268,7 @@ class RolloutStorage:
     saved_hidden_state_c = _saved_states("c", "The critic's states before each step, ``[T, layers, N, size]``.")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_shown": {}}  # views, which would come back as tensors of their own
+        return self.__dict__ | {"_shown": {}}  # views, which a pickle would turn into copies
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class RolloutStorage:
             raise ValueError("This function is only available for reinforcement learning training.")
 
     def _learned(self, batch: TensorDict) -> dict[str, Any]:
-        """What a batch of PPO has of its steps, as rsl_rl names and shapes it."""
+        """A PPO batch without its observations, in rsl_rl's names and shapes."""
         names = {"values": "value", "advantages": "advantage", "returns": "return", "old_actions_log_prob": "log_prob"}
         columns: dict[Any, Tensor] = dict(cast("Any", batch.items(include_nested=True, leaves_only=True)))  # at once
         found: dict[str, Any] = {name: columns[column].unsqueeze(-1) for name, column in names.items()}
@@ -285,7 +285,7 @@ class RolloutStorage:
         return found | {"actions": columns["action"], "old_distribution_params": params}
 
     def _step_of(self, transition: Any) -> dict[str, Any]:
-        """One step as the rollout takes it."""
+        """A transition as a step of the rollout."""
         time_outs, final_values = getattr(transition, "time_outs", None), getattr(transition, "final_values", None)
         dones = self._numbers("dones", given(transition, "dones"), torch.bool)
         step = {
@@ -311,7 +311,7 @@ class RolloutStorage:
         return step
 
     def _fit(self, value: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """On our device, of this dtype; to ask first is quicker than to let ``to`` find that there is nothing to do."""
+        """On our device, with this dtype. The check first is faster than a ``to`` that changes nothing."""
         if value.dtype is dtype and value.device == self._buffer.device:
             return value
         return value.detach().to(self._buffer.device, dtype)
@@ -329,7 +329,7 @@ class RolloutStorage:
         return value if value.device == self._buffer.device else value.detach().to(self._buffer.device)
 
     def _learn_shapes(self, transition: Any) -> None:
-        """Make room for the parameters and states that the first transition with some has."""
+        """Declare the distribution parameters and recurrent states of the first transition that has them."""
         if self._params is None:
             self._declare_params(list(transition.distribution_params or ()))
         for name, state in zip(STATES, transition.hidden_states, strict=True):
@@ -342,7 +342,7 @@ class RolloutStorage:
         self._params = len(examples)
 
     def _declare_states(self, name: str, examples: Sequence[Tensor]) -> None:
-        """Room for states of these shapes, ``[N, layers, size]``; steps that were added before started from zeros."""
+        """Declare states of these shapes, ``[N, layers, size]``. Steps added before get zeros."""
         known = dict(cast("Mapping[str, Any]", self._buffer.schema["hidden"])) if self._states else {}
         self._buffer.add_fields(hidden=known | {name: tuple(Field(tuple(s.shape[1:])) for s in examples)})
         self._states[name] = len(examples)
@@ -350,7 +350,7 @@ class RolloutStorage:
 
     def _states_of(self, name: str, transition: Any) -> tuple[Tensor, ...]:
         state = transition.hidden_states[STATES.index(name)]
-        if state is None:  # the network begins anew
+        if state is None:  # the network starts from its initial state
             return self._blank[name]
         return tuple([swap_layers(self._fit(s)) for s in _wrapped(state)])
 
@@ -372,7 +372,11 @@ class RolloutStorage:
 
 
 def given(transition: Any, name: str) -> Any:
-    """What a transition has to have."""
+    """A required field of a transition.
+
+    Raises:
+        FieldError: it is None.
+    """
     value = getattr(transition, name)
     if value is None:
         raise FieldError(f"transition.{name} is None; set it before add_transition()")
@@ -385,7 +389,7 @@ def _field(value: Tensor) -> Field:
 
 
 def _wrapped(state: Any) -> tuple[Tensor, ...]:
-    """An LSTM's pair as it is, a GRU's state as a tuple of one."""
+    """An LSTM's pair unchanged, a GRU's state as a tuple of one."""
     return cast("Any", state) if isinstance(state, tuple) else (state,)
 
 

@@ -1,4 +1,4 @@
-"""rsl_rl's two functions between steps ``[T, N]`` and padded trajectories ``[T, K]``."""
+"""rsl_rl's two conversions between steps ``[T, N]`` and padded trajectories ``[T, K]``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ __all__ = ["split_and_pad_trajectories", "unpad_trajectories"]
 
 
 def split_and_pad_trajectories(tensor: Any, dones: Tensor) -> tuple[Any, Tensor]:
-    """Steps cut at dones into trajectories, padded with zeros to T, and bool masks ``[T, K]`` of what is no padding.
+    """Cut steps at dones into trajectories that are padded with zeros to T.
 
     Args:
         tensor: a tensor or TensorDict ``[T, N, ...]``; gradients go through.
         dones: ``[T, N]`` or ``[T, N, 1]``.
 
     Returns:
-        ``[T, K, ...]``: the trajectories of the first env in the order of time, then those of the next; and the masks.
+        the trajectories ``[T, K, ...]``, env by env and in the order of time; and masks, bool ``[T, K]``, False in
+            padding.
 
     Raises:
-        ShapeError: the dones are those of other steps.
+        ShapeError: ``tensor`` and ``dones`` have other numbers of steps or envs.
     """
     steps, envs = (int(size) for size in tensor.shape[:2])
     if tuple(dones.shape) not in ((steps, envs), (steps, envs, 1)):
@@ -51,7 +52,7 @@ def _blank(padded: Tensor, masks: Tensor) -> Tensor:
 
 
 def unpad_trajectories(trajectories: Any, masks: Tensor) -> Any:
-    """The inverse: a tensor or TensorDict ``[T, K, ...]`` as steps ``[T, N, ...]``."""
+    """The inverse: trajectories ``[T, K, ...]``, a tensor or TensorDict, as steps ``[T, N, ...]``."""
     steps = trajectories.transpose(0, 1)[masks.transpose(0, 1)]
     rows = trajectories.shape[0]
     return steps.unflatten(0, (len(steps) // rows, rows)).transpose(0, 1)

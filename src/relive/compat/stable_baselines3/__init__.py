@@ -1,7 +1,6 @@
-"""Stable-Baselines3's buffers over relive's core, for ``replay_buffer_class=`` and ``rollout_buffer_class=``.
+"""Stable-Baselines3's buffers on relive's core, for ``replay_buffer_class=`` and ``rollout_buffer_class=``.
 
-Each is a subclass of the class that it stands in for, since the algorithms ask for that, so Stable-Baselines3 has to
-be installed.
+The algorithms require subclasses of Stable-Baselines3's own classes, so Stable-Baselines3 must be installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays in the host's order, of a replay that stores each observation once."""
+"""The host's arrays, for a replay that stores each observation once: copies in the host's order."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ __all__ = ["Copied", "arranged", "copied"]
 
 
 class Copied(np.ndarray[Any, Any]):
-    """A copy of what is stored in another form, which cannot be written to.
+    """A read-only copy of what is stored in another form.
 
-    But for ``dones[i] = True`` of the newest step i, by which the host cuts episodes off before it resets the envs.
+    One write is accepted: ``dones[i] = True`` for the newest step i. The host ends episodes by it before a reset.
     """
 
     newest: int | None = None
     cut_off: Callable[[], None] | None = None
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self.flags.writeable:  # a copy of this copy, or what was computed from it
+        if self.flags.writeable:  # a copy of this copy, or a result computed from it
             super().__setitem__(key, value)
         elif self.cut_off is not None and isinstance(key, int | np.integer) and key == self.newest and np.all(value):
             self.cut_off()
         else:
             raise ValueError(
-                "this array is a copy, since observations are stored once here, and nothing would come of writing to "
-                "it; use ReplayBuffer without optimize_memory_usage, whose arrays are the storage"
+                "this array is a copy, because observations are stored once here, and writing to it changes nothing; "
+                "use ReplayBuffer without optimize_memory_usage, whose arrays are the storage"
             )
 
 
 def copied(array: Array) -> Any:
-    """An array that nobody else has, as one that cannot be written to."""
+    """A fresh array as one that cannot be written to."""
     shown = array.view(Copied)
     shown.flags.writeable = False
     return shown
@@ -49,15 +49,15 @@ def copied(array: Array) -> Any:
 def arranged(
     replay: Core, name: str, space: spaces.Space[Any], pos: int, under_way: Array, next_obs: Any, rows: int
 ) -> Any:
-    """A field of all steps at the host's rows ``[rows, N, ...]``, or a dictionary of those; zero where nothing is.
+    """A field of all steps in the host's rows, ``[rows, N, ...]``, or a dictionary of these. Empty rows are zero.
 
     Args:
         replay: the storage.
-        name: the field; "next_obs" is the observation after each step.
-        space: of one env's observations.
+        name: of the field; "next_obs" is the observation after each step.
+        space: one env's observation space.
         pos: the host's row of the next step.
-        under_way: bool ``[N]``, whether an env's episode goes on after its newest step.
-        next_obs: the observations ``[N, ...]`` after the newest steps; None if there are no steps.
+        under_way: bool ``[N]``, whether the episode goes on after the env's newest step.
+        next_obs: the observations ``[N, ...]`` after the newest steps; None without steps.
         rows: the host's ``buffer_size``.
     """
     envs = [_steps(replay, name, space, env, bool(going), next_obs) for env, going in enumerate(under_way)]
@@ -72,7 +72,7 @@ def arranged(
 
 
 def _steps(replay: Core, name: str, space: spaces.Space[Any], env: int, under_way: bool, next_obs: Any) -> Any:
-    """A field of an env's steps, oldest first. Rows that only hold the observation an episode ended on are no steps."""
+    """A field of an env's steps, oldest first. Rows that hold only a final observation are left out."""
     rows = replay.slice(env)
     steps = numpy_view(cast("Tensor", rows["complete"])).copy()
     steps[-1:] |= under_way

@@ -24,15 +24,15 @@ strategies: Any = import_module("stable_baselines3.her.goal_selection_strategy")
 
 
 STEP = "step"
-"""Where a step's info dictionary is in the flat ``infos``."""
+"""The field that holds the place of a step's info dictionary in the flat ``infos``."""
 
 
 class _Goals:
-    """What the training env says about goals; it is not pickled with the buffer.
+    """Calls the training env about goals. The env is not pickled with the buffer.
 
     Args:
         env: the training env.
-        infos: the info dictionaries of the steps, object ``[buffer_size, n_envs]``, if they are kept.
+        infos: the info dictionaries of the steps, object ``[buffer_size, n_envs]``; None if they are not kept.
     """
 
     def __init__(self, env: Any, infos: Array | None) -> None:
@@ -44,7 +44,7 @@ class _Goals:
         )
         infos: Any = [{} for _ in range(len(achieved))]
         if self.infos is not None:
-            infos = copy.deepcopy(self.infos.reshape(-1)[steps])  # which the env may write to
+            infos = copy.deepcopy(self.infos.reshape(-1)[steps])  # the env may write to them
         return np.asarray(self.env.env_method(method, achieved, desired, infos, indices=[0])[0])
 
     def reward(self, achieved: Array, desired: Array, steps: Array | None = None) -> Array:
@@ -60,30 +60,30 @@ class _Goals:
 
 
 class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
-    """``stable_baselines3.her.HerReplayBuffer``; the arguments are its own, and ``seed``.
+    """``stable_baselines3.her.HerReplayBuffer`` with its arguments, and ``seed``.
 
-    Each observation is stored once. Rows are relabelled independently, each with probability ``her_ratio``, and those
-    of episodes under way, too, with goals that were achieved so far. Where the env has ``compute_terminated``
-    (achieved, desired, info), a relabelled row is a terminal if that says so; otherwise it is one if it was recorded.
+    Each observation is stored once. Each row is relabelled independently with probability ``her_ratio``. Rows of
+    unfinished episodes can be relabelled, too, with goals achieved so far. The env's ``compute_terminated(achieved,
+    desired, info)``, if there is one, decides which relabelled rows are terminal; otherwise the recorded flag stays.
 
     Args:
-        buffer_size: rows over all envs; an episode of k steps takes k + 1.
+        buffer_size: rows over all envs. An episode of k steps takes k + 1 rows.
         observation_space: of one env, with ``achieved_goal`` and ``desired_goal``.
         action_space: of one env.
-        env: the training env; its first member's ``compute_reward`` is asked, with empty infos.
-        device: where batches go.
+        env: the training env. Its first member's ``compute_reward`` is called, with empty infos.
+        device: of the batches.
         n_envs: N.
-        optimize_memory_usage: as it is, either way.
-        handle_timeout_termination: as :class:`ReplayBuffer`.
-        n_sampled_goal: relabelled rows for each that stays.
+        optimize_memory_usage: has no effect.
+        handle_timeout_termination: see :class:`ReplayBuffer`.
+        n_sampled_goal: relabelled rows per original row.
         goal_selection_strategy: "future", "final" or "episode", or the host's enumeration.
-        copy_info_dict: keep the infos of all steps, and give ``compute_reward`` copies of those of the rows.
-        seed: as :class:`ReplayBuffer`.
-        n_steps: rewards per window, recomputed one by one; above 1 batches have ``discounts``.
+        copy_info_dict: keep the infos of all steps and pass copies of them to ``compute_reward``.
+        seed: see :class:`ReplayBuffer`.
+        n_steps: rewards per window, each recomputed. Above 1, batches have ``discounts``.
         gamma: discount per step of windows.
 
     Raises:
-        TypeError: a subclass has methods of its own that would never be called, such as ``_sample_goals``.
+        TypeError: a subclass overrides methods that are not called here, such as ``_sample_goals``.
     """
 
     _replaced = (*DictReplayBuffer._replaced, "_get_real_samples", "_get_virtual_samples", "_sample_goals")
@@ -143,7 +143,7 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
     def add(
         self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
     ) -> None:
-        """As :meth:`ReplayBuffer.add`; with ``copy_info_dict`` the infos are kept as they are, not copied."""
+        """Like :meth:`ReplayBuffer.add`. With ``copy_info_dict`` the infos are kept without a copy."""
         if self.infos is not None:
             self.infos[self.pos] = infos
             self._further = {STEP: self.pos * self.n_envs + np.arange(self.n_envs)}
@@ -155,31 +155,31 @@ class HerReplayBuffer(DictReplayBuffer, her.HerReplayBuffer):
 
     @property
     def env(self) -> Any:
-        """The training env; None once the buffer was unpickled, until :meth:`set_env`."""
+        """The training env; None after unpickling, until :meth:`set_env`."""
         return self._goals.env
 
     def set_env(self, env: Any) -> None:
-        """Name the training env of a buffer that was unpickled.
+        """Set the training env after unpickling.
 
         Raises:
-            ValueError: it has one.
+            ValueError: the buffer has one.
         """
         if self._goals.env is not None:
             raise ValueError("Trying to set env of already initialized environment.")
         self._goals.env = env
 
     def __getattr__(self, name: str) -> Any:
-        told = f"{type(self).__name__!r} object has no attribute {name!r}"
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if name in ("ep_start", "ep_length", "_current_ep_start"):
-            told += ": rows are not where the host has them; `dones` says where episodes end"
-        raise AttributeError(told)
+            text += ": rows are stored in another order than the host's; `dones` says where episodes end"
+        raise AttributeError(text)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._goals = self._view.reward_fn.__self__
 
     def truncate_last_trajectory(self) -> None:
-        """The episodes under way will not go on. Their newest steps, of which nothing followed, are never drawn."""
+        """Cut off the unfinished episodes. Their newest steps lack a next observation and are never drawn."""
         if not np.all(self._done):
             warnings.warn(
                 "The last trajectory in the replay buffer will be truncated.\n"

@@ -1,4 +1,4 @@
-"""What the host's own replay buffers hold, to be stored in ours."""
+"""Converting the host's own replay buffers, such as those in pickles."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..continuity import alike
+from ..continuity import equal_rows
 from ..trees import mapped
 
 __all__ = ["ConvertsReplays", "steps_of"]
 
 PIECE = 1024
-"""Steps of all envs that are copied at once."""
+"""Steps of all envs that are copied at a time."""
 
 
 class ConvertsReplays:
-    """Mixed into one of the host's algorithms, before its class: loaded replays are of ``replay_buffer_class``.
+    """A mixin for the host's algorithms, listed before the algorithm: loaded replays become ``replay_buffer_class``.
 
-    The host's ``load_replay_buffer`` puts whatever class a pickle holds in place of the buffer that there was.
+    Without it, the host's ``load_replay_buffer`` replaces the buffer by one of the class in the pickle.
     """
 
     replay_buffer: Any
@@ -28,21 +28,21 @@ class ConvertsReplays:
     replay_buffer_kwargs: dict[str, Any]
 
     def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
-        """As the host's, and then ``replay_buffer_class.from_original`` with the ``replay_buffer_kwargs``."""
+        """Load as the host does, then convert by ``replay_buffer_class.from_original`` and ``replay_buffer_kwargs``."""
         host: Any = super()
         host.load_replay_buffer(path, truncate_last_traj)
         self.replay_buffer = self.replay_buffer_class.from_original(self.replay_buffer, **self.replay_buffer_kwargs)
 
 
 def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
-    """Where steps are in one of the host's replays, oldest first, and their fields ``[K, N, ...]``.
+    """The rows of the steps in one of the host's replays, oldest first, and their fields ``[K, N, ...]``.
 
-    A step after which the env was reset without an end is a time-out: its next observation is known, and is not that
-    of the step that follows.
+    A step counts as truncated if its env was reset after it without an end: its next observation then differs from the
+    observation of the following step.
     """
     size, pos, once = int(original.buffer_size), int(original.pos), bool(original.optimize_memory_usage)
     rows = np.arange(pos)
-    if original.full:  # with `once`, the newest step's next observation lies where the oldest step was
+    if original.full:  # with `once`, the newest next observation overwrote the oldest step
         rows = np.arange(pos + once, pos + size) % size
 
     def taken(name: str, at: Array) -> Any:
@@ -53,7 +53,7 @@ def steps_of(original: Any) -> Iterator[tuple[Array, dict[str, Any]]]:
         after = rows[np.minimum(np.arange(low, low + len(at)) + 1, len(rows) - 1)]
         next_obs = taken("observations", (at + 1) % size) if once else taken("next_observations", at)
         done, timeout = taken("dones", at) != 0, taken("timeouts", at) != 0
-        reset = ~alike(next_obs, taken("observations", after), 2)
-        reset[after == at] = False  # of the newest step it is not known
+        reset = ~equal_rows(next_obs, taken("observations", after), 2)
+        reset[after == at] = False  # nothing follows the newest step
         steps = {"obs": taken("observations", at), "action": taken("actions", at), "reward": taken("rewards", at)}
         yield at, steps | {"next_obs": next_obs, "done": done, "timeout": timeout | (reset & ~done)}

@@ -1,4 +1,4 @@
-"""Replay buffers of Stable-Baselines3 2.9: n-step and prioritized ones, beside the uniform ones."""
+"""Stable-Baselines3's replay buffers: n-step and prioritized ones, and the names of the uniform ones."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = [
 
 
 class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
-    """``stable_baselines3.common.buffers.NStepReplayBuffer``; dictionaries and ``optimize_memory_usage`` work, too.
+    """``stable_baselines3.common.buffers.NStepReplayBuffer``, also with dictionaries and ``optimize_memory_usage``.
 
     Args:
-        args: as :class:`ReplayBuffer`.
-        n_steps: rewards per window, cut at its own episode's end and at the newest step.
-        gamma: discount per step; batches have ``discounts`` γᵏ, float32 ``[B, 1]``, of the k steps used.
-        kwargs: as :class:`ReplayBuffer`.
+        args: see :class:`ReplayBuffer`.
+        n_steps: rewards per window, at most. A window ends at its episode's end and at the newest step.
+        gamma: discount per step. Batches have ``discounts`` γᵏ, float32 ``[B, 1]``, for windows of k steps.
+        kwargs: see :class:`ReplayBuffer`.
     """
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
         known = {name: getattr(original, name) for name in ("n_steps", "gamma") if hasattr(original, name)}
         return super()._options_of(original) | known
 
-    n_steps = alias("_view.n", "Rewards per window; may be changed at any time.")
+    n_steps = alias("_view.n", "Rewards per window, at most; may be changed at any time.")
     gamma = alias("_view.gamma", "Discount per step; may be changed at any time.")
 
     def _fields(self, batch: Any, env: Any) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
-    """The host's ``ReplayBufferSamples``, with what prioritized replay adds."""
+    """The host's ``ReplayBufferSamples`` with the fields of prioritized replay."""
 
     observations: Tensor
     actions: Tensor
@@ -61,13 +61,13 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     rewards: Tensor
     discounts: Tensor
     weights: Tensor
-    """Importance weights, float32 ``[B, 1]``: multiply each transition's loss with its own."""
+    """Importance weights, float32 ``[B, 1]``, to multiply each transition's loss by."""
     indices: Array
     """int64 ``[B]``, for :meth:`PrioritizedReplayBuffer.update_priorities`."""
 
 
 class PrioritizedDictReplayBufferSamples(NamedTuple):
-    """The host's ``DictReplayBufferSamples``, likewise."""
+    """The host's ``DictReplayBufferSamples`` with the fields of prioritized replay."""
 
     observations: dict[str, Tensor]
     actions: Tensor
@@ -80,18 +80,18 @@ class PrioritizedDictReplayBufferSamples(NamedTuple):
 
 
 class PrioritizedReplayBuffer(NStepReplayBuffer):
-    """Prioritized replay (Schaul et al. 2015), which Stable-Baselines3 2.9 does not have, in its form; n-step if asked.
+    """Prioritized replay (Schaul et al. 2015) for Stable-Baselines3 2.9, which has none; n-step if asked for.
 
-    The host's ``train`` methods neither use ``weights`` nor report TD errors; ``docs/migration/stable_baselines3.md``
-    has a DQN that does.
+    The host's ``train`` methods neither use ``weights`` nor report TD errors. ``docs/migration/stable_baselines3.md``
+    shows a DQN that does.
 
     Args:
-        args: as :class:`ReplayBuffer`.
-        alpha: how much priorities matter.
-        beta: how much the weights correct for it, or a schedule (first, last, draws).
-        eps: what a transition without error is worth.
-        n_steps: as :class:`NStepReplayBuffer`; 1 is single transitions.
-        kwargs: as :class:`NStepReplayBuffer`.
+        args: see :class:`ReplayBuffer`.
+        alpha: the exponent of priorities; 0 is uniform.
+        beta: the exponent of importance weights, or a schedule (first, last, draws).
+        eps: added to each |TD error|.
+        n_steps: see :class:`NStepReplayBuffer`; 1 is single transitions.
+        kwargs: see :class:`NStepReplayBuffer`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
         super().__init__(*args, n_steps=n_steps, sampler=Prioritized(alpha, beta, eps=eps), **kwargs)
 
     def update_priorities(self, indices: Any, td_errors: Any) -> int:
-        """Tell the TD errors of a batch, ``[B]`` or ``[B, 1]``; returns how many came too late.
+        """Set priorities from the TD errors of a batch, ``[B]`` or ``[B, 1]``; returns how many came too late.
 
         Raises:
             ShapeError: the shapes differ.
@@ -118,7 +118,7 @@ class PrioritizedReplayBuffer(NStepReplayBuffer):
     def _samples(self, batch: Any, env: Any) -> Any:
         nested = isinstance(self.observation_space, spaces.Dict)
         kind = PrioritizedDictReplayBufferSamples if nested else PrioritizedReplayBufferSamples
-        weight = batch.get("weight", torch.ones(len(batch["index"])))  # rows that were not drawn have none
+        weight = batch.get("weight", torch.ones(len(batch["index"])))  # rows read by position have none
         weights = sent(weight.unsqueeze(1), self.device)
         parts: Any = (*self._fields(batch, env), weights, numpy_view(batch["index"]))
         return kind(*parts)

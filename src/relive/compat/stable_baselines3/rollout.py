@@ -1,4 +1,4 @@
-"""Rollout buffers of Stable-Baselines3 2.9 over :class:`relive.RolloutBuffer`."""
+"""Stable-Baselines3's rollout buffers (release 2.9), built on :class:`relive.RolloutBuffer`."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ __all__ = ["DictRolloutBuffer", "RolloutBuffer"]
 
 SERVED = ("obs", "action", "value", "log_prob", "advantage", "return")
 GATHERED = 2**20
-"""Bytes of batches that are gathered at once: what a cache holds until they are read."""
+"""Bytes of batches that are gathered at a time: a cache holds them until they are read."""
 
 
 class RolloutBuffer(buffers.RolloutBuffer):
-    """``stable_baselines3.common.buffers.RolloutBuffer``; the arguments are its own, and ``seed``.
+    """``stable_baselines3.common.buffers.RolloutBuffer`` with its arguments, and ``seed``.
 
-    ``episode_start`` is, as the host's collector passes it, the done flag of the previous step. The columns
-    ``observations``, ``actions``, ``rewards``, ``episode_starts``, ``values``, ``log_probs``, ``advantages`` and
-    ``returns`` are the storage, ``[buffer_size, n_envs, ...]``, before and after :meth:`get`, and may be written to.
-    Once rows were written in place, ``pos = k`` or ``full = True`` says so.
+    ``episode_start`` is the done flag of the previous step, as the host's collector passes it. ``observations``,
+    ``actions``, ``rewards``, ``episode_starts``, ``values``, ``log_probs``, ``advantages`` and ``returns`` are the
+    storage, ``[buffer_size, n_envs, ...]``, before and after :meth:`get`. You can write to them; if you write further
+    rows, declare them by ``pos = k`` or ``full = True``.
 
     Args:
         buffer_size: T, steps per env.
         observation_space: of one env.
         action_space: of one env.
-        device: where batches go; columns stay in RAM.
+        device: of the batches; columns stay in RAM.
         gae_lambda: λ.
         gamma: discount per step.
         n_envs: N.
         seed: permutation k is a function of (seed, k). None draws a seed for each :meth:`get` from NumPy's global
-            generator, which the host draws from.
+            generator, as the host does.
 
     Raises:
-        TypeError: a subclass has its own ``_get_samples``.
+        TypeError: a subclass overrides ``_get_samples``.
     """
 
     observations, actions, rewards = Column("obs"), Column("action"), Column("reward")
@@ -85,7 +85,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
                 "log_prob": number,
             }
         )
-        further = {"terminated": flag, "truncated": flag}  # found in `episode_start`, once all steps are there
+        further = {"terminated": flag, "truncated": flag}  # computed from `episode_start` when the rollout is full
         further |= {"advantage": number, "return": number}
         self._rollout = Core(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._arrays: dict[str, Any] = {}
@@ -94,21 +94,21 @@ class RolloutBuffer(buffers.RolloutBuffer):
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": {}}  # views, which would come back as arrays of their own
+        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
 
     def _pos(self) -> int:
-        """How many steps were added; set it once rows up to there were written in place."""
+        """How many steps were added. Set it after writing further rows in place."""
         rollout: Core | None = getattr(self, "_rollout", None)  # the host counts before there is one
         return 0 if rollout is None else rollout.steps
 
     def _full(self) -> bool:
-        """Whether ``buffer_size`` steps were added; set it once all rows were written in place."""
+        """Whether ``buffer_size`` steps were added. Set it after writing all rows in place."""
         return self.pos == self.buffer_size
 
     pos, full = property(_pos, common.set_pos), property(_full, common.set_full)
 
     def _declare(self, count: int) -> None:
-        """The rows up to ``count``, which were written in place, are steps.
+        """Count the rows before ``count``, which were written in place, as steps.
 
         Raises:
             AttributeError: there are more steps already.
@@ -125,7 +125,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
         """Append one step of every env: arrays, and tensors ``value`` ``[N]`` or ``[N, 1]`` and ``log_prob`` ``[N]``.
 
         Raises:
-            FullError: ``buffer_size`` steps are there; call :meth:`reset`.
+            FullError: the buffer is full; call :meth:`reset`.
         """
         obs_shape, action_shape = self._shapes
         self._rollout.add(
@@ -138,16 +138,16 @@ class RolloutBuffer(buffers.RolloutBuffer):
         )
 
     def reset(self) -> None:
-        """Forget the rollout; the memory stays. Advantages and returns are zeros until they are computed."""
+        """Forget the rollout and keep the memory. Advantages and returns are zeros until they are computed."""
         self.generator_ready = False
         self._rollout.clear()
         self.advantages, self.returns = 0, 0
 
     def compute_returns_and_advantage(self, last_values: Any, dones: Array) -> None:
-        """GAE, compiled; ``returns`` are advantages + values.
+        """Compute advantages by GAE, and ``returns`` = advantages + values.
 
-        The host's collector has added γV(final observation) to the rewards of truncated steps already, so that here
-        every done is a terminal.
+        The host's collector has already added γV(final observation) to the rewards of truncated steps, so every done
+        counts as terminal here.
 
         Args:
             last_values: V of the observations after the last step, ``[N]`` or ``[N, 1]``.
@@ -159,10 +159,10 @@ class RolloutBuffer(buffers.RolloutBuffer):
         rollout.finish(GAE(self.gamma, self.gae_lambda), last_value=last, partial=True)
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """All transitions once, in random order, as the host's named tuples; the last batch takes what remains.
+        """All transitions once, in random order, as the host's named tuples. The last batch may be smaller.
 
         Args:
-            batch_size: B; None is all in one.
+            batch_size: B; None is one batch of all.
 
         Raises:
             AssertionError: the rollout is not full.
@@ -177,7 +177,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
         return (batch for block in blocks for batch in self._split(block, size))
 
     def _split(self, block: Any, size: int) -> Iterator[Any]:
-        """What was gathered together, as batches ``[size]`` of the host's."""
+        """Rows that were gathered together, as the host's batches of ``size`` rows."""
         found = dict(block.items())
         obs: Any = mapped(partial(sent, device=self.device), common.joined(self.observation_space, found["obs"]))
         rest: list[Any] = [sent(found[name], self.device) for name in SERVED[1:]]
@@ -193,7 +193,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
         return map(kind, obs.split(size), *parts)
 
     def column(self, name: str) -> Any:
-        """A column of the rollout, ``[T, N, ...]``, or a dictionary of those; views."""
+        """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
         if name not in self._arrays:
             found = common.joined(self.observation_space, self._rollout.block[name][: self.buffer_size], name)
             self._arrays[name] = mapped(numpy_view, found)
@@ -201,10 +201,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
 
 
 class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
-    """``stable_baselines3.common.buffers.DictRolloutBuffer``: observations are dictionaries.
-
-    Args and methods are those of :class:`RolloutBuffer`.
-    """
+    """``stable_baselines3.common.buffers.DictRolloutBuffer``: a :class:`RolloutBuffer` for a Dict space."""
 
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         common.require_dict(observation_space, "DictRolloutBuffer")

@@ -1,4 +1,4 @@
-"""Replay buffers of Stable-Baselines3 2.9 over :class:`relive.ReplayBuffer`."""
+"""Stable-Baselines3's uniform replay buffers (release 2.9), built on :class:`relive.ReplayBuffer`."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = ["DictReplayBuffer", "ReplayBuffer"]
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
-    """``stable_baselines3.common.buffers.ReplayBuffer``; the arguments are its own, and ``seed``.
+    """``stable_baselines3.common.buffers.ReplayBuffer`` with its arguments, and ``seed``.
 
     ``observations``, ``next_observations``, ``actions``, ``rewards``, ``dones`` and ``timeouts`` are the storage,
-    ``[buffer_size, n_envs, ...]``: what is written to them is sampled. The last two are bool. Once rows were written in
-    place, ``pos = k`` or ``full = True`` says so.
+    ``[buffer_size, n_envs, ...]``; the last two are bool. You can write to them; if you write further rows, declare
+    them by ``pos = k`` or ``full = True``.
 
-    ``optimize_memory_usage=True`` stores each observation once. It goes together with
-    ``handle_timeout_termination=True``, with several envs and with dictionaries, and the next observation at an
-    episode's end is the one the episode ended on. Then a transition can be drawn once the next of its env has come,
-    an episode of k steps takes k + 1 of the ``buffer_size`` rows, and the arrays are copies that cannot be written to.
+    ``optimize_memory_usage=True`` stores each observation once. Unlike the host's, it works with
+    ``handle_timeout_termination=True``, several envs and dictionaries, and keeps final observations. A transition can
+    then be drawn once the next step of its env was added; an episode of k steps takes k + 1 of the ``buffer_size``
+    rows; and the arrays are read-only copies.
 
     Args:
         buffer_size: transitions over all envs, at least 2 of each.
         observation_space: of one env.
         action_space: of one env.
-        device: where batches go; rows stay in RAM.
+        device: of the batches; rows stay in RAM.
         n_envs: N.
         optimize_memory_usage: see above.
-        handle_timeout_termination: do not count time limits (``info["TimeLimit.truncated"]``) as ends of the task.
-        seed: batch t is a function of (seed, t). None draws a seed for each batch from NumPy's global generator, which
-            the host draws from.
+        handle_timeout_termination: do not count time limits (``info["TimeLimit.truncated"]``) as terminals.
+        seed: batch t is a function of (seed, t). None draws a seed for each batch from NumPy's global generator, as
+            the host does.
 
     Raises:
-        TypeError: a subclass has its own ``_get_samples``, and ``optimize_memory_usage`` is set.
+        TypeError: a subclass overrides ``_get_samples``, and ``optimize_memory_usage`` is set.
     """
 
     observations, next_observations = Column("obs"), Column("next_obs")
@@ -60,7 +60,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     dones, timeouts = Column("done"), Column("timeout")
 
     _replaced: tuple[str, ...] = ("_get_samples",)
-    """Methods of the host that have no place here; a subclass that has its own expects the host's arrays."""
+    """Methods of the host that are not called here. A subclass that overrides one expects the host's arrays."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if own and self._stores_once:
             raise TypeError(
                 f"{type(self).__name__}.{own[0]} would never be called: observations are stored once here, and rows "
-                "are not where the host has them; override sample() instead, or use ReplayBuffer without "
+                "are in another order than the host's; override sample() instead, or use ReplayBuffer without "
                 "optimize_memory_usage"
             )
         self._by_row = bool(own)
@@ -116,7 +116,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.buffer_size * self.n_envs,
             self.n_envs,
             own_next_obs=not self._stores_once,
-            check_ends=False,  # whoever fills it is not the user
+            check_ends=False,  # the host fills it, not the user
             sampler=sampler,
             view=view or NStep(n_steps, gamma),
             seed=seed,
@@ -132,22 +132,22 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._replay.view
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": {}}  # views, which would come back as arrays of their own
+        return self.__dict__ | {"_arrays": {}}  # views, which a pickle would turn into copies
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     def _pos(self) -> int:
-        """The row that the next step goes to; set it once rows up to there were written in place."""
+        """The row of the next step. Set it after writing further rows in place."""
         return self._added % self.buffer_size
 
     def _full(self) -> bool:
-        """Whether ``buffer_size`` steps were added; set it once all rows were written in place."""
+        """Whether ``buffer_size`` steps were added. Set it after writing all rows in place."""
         return self._added >= self.buffer_size
 
     pos, full = property(_pos, common.set_pos), property(_full, common.set_full)
 
     def _declare(self, count: int) -> None:
-        """The rows up to ``count``, which were written in place, are steps.
+        """Count the rows before ``count``, which were written in place, as steps.
 
         Raises:
             AttributeError: there are more steps already, or the arrays are not the storage.
@@ -166,7 +166,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def add(
         self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
     ) -> None:
-        """Append one step of every env; ``next_obs`` is the observation that an episode ended on, where one did."""
+        """Append one step of every env. Where an episode ended, ``next_obs`` is its final observation."""
         obs_shape, action_shape = self._shapes
         obs, next_obs = common.fitted(obs, obs_shape), common.fitted(next_obs, obs_shape)
         done = ended = common.as_flags(done)
@@ -176,7 +176,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             if any(marks):
                 timeout = np.array(marks, np.bool_).reshape(self.n_envs)
                 done, ended = self._kept(done, timeout), done | timeout
-        if self._follows:  # every call of `learn` resets the envs behind the buffer's back
+        if self._follows:  # each call of `learn` resets the envs without telling the buffer
             self._continuity.follow(self._replay, obs)
         self._replay.add(
             self._further,
@@ -193,11 +193,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._added += 1
 
     def _kept(self, done: Array, timeout: Array) -> Array:
-        """What is stored as terminated: where the arrays are the storage, the host's ``dones`` as they are."""
+        """The column ``terminated``. Where the arrays are the storage, it holds the host's ``dones`` unchanged."""
         return done & ~timeout if self._stores_once else done
 
     def _extend(self, steps: dict[str, Any]) -> None:
-        """Append several steps ``[T, N, ...]``, as they are stored."""
+        """Append several steps ``[T, N, ...]``, given as columns of the storage."""
         self._replay.extend(steps)
         self._added += len(steps["reward"])
         self._done[:] = steps["terminated"][-1] | steps["truncated"][-1]
@@ -211,14 +211,14 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @classmethod
     def from_original(cls, original: Any, *, seed: int | None = None, **options: Any) -> Any:
-        """A buffer of this class with all that one of the host's holds, oldest first; one of this class as it is.
+        """Convert one of the host's buffers. A buffer of this class is returned unchanged.
 
-        Steps after which an env was reset without an end come as time-outs, so that no window goes on there.
+        Steps after which an env was reset without an end become truncated, so no window continues there.
 
         Args:
-            original: such as ``load_replay_buffer`` of the host puts into a model, whatever class that had before.
-            seed: as the constructor's.
-            options: other arguments of the constructor than the original had.
+            original: such as the host's ``load_replay_buffer`` puts into a model.
+            seed: see the class.
+            options: arguments of the constructor that replace those of the original.
         """
         if isinstance(original, cls):
             return original
@@ -233,12 +233,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     @classmethod
     def _options_of(cls, original: Any) -> dict[str, Any]:
-        """The arguments of the constructor that an original was made with."""
+        """The constructor's arguments of an original."""
         names = "optimize_memory_usage", "handle_timeout_termination"
         return {name: getattr(original, name) for name in names}
 
     def _taken(self, original: Any, rows: Array) -> dict[str, Any]:
-        """Further fields of an original's rows."""
+        """Further fields for these rows of an original."""
         return {}
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -248,16 +248,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return len(self._replay) // self.n_envs
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
-        """A random batch, as the host's named tuple of tensors on ``device``: rewards and dones ``[B, 1]``, float32.
+        """A random batch, the host's named tuple of tensors on ``device``. Rewards and dones are float32 ``[B, 1]``.
 
-        A subclass that has a ``_get_samples`` is asked for rows by that, as the host does it.
+        If a subclass overrides ``_get_samples``, rows are drawn as the host draws them and passed to it.
 
         Args:
             batch_size: B.
             env: the ``VecNormalize`` to normalize observations and rewards with.
 
         Raises:
-            EmptyError: there is nothing to draw yet.
+            EmptyError: nothing can be drawn yet.
         """
         if self._by_row:
             return buffers.BaseBuffer.sample(self, batch_size, env)
@@ -272,17 +272,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
         try:
             return self._replay.sample(batch_size)
         finally:
-            self._view.each_reward = None  # copies of the buffer come without the env
+            self._view.each_reward = None  # so that a copy of the buffer does not hold the env
 
     def _get_samples(self, batch_inds: Array, env: Any = None) -> Any:
-        """Rows ``[B]`` of envs that NumPy's global generator chooses, as :meth:`sample` gives them.
+        """The transitions in rows ``[B]``, like :meth:`sample`. NumPy's global generator chooses the envs.
 
         Raises:
-            IndexError: there is no such row.
-            TypeError: observations are stored once, and rows are not where the host has them.
+            IndexError: a row holds no step.
+            TypeError: observations are stored once, in another order than the host's.
         """
         if self._stores_once:
-            raise TypeError("_get_samples: rows are not where the host has them; use sample()")
+            raise TypeError("_get_samples: rows are stored in another order than the host's; use sample()")
         rows = np.arange(self.size())[batch_inds]
         envs = np.random.default_rng(drawn_by_numpy()).integers(self.n_envs, size=len(rows))
         self._view.each_reward = None if env is None else env.normalize_reward
@@ -314,10 +314,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
     # -- the arrays ---------------------------------------------------------------------------------------------
 
     def column(self, name: str) -> Any:
-        """What is stored of a field, ``[buffer_size, n_envs, ...]``, or a dictionary of those.
+        """A column ``[buffer_size, n_envs, ...]``, or a dictionary of these; copies where observations are stored once.
 
         Raises:
-            AttributeError: next observations with ``optimize_memory_usage``, where the host has none either.
+            AttributeError: next observations with ``optimize_memory_usage``, as with the host.
         """
         if self._stores_once:
             return self._copied(name)
@@ -338,16 +338,13 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return mapped(copied, self._arranged("truncated" if name == "timeout" else name))
 
     def _arranged(self, name: str) -> Any:
-        """A field of all steps where the host has them, zero where nothing is."""
+        """A field of all steps in the host's rows; see :func:`arranged`."""
         rest = ~self._done, self._continuity.next_obs, self.buffer_size
         return arranged(self._replay, name, self.observation_space, self.pos, *rest)
 
 
 class DictReplayBuffer(ReplayBuffer, buffers.DictReplayBuffer):
-    """``stable_baselines3.common.buffers.DictReplayBuffer``: observations are dictionaries.
-
-    Args and methods are those of :class:`ReplayBuffer`.
-    """
+    """``stable_baselines3.common.buffers.DictReplayBuffer``: a :class:`ReplayBuffer` for a Dict space."""
 
     def __init__(self, buffer_size: int, observation_space: spaces.Dict, *args: Any, **kwargs: Any) -> None:
         common.require_dict(observation_space, "DictReplayBuffer")

@@ -1,7 +1,7 @@
-"""Velora's ``ReplayBuffer`` and ``BatchExperience`` (release 0.2) over relive, and the ``RolloutBuffer`` it removed.
+"""Velora's ``ReplayBuffer`` and ``BatchExperience`` (release 0.2) on relive, and the ``RolloutBuffer`` it removed.
 
-``from relive.compat.velora import ReplayBuffer`` is all that changes; Velora is not needed for it.
-``docs/migration/velora.md`` has what becomes right, what becomes faster and what differs.
+Change the import to ``from relive.compat.velora import ReplayBuffer``. Velora itself is not needed.
+``docs/migration/velora.md`` lists what is fixed, what is faster and what differs.
 """
 
 from ..errors import StepError

@@ -1,4 +1,4 @@
-"""Batches as Velora has them, and what its buffers take as a row."""
+"""Velora's batches, and the shapes that its buffers accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arrays import array_of
-from ..errors import StepError
+from ..errors import StepShapeError
 
 __all__ = ["BatchExperience", "RolloutBatch", "row", "rows"]
 
@@ -25,7 +25,7 @@ class BatchExperience:
         rewards: ``[B, 1]``.
         next_states: ``[B, state_dim]``.
         dones: ``[B, 1]``.
-        hiddens: ``[B, hidden_dim]``, the actor's states.
+        hiddens: ``[B, hidden_dim]``, the actor's recurrent states.
     """
 
     states: Tensor
@@ -45,10 +45,10 @@ class RolloutBatch:
         actions: ``[B, action_dim]``.
         rewards: ``[B, 1]``, as are ``dones``, ``log_probs``, ``values``, ``advantages`` and ``returns``.
         dones: whether the step ended its episode.
-        hiddens: ``[B, hidden_dim]``, the state of the network before the step.
-        log_probs: those of the stored actions.
+        hiddens: ``[B, hidden_dim]``, the network's recurrent state before the step.
+        log_probs: of the stored actions.
         values: V(states).
-        advantages: GAE over the rollout in the order of time.
+        advantages: by GAE over the whole rollout.
         returns: advantages + values.
     """
 
@@ -64,10 +64,10 @@ class RolloutBatch:
 
 
 def row(name: str, value: Any, size: int, device: torch.device) -> Any:
-    """One step's value as float32 ``[1, size]``, an array if the device is the CPU; a number stands for all of it.
+    """One step's value as float32 ``[1, size]``, an array if the device is the CPU. A single number is repeated.
 
     Raises:
-        StepError: it has another number of elements.
+        StepShapeError: it has another number of elements.
     """
     given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
     if given.shape == (1, size):
@@ -76,25 +76,27 @@ def row(name: str, value: Any, size: int, device: torch.device) -> Any:
     if count == size:
         return given.reshape(1, size)
     if count != 1:
-        raise StepError(f"'{name}': expected {size} numbers, got {tuple(given.shape)}")
+        raise StepShapeError(f"'{name}': expected {size} numbers, got {tuple(given.shape)}")
     one = given.reshape(1, 1)
     return one.repeat(size, 1) if device.type == "cpu" else one.expand(1, size)
 
 
 def rows(name: str, value: Any, count: int, size: int, device: torch.device) -> Any:
-    """Several steps' values as float32 ``[count, size]``, likewise; the last axis may be left out where it is 1.
+    """Several steps' values as float32 ``[count, size]``, an array if the device is the CPU.
+
+    Values of size 1 may be ``[count]``.
 
     Raises:
-        StepError: another shape.
+        StepShapeError: another shape.
     """
     given: Any = array_of(name, value) if device.type == "cpu" else _placed(value, device)
     if given.shape == (count, size):
         return given
     if given.shape == (count,) and size == 1:
         return given.reshape(count, 1)
-    raise StepError(f"'{name}': expected {(count, size)} (rows first), got {tuple(given.shape)}")
+    raise StepShapeError(f"'{name}': expected {(count, size)} (rows first), got {tuple(given.shape)}")
 
 
 def _placed(value: Any, device: torch.device) -> Tensor:
-    """As a float32 tensor where the rows are."""
+    """As a float32 tensor on the device of the storage."""
     return torch.as_tensor(value, dtype=torch.float32, device=device).detach()

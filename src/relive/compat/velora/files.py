@@ -1,4 +1,4 @@
-"""Velora's files of a buffer: six tensors in a safetensors file, and sizes and cursors in JSON."""
+"""Velora's file format for buffers: six tensors in a safetensors file, sizes and cursors in a JSON file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["checked", "load", "save"]
 
 ENDING = ".safetensors"
 CHECKSUM = "relive.crc32"
-"""Where the header of the tensors' file has the CRC-32 of what follows it."""
+"""The entry in the safetensors header that holds the CRC-32 of the tensors."""
 SIZES = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
 
 
 def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """Write both files beside their places, and then put them there; tensors of any strides, on any device.
+    """Write both files under temporary names, then rename them. Tensors may have any strides and device.
 
-    Saves into one directory take turns. The tensors' checksum is in the header, where Velora does not look.
+    Saves into one directory take turns. The checksum of the tensors is in the header, which Velora ignores.
     """
     folder = disk.usable(path)
-    tensors = dict(sorted(state.items()))  # as safetensors orders those of one dtype
+    tensors = dict(sorted(state.items()))  # the order of safetensors for tensors of one dtype
     specs = format.plan(tensors, "")
     header, size = format.header(specs, {CHECKSUM: "0" * 8}), sum(spec.nbytes for spec in specs.values())
     data = _Hashed(itertools.chain.from_iterable(map(pieces, tensors.values())))
@@ -47,7 +47,7 @@ def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any],
         beside = [folder / f".{name}.beside" for name in names]
         try:
             for file in beside:
-                file.unlink(missing_ok=True)  # of a process that was killed
+                file.unlink(missing_ok=True)  # left behind by a process that was killed
             disk.write_file(beside[0], parts, len(header) + size, last=checksum)
             disk.write_file(beside[1], [memoryview(text)], len(text))
             for file, name in zip(beside, names, strict=True):
@@ -58,7 +58,7 @@ def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any],
 
 
 class _Hashed:
-    """Pieces of bytes, whose checksum is known once all were taken."""
+    """Pieces of bytes that are hashed while they are read."""
 
     def __init__(self, pieces: Iterable[memoryview]) -> None:
         self._pieces, self._crc = pieces, 0
@@ -70,15 +70,15 @@ class _Hashed:
 
     @property
     def crc32(self) -> str:
-        """In hexadecimal, of those taken so far."""
+        """The checksum of the pieces read so far, in hexadecimal."""
         return f"{self._crc:08x}"
 
 
 def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata, if a buffer can be of such sizes.
+    """The metadata, checked.
 
     Raises:
-        FileFormatError: an entry is missing or makes no sense.
+        FileFormatError: an entry is missing, of the wrong type, or contradicts another.
     """
     for name in SIZES:
         value = metadata.get(name)
@@ -87,7 +87,7 @@ def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
     capacity, size, position = (metadata[name] for name in ("capacity", "size", "position"))
     if size > capacity or not (position == size if size < capacity else position < max(capacity, 1)):
         raise FileFormatError(
-            f"metadata: size={size} and position={position} cannot be those of a buffer of capacity={capacity}"
+            f"metadata: size={size} and position={position} contradict capacity={capacity}; use another copy"
         )
     if not isinstance(metadata.get("device"), str | None):
         raise FileFormatError(f"metadata 'device': expected a string or null, got {metadata['device']!r}")
@@ -95,11 +95,11 @@ def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
-    """The rows that were written, of each tensor, once their sizes are those of the metadata.
+    """The first ``size`` rows of each tensor.
 
     Raises:
         NoSaveError: no such file.
-        FileFormatError: it has other tensors than the metadata say.
+        FileFormatError: the file is damaged, or its tensors differ from the metadata.
     """
     file = _found(Path(path))
     widths = {"states": "state_dim", "actions": "action_dim", "next_states": "state_dim", "hiddens": "hidden_dim"}
@@ -110,24 +110,24 @@ def load(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Itera
             known = set(content.keys())
             for name in names:
                 if name not in known:
-                    raise FileFormatError(f"'{file}' has no tensor '{name}'; it is no buffer of Velora's")
+                    raise FileFormatError(f"'{file}' has no tensor '{name}'; give the file of a Velora buffer")
                 part: Any = content.get_slice(name)
                 expected = [metadata["capacity"], metadata[widths[name]] if name in widths else 1]
                 if part.get_shape() != expected or part.get_dtype() != "F32":
                     got = f"{part.get_dtype()} {part.get_shape()}"
-                    raise FileFormatError(f"'{file}', tensor '{name}': the metadata say F32 {expected}, it is {got}")
+                    raise FileFormatError(f"'{file}', tensor '{name}': expected F32 {expected}, got {got}")
                 found[name] = part[: metadata["size"]].to(torch.float32)
             _require_checksum(content, sorted(found), file)
     except safetensors.SafetensorError as error:
-        raise FileFormatError(f"'{file}' is no safetensors file, or damaged: {error}") from error
+        raise FileFormatError(f"'{file}' is damaged, or is not a safetensors file: {error}") from error
     return found
 
 
 def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
-    """Refuse tensors that were damaged since they were saved; those that Velora saved have no checksum.
+    """Refuse tensors that changed since they were saved. Files of Velora have no checksum and pass.
 
     Raises:
-        FileFormatError: they were.
+        FileFormatError: the checksum differs.
     """
     notes: dict[str, str] = content.metadata() or {}
     if CHECKSUM not in notes:
@@ -137,12 +137,12 @@ def _require_checksum(content: Any, names: Iterable[str], file: Path) -> None:
         pass
     if data.crc32 != notes[CHECKSUM]:
         raise FileFormatError(
-            f"'{file}' is damaged: its checksum is {data.crc32}, and it was saved with {notes[CHECKSUM]:.8}"
+            f"'{file}' is damaged: expected the checksum {notes[CHECKSUM]:.8}, got {data.crc32}; use another copy"
         )
 
 
 def _found(path: Path) -> Path:
-    """The file that is meant: as it is, with the ending, or where Velora puts a name with a dot in it."""
+    """The file at ``path``, or with the ending added, or with the last suffix replaced, as Velora does."""
     for file in (path, path.with_name(path.name + ENDING), path.with_suffix(ENDING)):
         if file.name.endswith(ENDING) and file.is_file():
             return file

@@ -1,4 +1,4 @@
-"""The drop-in for Velora's replay buffer."""
+"""Velora's replay buffer, built on relive's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...errors import ParameterError
 from ...replay.buffer import ReplayBuffer as Replay
 from ...steps.schema import Field, Schema
 from ..attributes import Column
@@ -30,33 +31,34 @@ FIELDS = {
     "dones": "done",
     "hiddens": "memory",
 }
-"""Velora's names, in its order, and relive's."""
+"""Velora's names, in its order -> relive's."""
 
 FORMS, SHARED = 16, 256
-"""For how many numbers of transitions arrays are kept that their tensors come in, and the largest such number."""
+"""How many sizes of :meth:`ReplayBuffer.add_multi` have arrays kept for them, and the largest such size."""
 
 UNKNOWN = np.zeros(1, np.bool_)
-"""Velora does not tell terminals from truncations: relive's own flags stay unset, and its ``dones`` are kept apart."""
+"""Velora does not distinguish terminals and truncations. relive's flags stay False; ``done`` is a further column."""
 
 
 class ReplayBuffer:
-    """The newest ``capacity`` transitions, in no order, with Velora's names for everything.
+    """The newest ``capacity`` transitions, in no particular order, under Velora's names.
 
     ``states``, ``actions``, ``rewards``, ``next_states``, ``dones`` and ``hiddens`` are views into the storage,
-    float32 ``[capacity, ...]``, zeros where nothing was written yet; they are not contiguous, since all that belongs
-    to a transition lies together. ``hiddens`` are what Velora's agent passes, its state *after* the step.
+    float32 ``[capacity, size]``; rewards and dones have size 1. Assigning to one copies into it. Unused rows are zero.
+    The views are not contiguous, because the fields of a transition are stored side by side. ``hiddens`` are what
+    Velora's agent passes: its recurrent state after the step.
 
     Args:
         capacity: transitions, at least 2.
         state_dim: numbers of an observation.
         action_dim: numbers of an action.
-        hidden_dim: numbers of the actor's state.
-        device: where the rows are; None is the CPU.
-        seed: not in Velora: batch number t is a function of (seed, t). None draws a seed for each batch from torch's
-            default generator, which Velora draws from.
+        hidden_dim: numbers of the actor's recurrent state.
+        device: of the storage; None is the CPU.
+        seed: not in Velora; batch t is a function of (seed, t). None draws a seed for each batch from torch's
+            default generator, as Velora does.
 
     Raises:
-        ParameterError: a capacity below 2, or of more than there is memory.
+        ParameterError: a capacity below 2, or above what fits into memory.
     """
 
     states, actions, rewards = Column("obs"), Column("action"), Column("reward")
@@ -92,9 +94,9 @@ class ReplayBuffer:
         self._forms: dict[tuple[int, Any], tuple[Inbox, dict[str, Any]] | None] = {}
 
     def _form(self, count: int, seen: Any) -> tuple[Inbox, dict[str, Any]] | None:
-        """The arrays that tensors of ``count`` transitions come in, or of a single one with 0.
+        """The arrays that the tensors of ``count`` transitions are copied into; with 0, of a single one.
 
-        ``seen`` is the dtype of observations; None if it is none of float32 and float64, or rows are not in RAM.
+        ``seen`` is the dtype of the observations. None unless it is float32 or float64 and the storage is in RAM.
         """
         if (count, seen) in self._forms:
             return self._forms[count, seen]
@@ -118,7 +120,7 @@ class ReplayBuffer:
 
     @property
     def position(self) -> int:
-        """The row that the next transition goes to."""
+        """The row of the next transition."""
         return self._added % self.capacity
 
     @property
@@ -131,17 +133,17 @@ class ReplayBuffer:
         return self.size
 
     def column(self, name: str) -> Tensor:
-        """A column of the storage as a view ``[capacity, size]``, by relive's name."""
+        """A column of the storage as a view ``[capacity, size]``; ``name`` is relive's."""
         column = self._replay.block[name]
         return column.unsqueeze(-1) if name in ("reward", "done") else column
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     def add(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any, hidden: Any) -> None:
-        """Store one transition; every value may have an axis of 1 in front.
+        """Store one transition. Each value may have a leading axis of 1.
 
         Raises:
-            StepError: a value has the wrong size. Nothing is stored.
+            StepShapeError: a value has the wrong size. Nothing is stored.
         """
         on, form = self._on, self._form(0, getattr(state, "dtype", None))
         if form is not None and isinstance(reward, float) and isinstance(done, bool | np.bool_):
@@ -165,10 +167,10 @@ class ReplayBuffer:
         self._added += 1
 
     def add_multi(self, states: Any, actions: Any, rewards: Any, next_states: Any, dones: Any, hiddens: Any) -> None:
-        """Store several transitions ``[B, ...]``; rewards and dones may be ``[B]``. The last ``capacity`` of them stay.
+        """Store several transitions ``[B, ...]``; rewards and dones may be ``[B]``. The last ``capacity`` stay.
 
         Raises:
-            StepError: a shape does not fit. Nothing is stored.
+            StepShapeError: a shape does not fit. Nothing is stored.
         """
         count, on = len(states), self._on
         form = self._form(count, getattr(states, "dtype", None))
@@ -193,35 +195,37 @@ class ReplayBuffer:
     def warm(self, agent: Any, n_samples: int, num_envs: int = 8, *, envs: Any = None) -> None:
         """Play ``agent`` in new copies of its environment, and store ``n_samples`` transitions.
 
-        ``dones`` are terminals alone, and the steps that reset an environment are left out; an episode begins in the
-        actor's initial state. The first reset is seeded with ``agent.seed`` if there is one.
+        ``dones`` are True for terminals only. Steps that reset an environment are left out. Each episode begins with
+        the actor's initial recurrent state. The first reset uses ``agent.seed``, if there is one.
 
         Args:
-            agent: Velora's, or anything with ``predict(states, hidden, train_mode=True)`` and ``env``.
-            n_samples: how many to add, at most ``capacity``.
-            num_envs: environments side by side, at least 2.
-            envs: not in Velora: a vector environment to play in, if ``agent.env`` cannot be made again from its spec.
+            agent: Velora's, or any object with ``predict(states, hidden, train_mode=True)`` and ``env``.
+            n_samples: transitions to add, at most ``capacity``.
+            num_envs: parallel environments, at least 2.
+            envs: not in Velora; a vector environment to play in, if ``agent.env`` cannot be made again from its spec.
 
         Raises:
-            ValueError: fewer than 2 environments, or more samples than there is room for.
+            ParameterError: fewer than 2 environments, or more samples than there is room for.
         """
         if num_envs < 2:
-            raise ValueError(f"'{num_envs=}' cannot be smaller than 2.")
+            raise ParameterError(f"'{num_envs=}' cannot be smaller than 2.")
         if n_samples > self.capacity:
-            raise ValueError(f"'{n_samples=}' do not fit: the buffer's capacity is {self.capacity}; ask for that many")
+            raise ParameterError(
+                f"'{n_samples=}' do not fit: the buffer's capacity is {self.capacity}; ask for that many"
+            )
         for block in generated(agent, n_samples, num_envs, envs):
             self.add_multi(*block)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int) -> BatchExperience:
-        """``batch_size`` transitions, drawn uniformly with replacement, copied.
+        """``batch_size`` transitions, drawn uniformly with replacement and copied.
 
         Raises:
-            ValueError: fewer are stored.
+            ParameterError: fewer are stored.
         """
         if len(self) < batch_size:
-            raise ValueError(
+            raise ParameterError(
                 f"Buffer does not contain enough experiences. Available: {len(self)}, Requested: {batch_size}"
             )
         renew(self._replay, self._seed)
@@ -231,7 +235,7 @@ class ReplayBuffer:
         return BatchExperience(**columns)
 
     def metadata(self) -> dict[str, Any]:
-        """Sizes and cursors, as they stand in Velora's ``metadata.json``."""
+        """Sizes and cursors, with the entries of Velora's ``metadata.json``."""
         return {
             "capacity": self.capacity,
             "state_dim": self.state_dim,
@@ -243,11 +247,11 @@ class ReplayBuffer:
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The six tensors ``[capacity, ...]``, contiguous copies, as Velora's ``save_model`` writes them."""
+        """Contiguous copies of the six tensors ``[capacity, ...]``, as Velora's ``save_model`` writes them."""
         return {name: self.column(inner).contiguous() for name, inner in FIELDS.items()}
 
     def config(self) -> Any:
-        """Velora's own description of a buffer, for its agents' configurations; Velora has to be installed."""
+        """Velora's ``BufferConfig`` for its agents' configurations. Velora must be installed."""
         config: Any = import_module("velora.models.config")
         return config.BufferConfig(
             type="ReplayBuffer",
@@ -262,7 +266,7 @@ class ReplayBuffer:
     def save(self, dirpath: str | os.PathLike[str], prefix: str = "buffer_") -> None:
         """Write ``<prefix>metadata.json`` and ``<prefix>state.safetensors`` into a directory, as Velora does.
 
-        Each file is replaced as a whole or not at all.
+        Each file is replaced completely or not at all.
         """
         files.save(dirpath, prefix, self.metadata(), {name: self.column(inner) for name, inner in FIELDS.items()})
 
@@ -275,17 +279,17 @@ class ReplayBuffer:
         device: torch.device | str | None = None,
         seed: int | None = None,
     ) -> ReplayBuffer:
-        """The buffer that was saved, by Velora or by relive.
+        """Load a buffer that Velora or relive saved.
 
         Args:
             state_path: the ``.safetensors`` file, with or without that ending.
-            metadata: what is in the ``.json`` file.
-            device: not in Velora: where it is to live, whatever the metadata say.
-            seed: not in Velora: the constructor's.
+            metadata: the content of the ``.json`` file.
+            device: not in Velora; replaces the device in the metadata.
+            seed: not in Velora; see the class.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            FileFormatError: the file is none of Velora's, or contradicts the metadata.
+            NoSaveError: there is no such file. Also a FileNotFoundError.
+            FileFormatError: the file is damaged, is not Velora's, or contradicts the metadata.
         """
         known = files.checked(metadata)
         where = device or known["device"] or "cpu"
@@ -296,7 +300,7 @@ class ReplayBuffer:
         if known["size"]:
             buffer.add_multi(*parts)
             if known["size"] == known["capacity"] and known["position"]:
-                # once more, so that the next transition goes where it would have gone
+                # added once more, so that the next transition goes to `position`
                 buffer.add_multi(*(part[: known["position"]] for part in parts))
         return buffer
 

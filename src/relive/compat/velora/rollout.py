@@ -1,4 +1,4 @@
-"""The rollout buffer that Velora removed, with what it lacked: the order of time, and the states of the network."""
+"""The rollout buffer that Velora removed, with time order and recurrent states, which it lacked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import ParameterError
+from ...parameters import is_count
 from ...returns.estimators import GAE
 from ...rollout.buffer import RolloutBuffer as Rollout
 from ...steps.schema import Field, Schema
@@ -31,26 +33,26 @@ FLAT = ("rewards", "dones", "log_probs", "values", "advantages", "returns")
 
 
 class RolloutBuffer:
-    """``capacity`` steps of one policy, a block of ``num_envs`` at a time; to be emptied when it is full.
+    """``capacity`` steps of one policy, added ``num_envs`` at a time. Empty it when it is full.
 
-    Velora's computed advantages inside shuffled minibatches, kept no hidden states, and had new log-probabilities
-    compared with those of other actions. Here the advantages are computed once, over the steps in the order of time
-    (:meth:`finish`), and a batch has the state, the action and the log-probability that belong together. ``rollout``
-    is the :class:`relive.RolloutBuffer` underneath: ``buffer.rollout.sequences(16)`` trains through time.
+    Velora's buffer computed advantages within shuffled minibatches, kept no recurrent states, and paired
+    log-probabilities with other actions. Here :meth:`finish` computes advantages once, in the order of time, and the
+    state, action and log-probability of a row belong together. ``rollout`` is the :class:`relive.RolloutBuffer`
+    underneath; ``buffer.rollout.sequences(16)`` gives sequences to train a recurrent network.
 
     Args:
-        capacity: steps of all environments together; a multiple of ``num_envs``.
+        capacity: steps over all environments, a multiple of ``num_envs``.
         state_dim: numbers of an observation.
         action_dim: numbers of an action.
-        hidden_dim: numbers of the network's state.
-        num_envs: N, rows of a block.
+        hidden_dim: numbers of the network's recurrent state.
+        num_envs: N.
         gamma: discount per step.
         gae_lambda: λ.
-        device: where the steps are; None is the CPU.
-        seed: of the order of batches; None draws one from torch's default generator for each :meth:`sample`.
+        device: of the storage; None is the CPU.
+        seed: of the order of batches. None draws one from torch's default generator for each :meth:`sample`.
 
     Raises:
-        ValueError: ``capacity`` is no multiple of ``num_envs``.
+        ParameterError: ``num_envs`` is below 1, or ``capacity`` is no positive multiple of it.
     """
 
     def __init__(
@@ -66,8 +68,8 @@ class RolloutBuffer:
         device: torch.device | str | None = None,
         seed: int | None = None,
     ) -> None:
-        if capacity < 1 or capacity % num_envs:
-            raise ValueError(f"'{capacity=}' must be a multiple of '{num_envs=}', since steps come in blocks of those")
+        if not is_count(num_envs, 1) or not is_count(capacity, 1) or capacity % num_envs:
+            raise ParameterError(f"'{capacity=}' must be a multiple of '{num_envs=}', since that many come at a time")
         self.capacity, self.num_envs, self.device = capacity, num_envs, device
         self.state_dim, self.action_dim, self.hidden_dim = state_dim, action_dim, hidden_dim
         self.gamma, self.gae_lambda = gamma, gae_lambda
@@ -79,11 +81,11 @@ class RolloutBuffer:
 
     @property
     def size(self) -> int:
-        """How many steps are stored, over all environments."""
+        """The number of steps stored, over all environments."""
         return self.rollout.steps * self.num_envs
 
     def __len__(self) -> int:
-        """How many steps are stored, over all environments."""
+        """The number of steps stored, over all environments."""
         return self.size
 
     def add(
@@ -104,17 +106,17 @@ class RolloutBuffer:
         Args:
             states: ``[N, state_dim]``.
             actions: ``[N, action_dim]``.
-            rewards: ``[N]`` or ``[N, 1]``, as all that follow but ``hiddens``.
+            rewards: ``[N]`` or ``[N, 1]``, like all others below except ``hiddens``.
             dones: whether the step ended its episode.
-            hiddens: ``[N, hidden_dim]``, what the network was given with ``states``, before the step.
-            log_probs: of the actions, as they are stored.
+            hiddens: ``[N, hidden_dim]``, the network's input state at ``states``.
+            log_probs: of these actions.
             values: V(states).
-            truncated: which of the done steps were cut off rather than terminal; None of them by default.
-            final_values: V(true final observation) of those.
+            truncated: which of the done steps were cut off rather than terminal; by default none.
+            final_values: V(final observation), read where ``truncated``.
 
         Raises:
             BufferError: the buffer is full.
-            StepError: a shape does not fit. Nothing is stored.
+            StepShapeError: a shape does not fit. Nothing is stored.
         """
         if self.rollout.is_full:
             raise BufferError("Buffer full! Use the 'empty()' method first.")
@@ -129,24 +131,24 @@ class RolloutBuffer:
         self.rollout.add(step, terminated=done & ~cut, truncated=cut)
 
     def finish(self, last_values: Any) -> None:
-        """Compute advantages and returns, once, in the order of time.
+        """Compute advantages and returns by GAE.
 
         Args:
             last_values: ``[N]`` or ``[N, 1]``, V of the states after the newest step.
 
         Raises:
             BufferError: the buffer is not full.
-            FieldError: a step was truncated, and its final value is not known.
+            FieldError: a truncated step has no final value.
         """
         self._require_full()
         estimator = GAE(gamma=self.gamma, lam=self.gae_lambda)
         self.rollout.finish(estimator, last_value=self._rows("last_values", last_values, 1))
 
     def sample(self, batch_size: int) -> Iterator[RolloutBatch]:
-        """All steps in random order, ``batch_size`` at a time, the last batch with what remains; each call a new order.
+        """All steps in a new random order, ``batch_size`` at a time. The last batch may be smaller.
 
         Raises:
-            BufferError: the buffer is not full, or :meth:`finish` was not called. From this call already.
+            BufferError: at this call, if the buffer is not full or :meth:`finish` was not called.
         """
         self._require_full()
         if "advantage" not in self.rollout:

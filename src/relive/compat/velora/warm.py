@@ -1,4 +1,4 @@
-"""Transitions that an agent of Velora's makes by itself, to begin with."""
+"""Filling a replay with transitions that Velora's agent plays before training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["generated"]
 def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list[Tensor]]:
     """``count`` transitions in blocks: states, actions, rewards, next states, terminals, and the actor's states.
 
-    The environments reset in a step of their own (``NEXT_STEP``), whose action they ignore; it is no transition. So
-    the next state of a step is always the one it led to.
+    The environments reset in a separate step (``NEXT_STEP``) and ignore its action. That step is left out, so the next
+    state of a step is always the one that it led to.
     """
     playing = _copies(agent.env, num_envs) if envs is None else envs
     first, _ = playing.reset(seed=getattr(agent, "seed", None))
@@ -34,7 +34,7 @@ def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list
                 columns = states, actions, rewards, following, terminated, hidden
                 yield [column[real] for column in columns]
             count -= len(real)
-            hidden = torch.where(ended.unsqueeze(1), 0.0, hidden)  # an episode begins in the initial state
+            hidden = torch.where(ended.unsqueeze(1), 0.0, hidden)  # an episode begins with the initial recurrent state
             states, ended = following, ((terminated + truncated) > 0) & ~ended
     finally:
         if envs is None:
@@ -42,7 +42,7 @@ def generated(agent: Any, count: int, num_envs: int, envs: Any) -> Iterator[list
 
 
 def _copies(env: Any, num_envs: int) -> Any:
-    """The environment side by side, with its arguments and its wrappers."""
+    """Parallel copies of an environment, with its arguments and wrappers."""
     import gymnasium
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 

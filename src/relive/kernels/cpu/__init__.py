@@ -3,7 +3,7 @@
 from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
-from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
+from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
@@ -37,6 +37,7 @@ __all__ = [
     "choose_goals",
     "copy_row",
     "copy_step",
+    "copy_windows",
     "discounted_return",
     "draw",
     "draw_weighted",

@@ -12,7 +12,7 @@ from torch import Tensor
 from .jit import Bytes, address_t, jit, memcpy, prefetch
 from .rule import window_start
 
-__all__ = ["episode_starts", "gather_windows", "mark_windows", "plan_windows"]
+__all__ = ["copy_windows", "episode_starts", "gather_windows", "mark_windows", "plan_windows"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
@@ -80,12 +80,13 @@ def gather_windows(
     # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
     if out is None:
         out = torch.from_numpy(np.empty((len(first), length, source.shape[1]), np.uint8))
-    _gather(source.numpy().reshape(-1), first.numpy(), step, lengths.numpy(), pad.numpy(), out.numpy())
+    copy_windows(source.numpy().reshape(-1), first.numpy(), step, lengths.numpy(), pad.numpy(), out.numpy())
     return out
 
 
 @jit
-def _gather(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes, out: Any) -> None:
+def copy_windows(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes, out: Any) -> None:
+    """The same for arrays; ``source`` is flat, ``out`` is ``[B, length, W]``."""
     count, length, size = out.shape
     width, target = np.intp(size), out.ctypes.data
     for b in range(count):
@@ -117,11 +118,12 @@ def _repeat(target: int, nbytes: int, row: Bytes) -> None:
         filled += more
 
 
-def mark_windows(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """See :func:`relive.kernels.reference.episodes.mark_windows`."""
-    starts, mask = np.empty((len(lengths), length), np.uint8), np.empty((len(lengths), length), np.uint8)
-    _mark(lengths.numpy(), burn_in.numpy(), is_start.numpy(), starts, mask)
-    return torch.from_numpy(starts).view(torch.bool), torch.from_numpy(mask).view(torch.bool)
+def mark_windows(lengths: Any, burn_in: Any, is_start: Any, length: int) -> tuple[Tensor, Tensor]:
+    """See :func:`relive.kernels.reference.episodes.mark_windows`; arrays do as well."""
+    marks = np.empty((2, len(lengths), length), np.uint8)
+    _mark(np.asarray(lengths), np.asarray(burn_in), np.asarray(is_start), marks[0], marks[1])
+    starts, mask = torch.from_numpy(marks.view(np.bool_)).unbind()
+    return starts, mask
 
 
 @jit

@@ -22,24 +22,33 @@ AHEAD = 16
 FORESEEN = 1024
 """Bytes of a row that are loaded ahead; the rest the processor foresees by itself."""
 BLOCK = 64
-"""Rows that are packed together: field after field, while they stay in the nearest cache."""
+"""Envs, or steps, that are packed together: field after field, while they stay in a near cache."""
+NARROW_BLOCK = 8
+"""Envs that are packed together with several steps of each."""
 
 
 @jit
-def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes) -> None:
+def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int) -> None:
     """See :func:`relive.kernels.reference.packing.pack_rows`."""
-    count, width = rows.shape
-    for low in range(0, count, BLOCK):
-        high = min(low + BLOCK, count)
-        for f in range(columns.size):
-            target = rows.ctypes.data + offsets[f]  # row r of the field lies r * width bytes further on
-            if sizes[f] == 4:  # a constant size is one move, not a call
-                for r in range(low, high):
-                    memcpy(address_t(target + r * width), address_t(columns[f] + r * 4), np.intp(4))
-            else:
-                for r in range(low, high):
-                    size = np.intp(sizes[f])
-                    memcpy(address_t(target + r * width), address_t(columns[f] + r * size), size)
+    envs, wide = rows.shape[0] // steps, BLOCK if steps == 1 else NARROW_BLOCK
+    for first in range(0, steps, BLOCK):
+        for low in range(0, envs, wide):
+            for f in range(columns.size):
+                for t in range(first, min(first + BLOCK, steps)):
+                    _pack_step(columns[f], sizes[f], offsets[f], rows, steps, t, low, min(low + wide, envs))
+
+
+@inlined
+def _pack_step(column: int, size: int, offset: int, rows: Bytes, steps: int, t: int, low: int, high: int) -> None:
+    """One field of step t of some envs; ``source`` and ``target`` are addresses, the latter that of env 0."""
+    envs, width = rows.shape[0] // steps, rows.shape[1]
+    source, target = column + t * envs * size, rows.ctypes.data + t * width + offset
+    if size == 4:  # a constant size is one move, not a call
+        for n in range(low, high):
+            memcpy(address_t(target + n * steps * width), address_t(source + n * 4), np.intp(4))
+    else:
+        for n in range(low, high):
+            memcpy(address_t(target + n * steps * width), address_t(source + n * size), np.intp(size))
 
 
 @jit

@@ -2,6 +2,9 @@
 
 A batch takes one compiled call, and the memory is one handle (:mod:`relive.kernels.cpu.handles`). Most of the time goes
 into cache misses. So a loop first asks for the cache lines of all rows of the batch, and the next loop uses them.
+
+The place of a row is also the number of its leaf, and the position of its error. It is below N * R, which fits memory,
+so products with 8 children or with the bytes of a row stay far below 2**63. No index here is ever negative.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def draw_weighted(
     masses(key, stratified, total, np.nextafter(total, 0.0), wanted)
     tree_find(memory.nodes, memory.offsets, tops, until, wanted, places)
     rows, width = memory.ring.memory, memory.ring.memory.shape[1]
-    for i in range(places.size):  # a view reads the rows next; they come while the weights are computed
+    for i in range(places.size):  # a view reads two rows of each next; they come while the weights are computed
         fetch(rows, places[i] * width, 2 * width)
     least = tree_shares(memory.nodes, memory.errors.size, places, total, probability)
     if lowest > 0.0:
@@ -73,10 +76,13 @@ def draw_weighted(
 
 @jit
 def _set(memory: Priorities, places: Ints, sizes: Floats, weights: Doubles) -> None:
-    """Write the errors and weights of rows, and all sums that follow from them."""
+    """Write the errors and weights of rows, and all sums that follow from them. Of several for one row the last stays.
+
+    The first ``count`` of the ``walkers`` are the places whose weight changed.
+    """
     walkers, count = np.empty(places.size, np.uint64), _u64(0)
     for i in range(places.size):
-        place = _u64(places[i])  # of the last of several for one row the error and the weight stay
+        place = _u64(places[i])
         changed = memory.nodes[place] != weights[i]
         memory.nodes[place], memory.errors[place] = weights[i], sizes[i]
         memory.facts[LARGEST] = max(memory.facts[LARGEST], np.float64(sizes[i]))
@@ -98,7 +104,11 @@ def _weigh(memory: Priorities, sizes: Floats, weights: Doubles) -> int:
 
 @jit
 def _expect(memory: Priorities, place: int) -> None:
-    """Ask for the cache lines that :func:`_set` will change: a leaf, its error, and the two blocks above."""
+    """Ask for the cache lines that :func:`_set` will change: a leaf, its error, and two levels of nodes above.
+
+    Node place // 8 of level 1 is the leaf's parent, and node place // 64 of level 2 is the parent of that. A tree with
+    fewer levels has a harmless request for a line near its root.
+    """
     prefetch(memory.nodes, place)
     prefetch(memory.errors, place)
     last = memory.offsets.size - 1
@@ -126,7 +136,8 @@ def rate(
     """See :func:`relive.kernels.reference.priorities.rate`.
 
     ``index_at`` is the address of ``count`` int64, ``errors_at`` that of as many float64 if ``wide``, else float32.
-    Strides count elements: 1 if they follow one another, 0 if all are the same one.
+    Strides count elements: 1 if they follow one another, 0 if all are the same one. Errors come from tensors of the
+    caller, so element i lies within them, at i * stride.
     """
     memory = _opened(handle)
     indices = addressed(index_at, count * index_stride, np.int64)
@@ -134,12 +145,13 @@ def rate(
     singles = addressed(errors_at, count * errors_stride, f32)
     ring = memory.ring
     envs, inverse = ring.state.shape[0], 1.0 / ring.rows
-    places, sizes, alive = np.empty(count, np.int64), np.empty(count, f32), 0
+    places, sizes, alive = np.empty(count, np.int64), np.empty(count, f32), 0  # the first ``alive`` entries count
     for i in range(count):
         index, at = indices[i * index_stride], i * errors_stride
         size = abs(doubles[at]) if wide else abs(np.float64(singles[at]))
         if index < 0 or not size <= _LARGEST_ERROR:
             return _UNUSUAL
+        # an index is number * N + env, and unsigned divisions are quicker
         number, e = _i64(_u64(index) // _u64(envs)), _i64(_u64(index) % _u64(envs))
         if number >= ring.state[e, HEAD]:
             return _UNUSUAL

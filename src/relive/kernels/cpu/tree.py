@@ -3,6 +3,10 @@
 Batches go through the tree level by level, all walkers before the next level, so that their cache misses overlap; the
 next level's block is prefetched. What a walker does in a block has no branches, since each would be mispredicted half
 the time, and places are unsigned, since numba tests signed ones for being negative.
+
+A place counts nodes from the first leaf of the tree on; a node's number counts from the start of its level, at
+``offsets[level]``. The children of node j are the nodes 8 j to 8 j + 7 of the level below, one cache line. All of these
+are below the number of nodes, at most 8 / 7 of the leaves and a few blocks, so none overflows.
 """
 
 from __future__ import annotations
@@ -84,10 +88,15 @@ def climb(nodes: Doubles, offsets: Offsets, minima: Doubles, walkers: Any, count
 def _note_minimum(nodes: Doubles, minima: Doubles, inner: Any, first: Any, place: Any) -> bool:
     """Find a node's minimum from those of its children, which are leaves or have minima; whether it is a new one."""
     low = np.inf
-    for k in range(first, first + _WIDTH):
-        weight = nodes[k] if first < inner else minima[k - inner]
-        if 0.0 < weight < low:
-            low = weight
+    if first < inner:
+        for k in range(_WIDTH):
+            weight = nodes[first + k]
+            weight = weight if weight > 0.0 else np.inf  # selected rather than jumped to: nobody can predict it
+            low = weight if weight < low else low
+    else:
+        for k in range(_WIDTH):
+            weight = minima[first - inner + k]
+            low = weight if weight < low else low
     changed = minima[place - inner] != low
     minima[place - inner] = low
     return changed

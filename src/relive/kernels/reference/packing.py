@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,22 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
-def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes) -> None:
-    """Copy columns next to each other: ``rows[r, offset:offset + size]`` is row r of a column.
+def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int) -> None:
+    """Copy columns next to each other: bytes ``offset`` to ``offset + size`` of a packed row are a field of a step.
 
     Args:
-        columns: the address of each, whose rows follow one another.
+        columns: the address of each column. Its row t * N + n is step t of env n.
         sizes: bytes of a row of each.
         offsets: where they go in a packed row, in bytes.
-        rows: ``[R, W]``.
+        rows: ``[N * T, W]``; row n * T + t is to be step t of env n.
+        steps: T. With 1, packed rows come in the order of the columns' rows.
     """
-    from .rows import copy_row
-
-    for r in range(len(rows)):
-        targets = rows.ctypes.data + r * rows.shape[1] + offsets - r * sizes
-        copy_row((columns + r * sizes).view(np.uint64), targets.view(np.uint64), sizes, r)
+    envs = len(rows) // steps
+    for column, size, offset in zip(columns.tolist(), sizes.tolist(), offsets.tolist(), strict=True):
+        for t in range(steps):
+            for n in range(envs):
+                target = rows.ctypes.data + (n * steps + t) * rows.shape[1] + offset
+                ctypes.memmove(target, column + (t * envs + n) * size, size)
 
 
 def take_rows(source: Bytes, index: Ints, out: Any) -> int:
