@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relive import Field, RolloutBuffer, Schema
+from relive import Field, ReplayBuffer, RolloutBuffer, Schema
+from relive.errors import DTypeError, EpisodeEndWarning
 from relive.kernels import cpu, reference, step_table
 from relive.kernels.step_table import PAST, SOURCE, first_item
 from relive.memory.copier import StepCopier
@@ -257,3 +258,43 @@ def test_a_long_row_is_copied_whole_and_nothing_else_wherever_it_lies(
     want = np.full_like(memory, 7)
     want[shift + size : shift + 2 * size] = source
     assert np.array_equal(memory, want)
+
+
+def test_steps_of_a_single_env_without_its_axis_are_stored_and_looked_at_as_with_it() -> None:
+    schema = Schema(
+        {"obs": (2,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
+    )
+
+    def filled(given_: Callable[[Any], Any]) -> ReplayBuffer:
+        replay = ReplayBuffer(schema, 64, seed=0)
+        for t in range(20):
+            step = {"obs": np.full((1, 2), t), "reward": np.full(1, t), "next_obs": np.full((1, 2), t + 1)}
+            step = {name: value.astype(np.float32) for name, value in step.items()}
+            step |= {"terminated": np.array([t % 3 == 2]), "truncated": np.array([False])}
+            replay.add({name: given_(value) for name, value in step.items()})
+        return replay
+
+    with pytest.warns(EpisodeEndWarning):  # each episode begins on what the last one ended on
+        whole = filled(lambda x: x)
+    with pytest.warns(EpisodeEndWarning):
+        bare = filled(lambda x: x[0] if x.ndim == 2 else x.reshape(()))
+    assert len(whole) == len(bare) == 19
+    other = bare.sample(32)
+    for name, column in whole.sample(32).items():
+        assert torch.equal(column, other[name]), name
+
+
+def test_a_float64_image_too_large_to_pack_takes_the_long_way_and_is_checked() -> None:
+    schema = Schema(
+        {"obs": (400,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
+    )
+    replay = ReplayBuffer(schema, 16, 2, seed=0)
+    rest = {"reward": np.zeros(2), "terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
+    for t in range(4):
+        replay.add(obs=np.full((2, 400), float(t)), **rest)
+    with pytest.raises(DTypeError, match="'obs'"):
+        replay.add(obs=np.full((2, 400), 1e300), **rest)
+    with pytest.raises(DTypeError, match="'reward'"):
+        replay.add(obs=np.ones((2, 400), np.float32), **(rest | {"reward": np.full(2, -1e300)}))
+    assert len(replay) == 6
+    assert set(replay.sample(64)["obs"][:, 0].tolist()) == {0.0, 1.0, 2.0}

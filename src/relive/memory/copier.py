@@ -40,8 +40,8 @@ __all__ = ["StepCopier"]
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
-Kind = tuple[int, int]
-"""How a field is given, as :mod:`relive.kernels.step_table` says, and its number of axes."""
+Kind = int
+"""How a field is given, as :mod:`relive.kernels.step_table` says."""
 
 FLOAT64 = np.dtype(np.float64)
 CACHES = 3 * 2**24
@@ -65,7 +65,7 @@ class _Plan:
     pick: Callable[[Sequence[Any]], Sequence[Any]]
     """The tensors of a step."""
     pick_floats: Callable[[Sequence[Any]], Sequence[Any]]
-    """Those of them that a view may have negated: its numbers are not what lies in memory."""
+    """Those tensors that may be negated lazily: then their numbers are not what lies in memory."""
     facts: list[tuple[Any, ...]]
     """What each tensor must be."""
     note: Callable[..., None]
@@ -79,9 +79,9 @@ class _Plan:
 class StepCopier:
     """Copies steps into rows, by address where their fields can be copied as they are.
 
-    :meth:`accept` tells in one compiled call whether that is so, and :meth:`write` then copies all fields in another.
-    Everything else takes the long way: it is checked field by field, and NumPy assigns it. A step that went the long
-    way is shown to :meth:`learn`, so that the next one of its kinds need not.
+    :meth:`accept` checks all fields of a step in one compiled call, and :meth:`write` copies them in another. Both
+    follow a table that :meth:`learn` makes from a step that a StepChecker has checked. A step that is not accepted is
+    checked field by field, and NumPy assigns it.
 
     Args:
         dtypes: of the fields.
@@ -103,12 +103,15 @@ class StepCopier:
         self._plan: _Plan | None = None
         self._plans: dict[tuple[Kind, ...], _Plan] = {}
         self._accepted: Any = None
-        """The step that was accepted last, until it is written: it keeps alive what the table points to."""
+        """The step that was accepted last, until it is written. It keeps alive what the table points to."""
 
     def accept(self, values: tuple[Any, ...]) -> bool:
-        """Whether the fields of a step can be copied as they are; if so, :meth:`write` will, given the same tuple.
+        """Whether all fields of a step can be copied as they are. :meth:`write` then copies them, given the same tuple.
 
-        False settles nothing: the step may be wrong, or right in another way.
+        After False the step may still be right: as a list, as an array of another dtype, or as a tensor with gaps.
+
+        Raises:
+            RuntimeError: torch's own, for nested and sparse tensors.
         """
         plan = self._plan
         if plan is None:
@@ -140,12 +143,12 @@ class StepCopier:
                 target[row] = numpy_view(value.detach()) if type(value) is Tensor else value
 
     def learn(self, values: Sequence[Any]) -> None:
-        """Prepare for steps like this one, which was checked and fits."""
+        """Prepare for steps like this one, which was checked and fits.
+
+        Each combination of kinds keeps its table. A step with a field that cannot be copied as it is changes nothing.
+        """
         self._accepted = None
-        kinds = [
-            _kind(value, dtype, target is not None)
-            for value, dtype, target in zip(values, self._dtypes, self._targets, strict=False)
-        ]
+        kinds = [self._kind(i, value) for i, value in enumerate(values)]
         known = [kind for kind in kinds if kind is not None]
         if len(known) < len(kinds) or (self._plan is not None and known == self._plan.kinds):
             return
@@ -153,36 +156,49 @@ class StepCopier:
         if plan is None:
             if len(self._plans) >= PLANS:
                 self._plans.clear()
-            plan = self._plans[tuple(known)] = self._planned(known, values)
+            plan = self._plans[tuple(known)] = self._planned(known)
         self._plan = plan
 
-    def _planned(self, kinds: list[Kind], values: Sequence[Any]) -> _Plan:
-        """The plan for steps like ``values``."""
-        tensors = [i for i, kind in enumerate(kinds) if kind[0] == TENSOR]
+    def _kind(self, i: int, value: Any) -> Kind | None:
+        """How field ``i`` is given; None if it cannot be copied as it is."""
+        kind: Any = value.__class__
+        dtype = self._dtypes[i]
+        if kind is np.ndarray and value.shape == self._shapes[i] and first_item():
+            if value.dtype is self._numpy_dtype(i):
+                return ARRAY
+            if value.dtype is FLOAT64 and dtype is torch.float32 and self._targets[i] is not None:
+                return NARROWED
+        if kind is Tensor and value.dtype is dtype and value.shape == self._shapes[i] and not dtype.is_complex:
+            return TENSOR  # complex ones may be conjugated lazily
+        return None
+
+    def _planned(self, kinds: list[Kind]) -> _Plan:
+        """The plan for steps of these kinds."""
+        tensors = [i for i, kind in enumerate(kinds) if kind == TENSOR]
         floats = [k for k, i in enumerate(tensors) if self._dtypes[i].is_floating_point]
-        table = self._table(kinds, [tuple(value.shape) for value in values])
+        table = self._table(kinds)
         memory = memoryview(table[POINTERS]).cast("B")
         return _Plan(
             kinds,
             table,
             _picker(tensors),
             _picker(floats),
-            [(Tensor, self._dtypes[i], tuple(values[i].shape), True) for i in tensors],
+            [(Tensor, self._dtypes[i], self._shapes[i], True) for i in tensors],
             partial(Struct(f"{len(tensors)}q").pack_into, memory, 0),
             kernels.fast().accept_step,
             kernels.fast().copy_step,
         )
 
-    def _table(self, kinds: list[Kind], given: Sequence[tuple[int, ...]]) -> Ints:
-        """The table of fields of these kinds and shapes."""
-        table = np.zeros((DIMS + max(kind[1] for kind in kinds), len(kinds)), np.int64)
-        for i, ((kind, axes), shape) in enumerate(zip(kinds, given, strict=True)):
+    def _table(self, kinds: list[Kind]) -> Ints:
+        """The table of fields of these kinds."""
+        table = np.zeros((DIMS + max(map(len, self._shapes)), len(kinds)), np.int64)
+        for i, (kind, shape) in enumerate(zip(kinds, self._shapes, strict=False)):
             dtype, target = FLOAT64 if kind == NARROWED else self._numpy_dtype(i), self._targets[i]
-            table[[KIND, ITEM, TYPE, DTYPE, NDIM], i] = kind, first_item() + 8 * i, id(np.ndarray), id(dtype), axes
-            table[DIMS : DIMS + axes, i] = shape
+            facts = kind, first_item() + 8 * i, id(np.ndarray), id(dtype), len(shape), *shape
+            table[[KIND, ITEM, TYPE, DTYPE, NDIM, *range(DIMS, DIMS + len(shape))], i] = facts
             if target is None:
                 continue
-            count, *inner = self._shapes[i]
+            count, *inner = shape
             size = int(np.prod(inner, dtype=np.int64)) * self._dtypes[i].itemsize
             stride, pitch = target.strides[:2]
             if pitch == size or count == 1:  # a row is one run of bytes
@@ -193,19 +209,6 @@ class StepCopier:
 
     def _numpy_dtype(self, i: int) -> np.dtype[Any]:
         return NUMPY_DTYPES.get(self._dtypes[i], NO_DTYPE)
-
-
-def _kind(value: Any, dtype: torch.dtype, stored: bool) -> Kind | None:
-    """How a field is given; None if it cannot be copied as it is."""
-    kind: Any = value.__class__
-    if kind is np.ndarray and first_item():
-        if value.dtype is NUMPY_DTYPES.get(dtype, NO_DTYPE):
-            return ARRAY, value.ndim
-        if value.dtype is FLOAT64 and dtype is torch.float32 and stored:
-            return NARROWED, value.ndim
-    if kind is Tensor and value.dtype is dtype and not dtype.is_complex:  # complex ones may be conjugated lazily
-        return TENSOR, value.dim()
-    return None
 
 
 def _picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -66,7 +66,7 @@ class ReplayRows:
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """See :class:`Store`."""
-        rows, copier = self._stage(role, count)
+        rows, copier = self._staged[role, count] if (role, count) in self._staged else self._stage(role, count)
         copier.write(0, values)
         if not self.large:
             return rows, []
@@ -75,14 +75,10 @@ class ReplayRows:
 
     def copier(self, role: str, count: int) -> StepCopier:
         """See :class:`Store`."""
-        return self._stage(role, count)[1]
+        return (self._staged[role, count] if (role, count) in self._staged else self._stage(role, count))[1]
 
     def _stage(self, role: str, count: int) -> tuple[Array, StepCopier]:
-        """Memory for so many rows of a role, and what copies steps there."""
-        try:
-            return self._staged[role, count]
-        except KeyError:
-            pass
+        """New memory for so many rows of a role, and what copies steps there."""
         if len(self._staged) >= STAGES:
             self._staged.clear()
         rows = np.zeros((count, self.layout.nbytes), np.uint8)

@@ -90,7 +90,7 @@ class Saver:
         listed: list[Segment] = []
 
         def change(present: files.Contents) -> files.Change:
-            plan = plan_segments(ring, _still_there(self.segments.at(path), present), _row_bytes(ring))
+            plan = plan_segments(ring, _still_there(ring, self.segments.at(path), present), _row_bytes(ring))
             listed[:] = [*plan.kept, *plan.new]
             kept = {segment.name for segment in plan.kept}
             names = [segment.name for segment in (*listed, plan.newest)]
@@ -139,11 +139,14 @@ def _row_bytes(ring: Ring) -> int:
     return layout.nbytes + sum(ring.store.leaves[name].nbytes for name in large)
 
 
-def _still_there(segments: list[Segment], present: files.Contents) -> list[Segment]:
+def _still_there(ring: Ring, segments: list[Segment], present: files.Contents) -> list[Segment]:
     """The first segments of a directory, up to one that is not there as it was written."""
-    there = {_segment_of(name) for name in present.specs}
-    missing = next((i for i, segment in enumerate(segments) if segment.name not in there), len(segments))
-    return segments[:missing]
+    parts = ["span", *row_arrays(ring, ring.span)]
+    for i, segment in enumerate(segments):
+        prefix = segment_prefix(segment.name)
+        if not all(f"{prefix}{part}" in present.specs for part in parts):
+            return segments[:i]
+    return segments
 
 
 def _segment_of(name: str) -> str | None:

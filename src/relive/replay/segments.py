@@ -21,7 +21,7 @@ LARGE_SHARE = 16
 """New rows are cut into segments of at most this share of the capacity. So the disk holds few rows that are gone."""
 
 
-SMALL_SHARE = 256
+SMALL_SHARE = 128
 """Segments of up to this share of the capacity are joined with later ones, to keep their number low."""
 
 
