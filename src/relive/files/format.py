@@ -90,11 +90,7 @@ _NAMES = {
 
 
 _DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
-
-
 _CODES = {_NAMES[code]: code for code in _DTYPES}
-
-
 _MAX_BYTES = 2**63 - 1
 
 

@@ -1,4 +1,4 @@
-"""Reader: the view that one replay reads through, and the batches that it makes."""
+"""Reader: makes batches through the replay's view."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Reader:
     """The reading side of a replay. All of its methods expect that the caller holds the replay's lock.
 
     Args:
-        ring: what is read.
-        sampler: it begins again when the view changes what can be drawn.
+        ring: the rows.
+        sampler: attached anew when the view changes what can be drawn.
         schema: the fields of a step, as the user named them.
         view: see :meth:`read_through`.
     """
@@ -44,7 +44,7 @@ class Reader:
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
-        """Read through this view from now on.
+        """Use this view from now on.
 
         Raises:
             ParameterError: it is not a view.
@@ -58,8 +58,8 @@ class Reader:
             reader = _READERS.get(id(part))
             if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
                 raise LifecycleError(
-                    f"{part!r} is the view of another buffer, and a change of it would change what both read; "
-                    "make each buffer a view of its own"
+                    f"{part!r} is the view of another buffer, so a change would affect both; make a new view for each "
+                    "buffer"
                 )
         require = getattr(view, "require", None)
         if require is not None:
@@ -73,7 +73,7 @@ class Reader:
         _READERS.update(dict.fromkeys(map(id, _parts(view)), self))
 
     def keep_rule(self) -> None:
-        """Another view, or other parameters of it, may change what can be drawn."""
+        """Apply the view's rule of what can be drawn to the ring, if it has changed."""
         ring, rule = self.ring, rule_of(self.view)
         before = ring.rule
         if rule == before:
@@ -125,11 +125,11 @@ class Reader:
         if good.all():
             good = self.ring.find(self.ring.index_of(places))[0] == places
         if not good.all():
-            raise ParameterError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
+            raise ParameterError(f"at: row {places[np.argmin(good)]} cannot be drawn; pass complete transitions")
         return self.read(places, {}, None)
 
     def slice(self, env: int, start: int, stop: int | None) -> TensorDict:
-        """Rows of one env as they are stored, through no view: from ``start`` up to ``stop``, 0 is the oldest.
+        """Stored rows of one env from ``start`` up to ``stop``, without the view; 0 is the oldest.
 
         Raises:
             ParameterError: there is no such env.
@@ -147,19 +147,19 @@ class Reader:
 
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
-"""What reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
+"""Readers by the id of their view, since not every view can be hashed or weakly referenced."""
 
 
 def _parts(view: View) -> list[Any]:
-    """A view, and the one that it reads through."""
+    """A view, and the view inside it."""
     return [view, view.window] if isinstance(view, FrameStack) else [view]
 
 
 def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
-    """What a user's sampler drew, once it is clear that it can be read.
+    """The places and fields that a user's sampler drew, checked.
 
     Raises:
-        ParameterError, SchemaError: it cannot.
+        ParameterError, SchemaError: the draw has another form, or a place cannot be drawn.
     """
     who = f"{sampler!r}.draw({count})"
     given: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []

@@ -63,6 +63,9 @@ class RolloutBuffer(ReadableRollout):
     _preset = True
     """Whether the masks of all rows are written beforehand, which takes memory for each; a save may promise many."""
 
+    extra: Any = None
+    """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
+
     def __init__(
         self,
         schema: Schema,
@@ -92,8 +95,6 @@ class RolloutBuffer(ReadableRollout):
         memory = Recycled()
         self._minibatches = Minibatches(named, self.device, self._permutations, memory)
         self._sequences = Sequences(fields, named, self._episodes, self._states, self._permutations, memory)
-        self.extra: Any = None
-        """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
