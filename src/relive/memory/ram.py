@@ -14,7 +14,7 @@ from ..errors import ShapeError
 from ..steps.arrays import numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
-from .blocks import zeroed
+from .blocks import SMALL, Recycled, zeroed
 from .copier import StepCopier
 from .layout import BatchLayout, field_groups, row_layout, typed
 from .store import Apart, Array, Ints, Store, Where, as_places, require_rows
@@ -48,6 +48,7 @@ class ReplayRows(Store):
         self._bytes = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
         self.arrays = self.layout.arrays(self._bytes)
+        self._batches = Recycled()
         self._staged: dict[tuple[str, int], tuple[Array, StepCopier]] = {}
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
@@ -129,9 +130,11 @@ class ReplayRows(Store):
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
         field = self.leaves[path]
-        # NumPy asks for huge pages and torch does not; finding 4 kB pages would take as long as the copy
-        target = np.empty((*where.shape, *field.shape), numpy_dtype(field.dtype))
-        rows = target.reshape(-1).view(np.uint8).reshape(where.size, field.nbytes)
+        nbytes = where.size * field.nbytes
+        # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
+        memory = np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
+        target = memory.view(numpy_dtype(field.dtype)).reshape(*where.shape, *field.shape)
+        rows = memory.reshape(where.size, field.nbytes)
         return _bytes_of(self.blocks[path]), target, rows
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
