@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..memory.estimate import StoragePlan, readable
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..ring.state import Ints
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
 from ..steps.summary import Summary, described

@@ -14,12 +14,13 @@ from ..batches.tensordicts import as_tensordict
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..parameters import is_count, is_own, refuse_class
 from ..ring.adding import Change
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..ring.sequences import FACTS
+from ..ring.state import Ints
 from ..samplers.contract import Sampler
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
-from ..views.contract import View, rule_of, time_first_of
+from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
 from .arguments import whole_numbers
 
@@ -61,9 +62,7 @@ class Reader:
                     f"{part!r} is the view of another buffer, so a change would affect both; make a new view for each "
                     "buffer"
                 )
-        require = getattr(view, "require", None)
-        if require is not None:
-            require(self.ring)
+        require_readable(view, self.ring)
         before, self.view = self.view, view
         try:
             self.keep_rule()
@@ -97,7 +96,7 @@ class Reader:
                 raise
             raise type(error)(f"{self.view!r}: {error}") from error
         if extras:
-            tensors = self.ring.store.tensors(*extras.values())
+            tensors = self.ring.tensors(*extras.values())
             batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
         time_first = time_first_of(self.view)
         if time_first is None:
@@ -140,8 +139,8 @@ class Reader:
                 f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}"
             )
         places = ring.live_places(env)[slice(start, stop)]
-        fields = ring.store.read(places)
-        facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
+        fields = ring.take(places)
+        facts = ring.tensors(ring.stamp[places] >= 0, ring.index_of(places))
         fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 
