@@ -79,6 +79,10 @@ class Frames:
         return sample, lambda: self.wrong(*read(sample()))
 
 
+NO_DATA = ("builtins", "types", "inspect", "numba", "llvmlite")
+"""Packages whose objects hold no experience."""
+
+
 def allocated(*roots: Any) -> int:
     """The bytes of all arrays and tensors that can be reached from these objects, each byte once."""
     spans: set[tuple[int, int]] = set()
@@ -99,7 +103,7 @@ def allocated(*roots: Any) -> int:
             waiting.extend(value.values())
         elif isinstance(value, list | tuple | set):
             waiting.extend(value)
-        elif not isinstance(value, str | bytes) and type(value).__module__ not in ("builtins", "types", "inspect"):
+        elif not isinstance(value, str | bytes) and type(value).__module__.partition(".")[0] not in NO_DATA:
             waiting.extend(getattr(value, "__dict__", {}).values())
             waiting.extend(getattr(value, name, None) for name in getattr(type(value), "__slots__", ()))
     total = end = 0

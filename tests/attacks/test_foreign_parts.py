@@ -221,6 +221,23 @@ def test_places_of_a_users_view_may_be_of_any_integers(door: str, what: str) -> 
     assert tuple(batch.batch_size) == (COUNT,)
 
 
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("place", [ROWS, 10**9])
+def test_a_plan_that_a_users_view_turned_to_no_rows_is_refused_by_name(place: int, device: bool) -> None:
+    class Editing:
+        def read(self, ring: Ring, places: Any, key: int | None = None) -> Any:
+            plan = ring.plan(places)
+            plan.last[1] = place
+            return ring.read(plan)
+
+        def __repr__(self) -> str:
+            return "Editing()"
+
+    buffer = filled(view=Editing(), device=device)
+    assert outcome(lambda: buffer.sample(COUNT), "Editing()") == ""
+    buffer.check()
+
+
 def test_negative_places_read_as_zeros_where_that_is_said() -> None:
     ring = filled()._ring
     places = np.array([0, -1, 3, -7])

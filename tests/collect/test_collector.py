@@ -820,7 +820,7 @@ def test_fields_of_those_names_are_as_the_action_and_the_reward_are_or_from_the_
     envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
     with pytest.raises(errors.DTypeError, match=r"'last_action'.*declare it as Field\(\(\), torch.int64\)"):
         Collector(envs, policy, make_buffer(envs, 4, last_action=(3,)))
-    with pytest.raises(errors.DTypeError, match=r"'last_reward'.*another name"):
+    with pytest.raises(errors.DTypeError, match=r"'last_reward'.*rename your own"):
         Collector(envs, policy, make_buffer(envs, 4, last_reward=Field((), torch.float64)))
     Collector(envs, policy, make_buffer(envs, 4, last_reward=(2,)), from_info=("last_reward",))
 

@@ -213,3 +213,20 @@ def test_chunks_are_the_same(device: torch.device) -> None:
     ours, theirs = filled("cpu").finish(GAE()), filled(device).finish(GAE())
     for one, other in zip(ours.chunks(4), theirs.chunks(4), strict=True):
         same(one, other)
+
+
+def test_other_calls_wait_as_often_as_their_page_says(device: torch.device) -> None:
+    unvalued = empty(device)
+    for step in steps():
+        unvalued.add({**step, "terminated": np.ones(N, bool), "truncated": np.zeros(N, bool), "mask": np.ones(N, bool)})
+    rollout = filled(device, real=True).finish(GAE())
+    calls: dict[str, tuple[Callable[[], Any], int]] = {
+        "finish": (lambda: unvalued.finish(GAE()), 3),
+        "flat": (rollout.flat, 1),
+        "sample": (lambda: rollout.sample(2), 1),
+        "chunks": (lambda: list(rollout.chunks(2)), 1),
+        "clear": (rollout.clear, 1),
+    }
+    for name, (call, waits) in calls.items():
+        _, work = counted(device, call)
+        assert sum(work.waits.values()) == waits, (name, work.waits)

@@ -36,4 +36,6 @@ def as_tensordict(
     """
     if device is not None:
         leaves = {path: leaf.to(device) for path, leaf in leaves.items()}
-    return _tensordict()(nest(leaves), batch_size=torch.Size(batch_size), device=device)
+    flat = sum(map(len, leaves)) == len(leaves)  # paths of one name each, as most often
+    tree = {path[0]: leaf for path, leaf in leaves.items()} if flat else nest(leaves)
+    return _tensordict()(tree, batch_size=torch.Size(batch_size), device=device)

@@ -1,4 +1,4 @@
-"""Collector: a vector env and a policy play, and a buffer stores what happened."""
+"""Collector: plays a policy in a vector env and stores the steps in a buffer."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ __all__ = ["Collector"]
 
 
 class Collector:
-    """Plays ``policy`` in ``envs`` and fills ``buffer``, the same for all three autoreset modes of Gymnasium.
+    """Plays ``policy`` in ``envs`` and fills ``buffer``. All three autoreset modes of Gymnasium give the same data.
 
     Args:
         envs: a ``gymnasium.vector.VectorEnv``, a single ``gymnasium.Env``, or a function that makes either.
         policy: ``policy(obs, **inputs)`` returns the actions ``[N, ...]``, or a mapping with ``action`` and the other
             fields of the schema that it decides (``value``, ``log_prob``, ``hidden``, ...). ``obs`` is a tensor on the
-            buffer's device and of the schema's dtype, or a TensorDict if observations are nested. Where the schema has
-            them, ``hidden``, the fields of ``from_info``, ``is_start`` (bool ``[N]``: the observation is the first of
-            an episode), and ``last_action`` and ``last_reward`` (of the step before, 0 where an episode starts) come
-            as keywords, and are stored with the step. Hidden states are ``[layers, N, size]`` as torch.nn.LSTM takes
-            them if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``: the state before
-            the step comes in, the state after it goes out. Where an episode starts they are ``initial_hidden``.
+            buffer's device and of the schema's dtype, or a TensorDict if observations are nested. If the schema has
+            these fields, the policy gets them as keywords, and they are stored with the step: ``hidden``, the fields of
+            ``from_info``, ``is_start`` (bool ``[N]``: the first observation of an episode), ``last_action`` and
+            ``last_reward`` (of the step before; 0 at an episode's start). The policy gets the hidden state before the
+            step and returns the state after it: ``[layers, N, size]``, as torch.nn.LSTM has it, if the schema's shape
+            is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``. Episodes start with ``initial_hidden``.
         buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`.
-        value_fn: ``value_fn(obs, **inputs)`` returns ``[B]``, for any B: it values the bootstrap row and the final
-            observations of truncated episodes, in one call at the end of a collection. Default:
-            ``policy(...)["value"]``, whose draws of actions that nobody plays then advance the policy's generator.
+        value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, for any B. It is called once at the end of a
+            collection, for the bootstrap row and the final observations of truncated episodes. Default:
+            ``policy(...)["value"]``; the actions that the policy then draws are not used.
         seed: of the first reset of the envs.
-        final_obs: what to do with an env that does not hand out its final observations: "require" them, or "mask" the
-            truncated steps (they are then left out of every batch; in a rollout the steps before them bootstrap from
-            there).
-        from_info: fields of the schema that are read from the ``info`` that came with the observation.
-        initial_hidden: the state that episodes start in, nested as ``hidden`` and without the axis of envs, such as
-            ``[layers, size]``; or a function that returns it, called at every episode start, for learned states.
+        final_obs: what to do if an env hides the final observation of a truncated episode. "require" raises an
+            EnvError. "mask" leaves the truncated step out of every batch; in a rollout the step before it bootstraps
+            from its observation.
+        from_info: fields of the schema that are read from the ``info`` that comes with the observation.
+        initial_hidden: the state at an episode's start, nested as ``hidden``, without the axis of envs: such as
+            ``[layers, size]``; or a function that returns it, for learned states, called at every episode start.
             Default: zeros.
         autoreset_mode: overrides ``envs.metadata["autoreset_mode"]``.
 
@@ -58,8 +58,8 @@ class Collector:
         EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
         ParameterError: ``final_obs`` or ``autoreset_mode`` is not one of the choices.
         FieldError: the schema has no ``action``.
-        DTypeError: the schema has ``is_start``, and not as ``Field((), torch.bool)``, or ``last_action`` or
-            ``last_reward``, and not as ``action`` and ``reward`` are.
+        DTypeError: ``is_start`` is not declared as ``Field((), torch.bool)``, or ``last_action`` or ``last_reward``
+            not like ``action`` or ``reward``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Collector:
         self._obs: Leaves | None = None
         self._was_reset = self._under_way = False
         if isinstance(buffer, ReplayBuffer):
-            buffer.check_ends = False  # this one knows where episodes end
+            buffer.check_ends = False  # the collector stores episode ends correctly
         self._finals = Finals()
 
     # -- the public face ----------------------------------------------------------------------------------------
@@ -98,8 +98,8 @@ class Collector:
     def reset(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
         """Start new episodes in all envs; called by the first :meth:`collect` with the collector's own seed.
 
-        The envs are this collector's from here on, until another one that has them resets them. Episodes under way are
-        cut: a rollout holds their newest steps as truncated, a replay as incomplete. To start a rollout over, clear the
+        From now on the envs belong to this collector, until another collector resets them. Running episodes are cut:
+        their newest steps are truncated in a rollout, and incomplete in a replay. To start a rollout over, clear the
         buffer as well.
         """
         initial, n = self._initial_states(), self.envs.num_envs
@@ -115,29 +115,29 @@ class Collector:
         self._episode_return = np.zeros(n, np.float64)
         self._episode_length = np.zeros(n, np.int64)
         self._under_way = False
-        self._obs = self._inputs.obs(obs)  # last: until then it is to be done again
+        self._obs = self._inputs.obs(obs)  # last, so that an interrupted reset is done again
 
     def collect(self, num_steps: int | None = None, *, progress: bool | None = None) -> CollectStats:
-        """Play.
+        """Play some steps and store them.
 
-        A rollout that is full is cleared first; afterwards its bootstrap row and the values of true final observations
-        are set, and ``finish`` can be called. A replay just goes on.
+        A full rollout is cleared first. Afterwards its bootstrap row and the values of true final observations are set,
+        and ``finish`` can be called.
 
         Args:
-            num_steps: vector steps to make; default: until the rollout is full, or 1 for a replay.
+            num_steps: vector steps to play; default: until the rollout is full, or 1 for a replay.
             progress: show a progress bar (needs Rich); None shows one on a terminal once it takes seconds.
 
         Raises:
             FullError: more steps than the buffer has room for.
-            LifecycleError: another collector has played in these envs meanwhile; :meth:`reset` takes them back.
-            EnvError: a truncated episode whose final observation is hidden, or a field missing from ``info``.
-            FieldError: the policy's answer lacks a field of the schema, or it takes or returns one that is not there.
+            LifecycleError: another collector has played in these envs meanwhile; call :meth:`reset`.
+            EnvError: a truncated episode's final observation is hidden, or a field is missing from ``info``.
+            FieldError: the policy's answer lacks a field of the schema, or the policy takes or returns an unknown one.
             ParameterError: ``num_steps`` is not a whole number of at least 1.
             ShapeError, DTypeError: actions, or other fields, do not fit the schema. The envs have not seen such an
                 action.
         """
         buffer = self.buffer
-        if self._under_way:  # something broke off the last collection, and maybe what it does then
+        if self._under_way:  # an exception interrupted the last collection, and perhaps this repair, too
             self._give_up()
         if num_steps is not None:
             require("collect", COUNT_RULE, num_steps=num_steps)
@@ -166,7 +166,7 @@ class Collector:
         return CollectStats(self.total_steps - before, seconds, returns, lengths)
 
     def _give_up(self) -> None:
-        """Start over: the envs may be a step ahead of what is stored."""
+        """Make the next collection reset the envs, which may be a step ahead of what is stored."""
         self._obs = None
         if isinstance(self.buffer, RolloutBuffer):
             self.buffer.clear()
@@ -181,18 +181,18 @@ class Collector:
         envs: Any = None,
         seed: int | None = None,
     ) -> CollectStats:
-        """Fill ``buffer`` with ``num_steps`` vector steps, leaving this collector's envs and counters alone.
+        """Fill ``buffer`` with ``num_steps`` vector steps of other envs; this collector's own do not change.
 
         Args:
             buffer: any buffer of the same number of envs.
             num_steps: vector steps to make.
-            policy: default: uniformly random actions (among those that ``action_mask`` allows); the other fields that
-                a policy decides are then 0.
-            envs: envs to play in, or a function that makes them; default: new ones, made as this collector's were.
+            policy: default: uniformly random actions among those that ``action_mask`` allows. The other fields that a
+                policy returns are then 0.
+            envs: envs to play in, or a function that makes them; default: new ones like this collector's.
             seed: of the new envs and of the random actions.
 
         Raises:
-            EnvError: the envs cannot be made again (they are wrapped, say); pass ``envs``.
+            EnvError: it is unknown how to make such envs (they may be wrapped); pass ``envs``.
         """
         fresh, made = envs, is_factory(envs)
         if envs is None:
@@ -219,7 +219,7 @@ class Collector:
             return collector.collect(num_steps)
         finally:
             if isinstance(buffer, ReplayBuffer):
-                buffer.interrupt()  # the next to add does not go on where these envs stopped
+                buffer.interrupt()  # the next steps do not follow the last ones of these envs
             if made:
                 fresh.close()
 
@@ -300,7 +300,7 @@ class Collector:
             hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
             where = torch.as_tensor(envs, device=buffer.device)
             for path, x in following.items():
-                # after a terminal nothing is bootstrapped, and what is hidden there is not missed
+                # after a terminal nothing is bootstrapped, so a hidden observation does not matter
                 kept = torch.where(shaped_as(hidden, x), self._obs[path], x)
                 rows = inputs.leaf(path, pick(given, path[1:], envs)) if len(envs) else kept[:0]
                 following[path] = kept.index_copy(0, where, rows)
@@ -316,10 +316,10 @@ class Collector:
             buffer.interrupt(np.flatnonzero(lost))
 
     def _go_on(self, obs: Any, info: dict[str, Any], done: Bools) -> Bools:
-        """Take over the next observation; which envs are at the start of an episode now."""
+        """Keep the next observation. Returns which envs are at the start of an episode."""
         inputs, vector = self._inputs, self._vector
         starts = vector.start(done)
-        # where an episode has just ended nothing may be known any more, and no action follows
+        # after an episode's end no action follows, so its info may be missing
         self._info = inputs.info(info, vector.informed(done))
         reset = vector.reset_ended(done)
         if reset is not None:
@@ -348,7 +348,7 @@ class Collector:
     # -- the end of a collection -----------------------------------------------------------------------------
 
     def _bootstrap(self, buffer: RolloutBuffer) -> None:
-        """Value the observation that each env is at, and those that truncated episodes ended on, in one call."""
+        """Set the values of each env's current observation and of the final ones of truncated episodes, in one call."""
         assert self._obs is not None
         if not self._has_value:
             buffer.set_last(obs=self._inputs.as_given(self._obs))
@@ -362,14 +362,14 @@ class Collector:
     # -- hidden states ------------------------------------------------------------------------------------------
 
     def _initial_states(self) -> Leaves:
-        """What episodes start in, ``[...]`` of each leaf; a rollout notes it, too."""
+        """The hidden state at an episode's start, ``[...]`` of each leaf; a rollout is given it, too."""
         states = self._inputs.initial_states()
         if states and isinstance(self.buffer, RolloutBuffer):
             self.buffer.initial_hidden = self.buffer.schema.rebuild("hidden", states.__getitem__)
         return states
 
     def _started(self, states: Leaves, where: Bools) -> Leaves:
-        """The states, initial ones where an episode starts."""
+        """The states, with the initial state where an episode starts."""
         if not states or not where.any():
             return states
         initial, rows = self._initial_states(), self._inputs.rows(where)
@@ -377,7 +377,7 @@ class Collector:
 
 
 def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
-    """How many vector steps to make; makes room in a full buffer.
+    """How many vector steps to play; clears a full rollout.
 
     Raises:
         FullError: more are wanted than the buffer can take.

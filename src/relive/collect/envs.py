@@ -1,4 +1,4 @@
-"""Vector envs: who plays in them, their autoreset mode, their final observations and their infos."""
+"""Vector envs: their owner, their autoreset mode, their final observations and their infos."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Bools = NDArray[np.bool_]
 
 
 PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
-"""Envs -> the token of the collector whose episodes are under way in them."""
+"""Envs -> the token of the collector that reset them last."""
 
 
 class VectorEnvs:
-    """The envs that a collector plays in, the same for all three autoreset modes of Gymnasium.
+    """The envs that a collector plays in. It hides the differences between Gymnasium's three autoreset modes.
 
     Args:
         given: a vector env, a single env, or a function that makes either.
         final_obs: "require" the final observation of truncated episodes, or "mask" the step where an env hides it.
-        mode: the autoreset mode; None for what ``metadata`` says.
+        mode: the autoreset mode; None reads it from ``metadata``.
 
     Raises:
         ParameterError: ``final_obs`` or ``mode`` is not one of the choices.
@@ -50,13 +50,13 @@ class VectorEnvs:
         self.mode = autoreset_mode(self.envs, mode)
         self._player = object()
         self.ignored: Bools = np.zeros(self.envs.num_envs, np.bool_)
-        """The envs whose next action is ignored: NEXT_STEP resets them."""
+        """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
         self.takes_tensors = False
         """Whether actions may be tensors, as observations are."""
 
     def reset(self, seed: int | list[int | None] | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes in all envs, which are this player's from here on; the observations and the info."""
-        with suppress(TypeError):  # envs that cannot be referred to weakly
+        """Start new episodes in all envs, which belong to this player from now on. Returns observations and info."""
+        with suppress(TypeError):  # envs without weak references
             PLAYED_BY[self._unwrapped] = self._player
         obs, info = self.envs.reset(seed=seed, options=options)
         self.takes_tensors = isinstance(_first_leaf(obs), Tensor)
@@ -64,41 +64,41 @@ class VectorEnvs:
         return obs, info
 
     def require_own(self) -> None:
-        """Refuse to go on with episodes that another collector has ended."""
+        """Refuse to continue episodes that another collector has ended."""
         with suppress(TypeError):
             if PLAYED_BY.get(self._unwrapped, self._player) is not self._player:
                 raise LifecycleError(
-                    "another Collector has reset and stepped these envs since, so that the episodes under way here are "
-                    "gone; give each its own envs, or call reset() to start new episodes with this one"
+                    "another Collector has reset these envs since, which ended the episodes of this one; give each its "
+                    "own envs, or call reset() to start new episodes with this one"
                 )
 
     def start(self, done: Bools) -> Bools:
-        """Which envs begin an episode with the observation that follows a step, where those ``done`` ended one."""
+        """Which envs begin an episode with the next observation, if those in ``done`` have just ended one."""
         if self.mode != "NextStep":
             return done
         starts, self.ignored = self.ignored, done
         return starts
 
     def informed(self, done: Bools) -> Bools:
-        """The envs whose next observation an action follows, so that its info has to be there."""
+        """The envs in which an action follows the next observation, so its info must be there."""
         return np.ones_like(done) if self.mode == "SameStep" else ~done
 
     def reset_ended(self, done: Bools) -> tuple[Any, dict[str, Any]] | None:
-        """Reset the envs whose episodes ended, where nothing else does; None otherwise."""
+        """Reset the envs whose episodes ended, if the autoreset mode leaves that to us; else None."""
         if self.mode == "Disabled" and done.any():
             return self.envs.reset(options={"reset_mask": done})
         return None
 
     def final_observations(self, cut: Bools, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any], Bools]:
-        """What episodes ended on, the info that came with it, and which envs hand it out.
+        """The final observations, the info that came with them, and which envs have one.
 
         Args:
-            cut: the envs whose episode was truncated, so that it is needed.
-            obs: what the step returned.
-            info: what came with it.
+            cut: the envs whose episode was truncated, and whose final observation is needed.
+            obs: the observations that the step returned.
+            info: the info that the step returned.
 
         Raises:
-            EnvError: one of ``cut`` hides it, and it is required.
+            EnvError: an env of ``cut`` hides its final observation, which is required.
         """
         if self.mode != "SameStep":
             return obs, info, np.ones_like(cut)
@@ -109,21 +109,21 @@ class VectorEnvs:
             raise EnvError(
                 f"env {int(np.flatnonzero(hidden)[0])} was truncated and its final observation is hidden: neither "
                 "info['final_obs'] nor info['final_observation'] has it, and the next observation belongs to "
-                "another episode. Use an env that hands it out, or Collector(..., final_obs='mask')"
+                "another episode. Use an env that reports it, or Collector(..., final_obs='mask')"
             )
         return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
 
     def remake(self) -> Any:
-        """New envs, made as these were.
+        """New envs like these.
 
         Raises:
-            EnvError: they cannot be made again (they are wrapped, say).
+            EnvError: it is unknown how to make them (they may be wrapped).
         """
         fresh = self._factory or _remade(self.given, self.mode)
         if fresh is None:
             raise EnvError(
-                "warm() needs envs of its own and cannot tell how these were made; pass warm(..., envs=function "
-                "that makes them), or give such a function to the Collector"
+                "warm() needs new envs, and it is unknown how these were made; pass warm(..., envs=function that "
+                "makes them), or give such a function to the Collector"
             )
         return fresh
 
@@ -143,7 +143,7 @@ def vectorized(envs: Any) -> Any:
 
 
 def _remade(envs: Any, mode: str) -> Any:
-    """New envs, made as these were; None where nothing says how."""
+    """New envs like these, or None if it is unknown how to make them."""
     makers: Any = cast("dict[str, Any]", vars(envs)).get("env_fns")
     if makers is not None:
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -168,24 +168,24 @@ def autoreset_mode(envs: Any, given: Any) -> str:
     """The value of the gymnasium.vector.AutoresetMode: "NextStep", "SameStep" or "Disabled".
 
     Raises:
-        ParameterError: ``given`` is no such mode.
-        EnvError: nothing is given, and the env does not say, or says something else.
+        ParameterError: ``given`` is not such a mode.
+        EnvError: nothing is given, and the env does not report a mode, or not such a one.
     """
     metadata: dict[str, Any] = envs.metadata or {}
-    told = metadata.get("autoreset_mode") if given is None else given
-    mode: Any = getattr(told, "value", told)
+    reported = metadata.get("autoreset_mode") if given is None else given
+    mode: Any = getattr(reported, "value", reported)
     if mode not in ("NextStep", "SameStep", "Disabled"):
         if given is not None:
             raise ParameterError(f"autoreset_mode is a gymnasium.vector.AutoresetMode or None, got {given!r}")
         raise EnvError(
             f"the vector env's metadata['autoreset_mode'] is {mode!r}; expected a gymnasium.vector.AutoresetMode. "
-            "Without it the ends of episodes cannot be told: set it, or pass Collector(..., autoreset_mode=...)"
+            "Without it, episode ends are ambiguous: set it, or pass Collector(..., autoreset_mode=...)"
         )
     return mode
 
 
 def _final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bools]:
-    """The final observations by env, under the names of all Gymnasium versions, and which envs have one."""
+    """The final observations by env, and which envs have one; every Gymnasium version's name is tried."""
     for name in ("final_obs", "final_observation"):
         if name in info:
             return info[name], _present(info, name, num_envs)
@@ -193,14 +193,14 @@ def _final_observations(info: Mapping[str, Any], num_envs: int) -> tuple[Any, Bo
 
 
 def info_field(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[Any, Bools]:
-    """One entry of a vector env's info, None if there is none, and which envs report it."""
+    """One entry of a vector env's info, or None, and which envs report it."""
     if name not in info:
         return None, np.zeros(num_envs, np.bool_)
     return info[name], _present(info, name, num_envs)
 
 
 def _present(info: Mapping[str, Any], name: str, num_envs: int) -> Bools:
-    """Gymnasium puts the mask of an entry beside it; without one, None marks the envs that have nothing."""
+    """Which envs report an entry: Gymnasium's mask ``_name`` beside it, or else the entries that are not None."""
     if f"_{name}" in info:
         return as_host(info[f"_{name}"]).astype(np.bool_)
     given = info[name]
@@ -219,12 +219,12 @@ def pick(given: Any, inner: Path, envs: NDArray[np.intp]) -> Tensor:
 
 
 def copied(x: Any) -> Tensor:
-    """A tensor of its own memory: many envs write their next observation where this one lies."""
+    """A copy as a tensor. Many envs write the next observation into the memory of this one."""
     return x.clone() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
 
 
 def unknown_info(name: str, like: Tensor, count: int) -> Tensor:
-    """Rows for an info field where no action follows: nothing forbidden for a mask, else 0."""
+    """Rows for an info field where no action follows: True for a mask, else 0."""
     fill = torch.ones if name == "action_mask" or like.dtype is torch.bool else torch.zeros
     return fill((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
 

@@ -1,4 +1,4 @@
-"""Finals: what truncated episodes ended on, until one call at the end of a collection values it."""
+"""Finals: the final observations of truncated episodes, kept until one call at a collection's end values them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Finals", "Given"]
 
 
 class Given(NamedTuple):
-    """What a policy is given: observations, hidden states and the fields that come as keywords, rows ``[B, ...]``."""
+    """The inputs of a policy: observations, hidden states and the fields passed as keywords, rows ``[B, ...]``."""
 
     obs: Leaves
     hidden: Leaves
@@ -23,11 +23,11 @@ class Given(NamedTuple):
 
 class _Ended(NamedTuple):
     made: int
-    """How many vector steps were made before the one that ended the episodes."""
+    """How many vector steps were played before the one that ended the episodes."""
     envs: Tensor
     """The envs of those episodes, ``[K]``."""
     given: Given
-    """What a policy would be given at their ends, rows ``[K, ...]``."""
+    """The inputs of a policy at their final observations, rows ``[K, ...]``."""
 
 
 class Finals:
@@ -42,20 +42,20 @@ class Finals:
         self._waiting = []
 
     def note(self, ended: tuple[Tensor, Given] | None) -> None:
-        """One more vector step was added to the rollout; with the envs it truncated, and what they ended on."""
+        """Note a vector step that was added to the rollout, with the envs that it truncated and their final inputs."""
         if ended is not None:
             self._waiting.append(_Ended(self._made, *ended))
         self._made += 1
 
     def after(self, now: Given) -> Given:
-        """The rows ``now``, and after them those of all ends."""
+        """The rows ``now``, followed by those of all ends."""
         ends = [ended.given for ended in self._waiting]
         return Given(*(_joined(leaves, [given[i] for given in ends]) for i, leaves in enumerate(now)))
 
     def set_values(self, buffer: RolloutBuffer, values: Tensor) -> None:
-        """Hand the values of all ends to the rollout, in the order of :meth:`after`."""
+        """Pass the values of all ends, in the order of :meth:`after`, to the rollout."""
         if self._waiting:
-            # counted from the newest step, so that it does not matter what has left the buffer meanwhile
+            # counted from the newest step, since a rollout that wraps may have dropped old steps
             steps = torch.cat([torch.full_like(e.envs, buffer.steps - (self._made - e.made)) for e in self._waiting])
             envs = torch.cat([ended.envs for ended in self._waiting])
             kept = steps >= 0

@@ -1,4 +1,4 @@
-"""Inputs: what a policy is given and what it returns, in the schema's shapes and dtypes."""
+"""Inputs: the inputs and outputs of a policy, in the schema's shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ Leaves = dict[Path, Tensor]
 
 
 class Inputs:
-    """Turns what envs and policies say into leaves ``[N, ...]`` of the schema on the buffer's device, and back.
+    """Converts between the data of envs and policies and leaves ``[N, ...]`` of the schema on the buffer's device.
 
     Args:
         schema: the buffer's.
         num_envs: N.
         device: the buffer's.
-        from_info: fields that are read from ``info``, where the schema has them.
-        initial_hidden: the state that episodes start in, or a function that returns it, as
-            :class:`relive.Collector` takes it.
+        from_info: fields that are read from ``info`` if the schema has them.
+        initial_hidden: as for :class:`relive.Collector`.
 
     Raises:
-        FieldError: the schema has no ``action``; or no ``hidden``, and ``initial_hidden`` is given.
-        DTypeError: ``is_start``, ``last_action`` or ``last_reward`` are declared in another way than they come.
+        FieldError: the schema has no ``action``; or ``initial_hidden`` is given and the schema has no ``hidden``.
+        DTypeError: ``is_start``, ``last_action`` or ``last_reward`` is not declared as the collector stores it.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Inputs:
     ) -> None:
         self.schema, self.num_envs, self.device, self.initial_hidden = schema, num_envs, device, initial_hidden
         self.names, self.leaves = schema.names, schema.leaves
-        # a check alone: what the policy gives is stored, and handed to the envs, as it is
+        # it only checks: the policy's action is stored, and passed to the envs, unchanged
         self._check_action = StepChecker(Schema({"action": schema["action"]}), num_envs, device, upload=False)
         self.from_info = tuple(name for name in from_info if name in schema)
         self.has_hidden = "hidden" in schema
@@ -58,21 +57,21 @@ class Inputs:
         self._require_declared()
         starts = ("is_start",) if self.has_start else ()
         self.keywords = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
-        """The fields that come to the policy as keywords, hidden states apart."""
+        """The fields that the policy gets as keywords, without hidden states."""
         self.obs_paths = [path for path in schema.leaves if path[0] == "obs"]
 
     def _require_declared(self) -> None:
         schema = self.schema
         if self.has_start and schema["is_start"] != Field((), torch.bool):
             raise DTypeError(
-                "field 'is_start': the collector tells one bool per env; declare it as Field((), torch.bool), got "
+                "field 'is_start': the collector stores one bool per env; declare it as Field((), torch.bool), got "
                 f"{schema['is_start']!r}"
             )
         for name in self.from_last:
             if schema[f"last_{name}"] != schema[name]:
                 raise DTypeError(
-                    f"field 'last_{name}': the collector gives the {name} of the step before; declare it as "
-                    f"{schema[name]!r}, or give a field of your own another name; got {schema[f'last_{name}']!r}"
+                    f"field 'last_{name}': the collector stores the {name} of the step before; declare it as "
+                    f"{schema[name]!r}, or rename your own field; got {schema[f'last_{name}']!r}"
                 )
 
     # -- observations -------------------------------------------------------------------------------------------
@@ -88,11 +87,11 @@ class Inputs:
         return torch.as_tensor(which, device=self.device)
 
     def obs(self, given: Any) -> Leaves:
-        """A copy, since many envs write their next observation where this one lies."""
+        """The leaves of an observation, copied: many envs write the next observation into the same memory."""
         return {path: self.leaf(path, copied(descend(given, path[1:]))) for path in self.obs_paths}
 
     def leaf(self, path: Path, given: Tensor) -> Tensor:
-        """Rows of a leaf in the schema's dtype, which is also what the policy gets, on the buffer's device."""
+        """Rows of a leaf in the schema's dtype on the buffer's device; the policy gets the same."""
         dtype = self.leaves[path].dtype
         if given.dtype is not dtype:
             check_castable(given, dtype, dotted(path))
@@ -120,7 +119,7 @@ class Inputs:
     # -- what comes with an observation -------------------------------------------------------------------------
 
     def info(self, info: dict[str, Any], required: Bools) -> Leaves:
-        """The fields ``[N, ...]`` that come with an observation; those of ``required`` envs must be there."""
+        """The fields ``[N, ...]`` that come with an observation. Those of ``required`` envs must be there."""
         found: Leaves = {}
         n = self.num_envs
         for name in self.from_info:
@@ -141,13 +140,13 @@ class Inputs:
         return found
 
     def final_info(self, details: dict[str, Any], envs: NDArray[np.intp], info: Leaves, last: Leaves) -> Leaves:
-        """The fields that come with final observations: the info, where the env gives it; no start; the last step.
+        """The fields that come with final observations: the info if the env reports it, the last action and reward.
 
         Args:
             details: the info that came with the final observations.
             envs: the envs whose episodes ended, ``[K]``.
             info: the fields that came with the observations before.
-            last: the actions and rewards that led there, ``[N, ...]``.
+            last: the actions and rewards of the last step, ``[N, ...]``.
         """
         where = torch.as_tensor(envs, device=self.device)
         found = self.starts(np.zeros(len(envs), np.bool_)) | {path: x[where] for path, x in last.items()}
@@ -159,11 +158,11 @@ class Inputs:
         return found
 
     def starts(self, which: Any) -> Leaves:
-        """``is_start``, where the schema has it: which observations are the first of an episode."""
+        """``is_start``, if the schema has it: which observations are the first of an episode."""
         return {("is_start",): self.rows(which)} if self.has_start else {}
 
     def no_last(self) -> Leaves:
-        """``last_action`` and ``last_reward``, where the schema has them, before the first step: 0."""
+        """``last_action`` and ``last_reward`` before the first step, if the schema has them: 0."""
         return {
             path: torch.zeros((self.num_envs, *leaf.shape), dtype=leaf.dtype, device=self.device)
             for path, leaf in self.leaves.items()
@@ -171,7 +170,7 @@ class Inputs:
         }
 
     def last(self, step: dict[str, Any], before: Leaves) -> Leaves:
-        """What ``last_action`` and ``last_reward`` are after a step; ``before`` is what they were."""
+        """``last_action`` and ``last_reward`` after a step; ``before`` are those before it."""
         found: Leaves = {}
         for path, like in before.items():
             name = path[0].removeprefix("last_")
@@ -196,7 +195,7 @@ class Inputs:
             )
         leaves: Leaves = {}
         for path in before:
-            try:  # copied, since many policies write their next state where this one lies
+            try:  # copied: many policies write the next state into the same memory
                 leaves[path] = swap_layers(descend(given, path[1:])).clone()
             except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
                 raise FieldError(
@@ -206,13 +205,13 @@ class Inputs:
             if state.shape != before[path].shape:
                 expected = tuple(swap_layers(before[path]).shape)
                 raise ShapeError(
-                    f"field '{dotted(path)}': expected {expected}, as it was given to the policy, "
+                    f"field '{dotted(path)}': expected {expected}, like the state passed to the policy, "
                     f"got {tuple(swap_layers(state).shape)}"
                 )
         return leaves
 
     def initial_states(self) -> Leaves:
-        """What episodes start in, ``[...]`` of each leaf.
+        """The hidden state at an episode's start, ``[...]`` of each leaf.
 
         Raises:
             FieldError: ``initial_hidden`` lacks a leaf.
@@ -262,7 +261,7 @@ class Inputs:
             ) from error
 
     def env_action(self, action: Any, tensors: bool) -> Any:
-        """Checked actions as the envs take them, ``tensors`` or arrays. Those of a single env may lack its axis."""
+        """Checked actions as the envs take them, ``tensors`` or arrays. One env's may lack the leading axis."""
 
         def convert(path: Path) -> Any:
             given = descend(action, path[1:])

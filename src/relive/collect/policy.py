@@ -1,4 +1,4 @@
-"""Asking a policy or a value function, and reading its answer."""
+"""Calls a policy or a value function, and reads its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Policy = Callable[..., Any]
 
 
 def ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
-    """What a policy or a value function returns. If it takes other arguments, the error lists those it is given."""
+    """The result of a policy or value function. If its signature does not fit, the error lists what it is passed."""
     try:
         return policy(obs, **inputs)
     except TypeError as error:
@@ -24,14 +24,14 @@ def ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
             raise
         call = ", ".join(["obs", *(f"{name}=..." for name in inputs)])
         raise FieldError(
-            f"the policy (or value_fn) is called as policy({call}), and it cannot be: {reason}. 'hidden', 'is_start', "
-            "'last_action', 'last_reward' and the fields of from_info are passed where the schema has a field of that "
-            "name; add it to the schema, or to what the policy takes"
+            f"the policy (or value_fn) is called as policy({call}), which fails: {reason}. 'hidden', 'is_start', "
+            "'last_action', 'last_reward' and the fields of from_info are passed if the schema has a field of that "
+            "name; add it to the schema, or to the policy's parameters"
         ) from error
 
 
 def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
-    """Why a function cannot be called so, if its signature shows it."""
+    """Why a function cannot be called with these arguments, if its signature shows it."""
     try:
         signature = inspect.signature(getattr(policy, "forward", policy))  # a torch.nn.Module takes anything itself
     except (TypeError, ValueError):
@@ -49,7 +49,7 @@ def fields_of(answer: Any) -> dict[str, Any]:
 
 
 def value_of(policy: Policy) -> Policy:
-    """A value function that asks ``policy`` and keeps the value alone."""
+    """A value function that calls ``policy`` and returns only the value."""
 
     def value(obs: Any, **inputs: Any) -> Any:
         fields = fields_of(ask(policy, obs, inputs))

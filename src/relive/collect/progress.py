@@ -1,4 +1,4 @@
-"""A progress bar for collections that take long."""
+"""A progress bar for long collections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG = 2.0
 
 @contextmanager
 def progress_bar(total: int, wanted: bool | None) -> Generator[Callable[[], None]]:
-    """A Rich progress bar of vector steps; with ``wanted`` None, on a terminal and only once it takes LONG seconds."""
+    """A Rich progress bar of vector steps. If ``wanted`` is None, it shows only on a terminal, after LONG seconds."""
     if wanted is False:
         yield lambda: None
         return

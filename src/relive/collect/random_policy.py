@@ -1,4 +1,4 @@
-"""The policy that warms a buffer up: uniformly random legal actions."""
+"""The policy that fills a buffer before training: uniformly random legal actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RandomPolicy"]
 
 
 class RandomPolicy:
-    """Uniformly random actions, among those that ``action_mask`` allows; what else a policy decides is 0."""
+    """Uniformly random actions among those that ``action_mask`` allows. All other fields of a policy are 0."""
 
     def __init__(self, space: Any, schema: Schema, num_envs: int, device: torch.device, seed: int | None) -> None:
         self._space, self._schema, self._num_envs, self._device = space, schema, num_envs, device
@@ -28,7 +28,7 @@ class RandomPolicy:
         space.seed(int(self._rng.integers(2**31)))
 
     def __call__(self, obs: Any, **inputs: Any) -> dict[str, Any]:
-        """Every field of the schema that neither the env nor ``inputs`` decide."""
+        """Every field of the schema that comes neither from the env nor from ``inputs``."""
         given = {"obs", "action", "reward", "terminated", "truncated", *inputs} - {"hidden"}
         answer = {name: self._schema.rebuild(name, self._zeros) for name in self._schema.names if name not in given}
         return answer | {"action": self._actions(inputs.get("action_mask"))}

@@ -11,8 +11,8 @@ __all__ = ["CollectStats"]
 class CollectStats:
     """What one call of :meth:`Collector.collect` did.
 
-    ``num_steps`` counts real transitions over all envs, ``seconds`` is wall time; ``episode_returns`` (undiscounted)
-    and ``episode_lengths`` are those of the episodes that ended, in the order they did.
+    ``num_steps`` counts real transitions of all envs; ``seconds`` is wall time. ``episode_returns`` (undiscounted) and
+    ``episode_lengths`` describe the episodes that ended, in that order.
     """
 
     num_steps: int

@@ -14,8 +14,8 @@ from ..steps.arrays import numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
-from .ram import ReplayRows, add_large, first_beyond, require_dump, staged_leaves
-from .store import Apart, Array, Ints, Plan, Where, as_places, require_rows
+from .ram import ReplayRows, first_beyond, require_dump, staged_leaves
+from .store import Apart, Array, Ints, Plan, Store, Where, as_places, require_rows
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 
@@ -36,8 +36,8 @@ WORD = 8
 """Bytes of an int64. Rows move as int64, which is faster than bytes and keeps the bits of every dtype."""
 
 
-class DeviceRows:
-    """The rows of a replay on a device: a :class:`relive.memory.store.Store`.
+class DeviceRows(Store):
+    """The rows of a replay on a device.
 
     Rewards, flags and bookkeeping are in RAM, 32 bytes a row. There the same kernels draw anchors and plan n-step
     transitions, and no step or batch waits for the device. All other fields stay on the device: the plan of a batch
@@ -92,9 +92,6 @@ class DeviceRows:
         parts = dict.fromkeys(self._part_of[path] for path in chosen)
         return rows, [(part, part.staged(chosen, part.obs_bytes)) for part in parts]
 
-    def copier(self, role: str, count: int) -> None:
-        """See :class:`Store`."""
-
     def _on_host(self, values: Sequence[Any]) -> list[Any]:
         """Rewards and flags in RAM; those on the device come in one copy."""
         far = [path for path, value in zip(HOSTED, values, strict=True) if isinstance(value, Tensor)]
@@ -126,6 +123,9 @@ class DeviceRows:
 
     def fields(self, plan: Plan) -> dict[Path, Tensor]:
         """See :class:`relive.memory.store.Store`; the plan is sent in one copy and read on the device."""
+        for places in (plan.places, plan.last):  # a view may have changed them, and no device refuses them in time
+            require_rows(places, first_beyond(places, self.num_rows), self.num_rows)
+            places[places < 0] = self.num_rows
         planned, then, now = plan.memory.sent()
         found = plan.batch.views(planned)
         for part in self._packed:
@@ -135,7 +135,7 @@ class DeviceRows:
                 found |= {("next_obs", *path[1:]): field for path, field in following.items()}
         found = {path: found[path] for path in self._order}
         if self.large or plan.stacks is not None:
-            add_large(self, plan, found, now, then)
+            self.add_large(plan, found, now, then)
         return found
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
@@ -157,10 +157,6 @@ class DeviceRows:
         for part in dict.fromkeys(self._part_of[path] for path in wanted if path not in HOSTED):
             found |= part.fields(flat, [path for path in wanted if self._part_of.get(path) is part])
         return {path: found[path].unflatten(0, where.shape) for path in wanted}
-
-    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
-        """See :class:`relive.memory.store.Store`."""
-        return self.gather([path], now)[path], self.gather([path], then)[path]
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """See :class:`relive.memory.store.Store`."""
@@ -204,10 +200,6 @@ class DeviceRows:
             for path, array in part.layout.arrays(part.take(where, 0, part.layout.nbytes).cpu().numpy()).items():
                 arrays[path][:] = array
         return rows
-
-    def dump_large(self, path: Path, places: Ints) -> Tensor:
-        """See :class:`relive.memory.store.Store`."""
-        return self.gather([path], *self.places(places))[path].cpu()
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`relive.memory.store.Store`."""

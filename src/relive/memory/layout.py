@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ LARGE_FIELD = 1024
 Array = NDArray[Any]
 
 
+_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
+
+
 class RowLayout:
     """The byte offset of each field in a row.
 
@@ -67,7 +70,8 @@ class RowLayout:
         end = max(end, 16)  # no array can be made over rows without bytes
         self.starts.append(end)
         self.nbytes = end
-        self._names = {path: str(i) for i, path in enumerate(self.fields)}
+        self._paths = tuple(self.fields)
+        self._names = tuple(map(str, range(len(self._paths))))
         self._foreign = {
             path: field.dtype
             for path, field in self.fields.items()
@@ -75,7 +79,7 @@ class RowLayout:
         }
         self._dtype = np.dtype(
             {
-                "names": list(self._names.values()),
+                "names": list(self._names),
                 "formats": [(numpy_dtype(field.dtype), field.shape) for field in self.fields.values()],
                 "offsets": list(self.offsets.values()),
                 "itemsize": max(end, 1),
@@ -87,7 +91,7 @@ class RowLayout:
         if not self.fields:
             return {}
         records = rows.view(self._dtype)[..., 0]
-        return {path: records[name] for path, name in self._names.items()}
+        return dict(zip(self._paths, map(records.__getitem__, self._names), strict=True))
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
         """The fields of ``rows`` as tensors over the same memory, of dtypes that NumPy may lack."""
@@ -97,7 +101,8 @@ class RowLayout:
             records: Any = np.ndarray(rows.shape[:-1], self._dtype, rows)
         else:
             records = rows.view(self._dtype)[..., 0]
-        found = {path: torch.from_numpy(records[name]) for path, name in self._names.items()}
+        columns: Any = map(_from_numpy, map(records.__getitem__, self._names))
+        found: dict[Path, Tensor] = dict(zip(self._paths, columns, strict=True))
         for path, dtype in self._foreign.items():
             found[path] = found[path].view(dtype)
         return found

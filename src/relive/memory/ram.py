@@ -14,12 +14,12 @@ from ..errors import ShapeError
 from ..steps.arrays import numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
-from .blocks import zeroed
+from .blocks import SMALL, Recycled, zeroed
 from .copier import StepCopier
-from .layout import BatchLayout, RowLayout, field_groups, row_layout, typed
-from .store import Apart, Array, Ints, Plan, Store, Where, as_places, require_rows
+from .layout import BatchLayout, field_groups, row_layout, typed
+from .store import Apart, Array, Ints, Store, Where, as_places, require_rows
 
-__all__ = ["ReplayRows", "add_large", "first_beyond", "require_dump", "staged_leaves"]
+__all__ = ["ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
 
 
 STAGES = 64
@@ -31,7 +31,7 @@ def _block(field: Field, num_rows: int) -> Array:
     return zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)).reshape(num_rows, *field.shape)
 
 
-class ReplayRows:
+class ReplayRows(Store):
     """The rows of a replay in RAM: packed small fields, a block for each large one, and the bookkeeping of the ring.
 
     Args:
@@ -48,6 +48,7 @@ class ReplayRows:
         self._bytes = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
         self.arrays = self.layout.arrays(self._bytes)
+        self._batches = Recycled()
         self._staged: dict[tuple[str, int], tuple[Array, StepCopier]] = {}
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
@@ -95,22 +96,6 @@ class ReplayRows:
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
             kernels.fast().scatter_rows(rows, places, _bytes_of(block), rows.shape[1])
 
-    def plan(self, places: Ints) -> Plan:
-        """See :class:`Store`."""
-        count = len(places)
-        return Plan(self.batch, places, np.empty((count, self.batch.nbytes), np.uint8), np.empty(count, np.int64))
-
-    def fields(self, plan: Plan) -> dict[Path, Tensor]:
-        """See :class:`Store`."""
-        found = plan.batch.tensors(plan.rows)
-        if self.large or plan.stacks is not None:
-            add_large(self, plan, found, plan.places, plan.last)
-        return found
-
-    def places(self, *arrays: Ints) -> tuple[Where, ...]:
-        """See :class:`Store`."""
-        return arrays
-
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """See :class:`Store`."""
         places = as_places(where)
@@ -145,9 +130,11 @@ class ReplayRows:
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
         field = self.leaves[path]
-        # NumPy asks for huge pages and torch does not; finding 4 kB pages would take as long as the copy
-        target = np.empty((*where.shape, *field.shape), numpy_dtype(field.dtype))
-        rows = target.reshape(-1).view(np.uint8).reshape(where.size, field.nbytes)
+        nbytes = where.size * field.nbytes
+        # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
+        memory = np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
+        target = memory.view(numpy_dtype(field.dtype)).reshape(*where.shape, *field.shape)
+        rows = memory.reshape(where.size, field.nbytes)
         return _bytes_of(self.blocks[path]), target, rows
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
@@ -166,14 +153,6 @@ class ReplayRows:
         """See :class:`Store`."""
         arrays = self.arrays | self.blocks
         return {path: typed(arrays[path], field.dtype) for path, field in self.leaves.items()}
-
-    def tensors(self, *arrays: Array) -> list[Tensor]:
-        """See :class:`Store`."""
-        return [torch.from_numpy(array) for array in arrays]
-
-    def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
-        """See :class:`Store`."""
-        return layout.tensors(rows), *self.tensors(*arrays)
 
     def dump(self, places: Ints) -> Array:
         """See :class:`Store`."""
@@ -194,24 +173,6 @@ class ReplayRows:
 def _bytes_of(block: Array) -> Array:
     """A block as rows of bytes."""
     return block.reshape(len(block), -1).view(np.uint8)
-
-
-def add_large(store: Store, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
-    """Add to the fields of a batch the large ones of the rows ``now`` and ``then``, and all that the plan stacks."""
-    following = "next_obs" if any(path[0] == "next_obs" for path in store.leaves) else "obs"
-    stacked, *frames = plan.stacks or ([],)
-    alone = [path for path in store.large if path not in stacked]
-    fields = store.gather([path for path in alone if path[0] != "next_obs"], now)
-    after = store.gather([path for path in alone if path[0] == following], then)
-    frames = store.places(*frames) if frames else ()
-    for path in store.leaves if stacked else store.large:
-        if path in stacked:
-            found[path], found["next_obs", *path[1:]] = store.gather_stacks(path, *frames)
-            continue
-        if path in fields:
-            found[path] = fields[path]
-        if path in after:
-            found["next_obs", *path[1:]] = after[path]
 
 
 def first_beyond(places: Ints, rows: int) -> int:

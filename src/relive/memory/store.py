@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +75,8 @@ def vector(places: Any) -> Ints:
     Raises:
         DTypeError, ShapeError, ParameterError: ``places`` is not an array of whole numbers with one axis.
     """
+    if places.__class__ is np.ndarray and places.ndim == 1 and places.dtype is _INT64 and places.flags.c_contiguous:
+        return places
     found = as_places(places)
     if found.ndim != 1:
         raise ShapeError(f"places: expected one axis [B], got shape {found.shape}")
@@ -118,11 +121,12 @@ class Plan:
         return self.batch.arrays(self.rows)[path]
 
 
-class Store(Protocol):
-    """The memory of a replay's rows, as rings and views use it.
+class Store(ABC):
+    """The home of a replay's rows: it stages, writes, plans and reads them, and gives and takes those of a save.
 
     A place is the position of a row (int64); a negative one reads as zeros. ``target``, the part that the ring's
-    kernels read and write, is in RAM: at least the bookkeeping, rewards and flags. Batches are on ``device``.
+    kernels read and write, is in RAM: at least the bookkeeping, rewards and flags. All other fields may be anywhere.
+    Batches are on ``device``. The defaults are those of a home whose batches are in RAM.
     """
 
     device: torch.device
@@ -138,14 +142,15 @@ class Store(Protocol):
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
     @property
+    @abstractmethod
     def target(self) -> Array:
         """The packed rows in RAM, uint8 ``[num_rows, W]``."""
-        ...
 
+    @abstractmethod
     def meta(self, name: str) -> Array:
         """A bookkeeping field, the reward or a flag of all rows, ``[num_rows]``; flags as uint8."""
-        ...
 
+    @abstractmethod
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """Prepare ``count`` checked rows for writing.
 
@@ -154,64 +159,84 @@ class Store(Protocol):
         Returns:
             rows for ``target``, valid until the next call, and the rest for :meth:`write`.
         """
-        ...
 
     def copier(self, role: str, count: int) -> StepCopier | None:
         """What checks whole steps of ``count`` rows and copies them for :meth:`stage`; None if nothing does."""
-        ...
+        return None
 
+    @abstractmethod
     def write(self, apart: Apart, places: Ints) -> None:
         """Store the rest of staged rows at ``places``, after ``target`` has its part. Negative places are skipped."""
-        ...
 
     def plan(self, places: Ints) -> Plan:
         """Memory for the n-step transitions that start at ``places`` ``[B]``; the ring's kernel fills it."""
-        ...
+        count = len(places)
+        return Plan(self.batch, places, np.empty((count, self.batch.nbytes), np.uint8), np.empty(count, np.int64))
 
     def fields(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""
-        ...
+        found = plan.batch.tensors(plan.rows)
+        if self.large or plan.stacks is not None:
+            self.add_large(plan, found, plan.places, plan.last)
+        return found
+
+    def add_large(self, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
+        """Add to the fields of a batch the large ones of the rows ``now`` and ``then``, and what the plan stacks."""
+        following = "next_obs" if any(path[0] == "next_obs" for path in self.leaves) else "obs"
+        stacked, *places = plan.stacks or ([],)
+        alone = [path for path in self.large if path not in stacked]
+        fields = self.gather([path for path in alone if path[0] != "next_obs"], now)
+        after = self.gather([path for path in alone if path[0] == following], then)
+        frames = self.places(*places) if places else ()
+        for path in self.leaves if stacked else self.large:
+            if path in stacked:
+                found[path], found["next_obs", *path[1:]] = self.gather_stacks(path, *frames)
+                continue
+            if path in fields:
+                found[path] = fields[path]
+            if path in after:
+                found["next_obs", *path[1:]] = after[path]
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:
         """Places ``[...]`` in the form that :meth:`gather` takes."""
-        ...
+        return arrays
 
+    @abstractmethod
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Fields of the rows ``where`` ``[...]``, copied as ``[..., *shape]``."""
-        ...
 
     def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
         """One field of the rows ``now`` and ``then`` ``[B, depth]``, which share most rows."""
-        ...
+        return self.gather([path], now)[path], self.gather([path], then)[path]
 
+    @abstractmethod
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Fields (default: all) of the rows ``places`` ``[...]``, copied as ``[..., *shape]``."""
-        ...
 
+    @abstractmethod
     def views(self) -> dict[Path, Tensor]:
         """All fields of all rows ``[num_rows, *shape]`` in the schema's order, as tensors over the storage."""
-        ...
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
-        ...
+        return [torch.from_numpy(array) for array in arrays]
 
     def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
         """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""
-        ...
+        return layout.tensors(rows), *self.tensors(*arrays)
 
+    @abstractmethod
     def dump(self, places: Ints) -> Array:
         """Packed rows for a save, in RAM, in the order of ``row_layout``; they may share memory with the storage."""
-        ...
 
     def dump_large(self, path: Path, places: Ints) -> Tensor:
         """A large field of the rows ``places``, ``[K, *shape]``, which is saved by itself."""
-        ...
+        return self.gather([path], *self.places(places))[path].cpu()
 
+    @abstractmethod
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """Write back rows from :meth:`dump` and :meth:`dump_large`.
 
         Raises:
             ValueError: the rows or a large field have another shape or dtype.
         """
-        ...

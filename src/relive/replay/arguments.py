@@ -1,4 +1,4 @@
-"""What callers pass, checked before anything changes: sizes, whole numbers, steps of many rows, finite numbers."""
+"""Checks of arguments before anything changes: sizes, whole numbers, steps of many rows, finite numbers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ __all__ = ["flattened", "refuse_not_finite", "require_rows", "whole_numbers"]
 
 
 MOST = 2**31 - 1
-"""Rows of a batch."""
+"""The most rows of a batch."""
 
 
 FINITE = frozenset(("reward", "action", "obs", "next_obs"))
-"""What is looked at in debug mode; in other fields infinities may be meant."""
+"""The fields checked in debug mode. Other fields may contain infinities on purpose."""
 
 
 def require_rows(batch_size: int) -> None:
-    """Refuse a size that no batch can have.
+    """Require a possible size of a batch.
 
     Raises:
         ParameterError: it is not a whole number from 1 to ``MOST``.
     """
+    if batch_size.__class__ is int and 1 <= batch_size <= MOST:  # as most often; what follows takes 1 us
+        return
     if not is_count(batch_size, 1) or batch_size > MOST:
         raise ParameterError(
             f"batch_size={batch_size!r}: ask for a whole number of rows, at least 1 and at most {MOST}"
@@ -75,7 +77,7 @@ def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[st
         width: (N,).
 
     Raises:
-        FieldError: ``steps`` is no mapping.
+        FieldError: ``steps`` is not a mapping.
         ShapeError: the fields do not all have the same T, or do not have this N.
     """
     if not hasattr(steps, "items"):
@@ -96,7 +98,7 @@ def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[st
 
 def _flattened(tree: Any, fronts: set[tuple[int, ...]]) -> Any:
     """Arrays ``[T, N, ...]`` as ``[T * N, ...]``; adds the (T, N) of each, nested or not, to ``fronts``."""
-    # the most common first, since to tell whether something is a tensor, or a mapping, takes long
+    # the most common type first: isinstance of a tensor or a mapping is slow
     if type(tree) is not np.ndarray and not isinstance(tree, np.ndarray | Tensor):
         if isinstance(tree, Mapping) or hasattr(tree, "items"):
             return {name: _flattened(member, fronts) for name, member in cast("Any", tree).items()}
@@ -116,17 +118,17 @@ def refuse_not_finite(
     envs: Ints,
     kept: NDArray[np.bool_],
 ) -> None:
-    """Look at rewards, actions and observations; at final observations only where an episode ended.
+    """Refuse NaN and infinity in rewards, actions and observations, and in the final observations of ended episodes.
 
     Args:
-        fields: what is stored, in order.
+        fields: the stored fields, in order.
         leaves: the checked leaves ``[K, ...]``.
-        final: those of the final observations, if they were passed apart.
-        envs: int64 ``[K]``.
+        final: the leaves of the final observations, if they were passed separately.
+        envs: int64 ``[K]``, the env of each row.
         kept: bool ``[K]``, the rows that are stored.
 
     Raises:
-        NotFiniteError: naming the field, the row and its env.
+        NotFiniteError: names the field, the row and its env.
     """
     by_path = dict(zip(fields, leaves, strict=True))
     done = as_host(by_path["terminated",]) | as_host(by_path["truncated",])
@@ -140,12 +142,12 @@ def refuse_not_finite(
         if len(bad):
             raise NotFiniteError(
                 f"field '{dotted(path)}': row {bad[0]}, of env {envs[bad[0]]}, is {value[bad[0]]}, not finite as "
-                f"{dtype}; mend the env, or the policy, before it spreads"
+                f"{dtype}; fix the env or the policy"
             )
 
 
 def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
-    """Which rows of a checked leaf have nothing but finite numbers, once they are stored: bool ``[K]``."""
+    """Which rows of a checked leaf are finite in the dtype that they are stored in: bool ``[K]``."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return np.ones(len(value), np.bool_)
     given = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))

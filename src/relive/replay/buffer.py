@@ -6,44 +6,38 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Never, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
-import numpy as np
 import torch
 
 from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError
 from ..files.entries import contradictions
 from ..files.nested import read_extra
-from ..kernels.reference.random import key as stream
 from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
-from ..parameters import COUNT_RULE, is_own, refuse_class, require, seed_or_drawn
+from ..parameters import is_own, refuse_class, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
-from ..samplers.sequence_weights import nothing_to_draw
 from ..samplers.uniform import Uniform
 from ..steps.changes import DoesNotFitError, SchemaChanges
 from ..steps.schema import Schema, not_named
-from ..steps.summary import Summary, html, text
-from ..views.contract import View
 from ..views.transitions import Transition
-from .arguments import require_alike, require_rows
+from .arguments import require_alike
 from .fields import stored_fields
-from .figures import figures, summary
 from .loading import changed_arguments, open_save, saved_arguments
 from .locked import one_at_a_time
-from .progress import Progress, stream_of
+from .progress import Progress
 from .ratings import Ratings
-from .reader import Reader, readable_draw
+from .reader import Reader
+from .reading import ReadableReplay
 from .saving import Saver, typed_tensors
 from .sources import Source
-from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co, gives_batch, gives_batches
+from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -52,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer"]
 
 
-class ReplayBuffer(Generic[S_co, V_co]):
+class ReplayBuffer(ReadableReplay[S_co, V_co]):
     """The newest steps of each env, in a ring per env.
 
     ``add`` stores what an env did, in the order it happened. ``sample`` draws transitions with a ``sampler`` and reads
@@ -211,40 +205,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         self._writer.clear(rewind)
 
-    # -- reading ------------------------------------------------------------------------------------------------
-
-    @property
-    def view(self) -> V_co:
-        """What reads the batches. You may replace it, or change it (``replay.view.n = 5``), at any time.
-
-        Raises:
-            ParameterError: the new value is not a view.
-            SchemaError: the view cannot read what is stored.
-            LifecycleError: it is the view of another buffer.
-        """
-        return cast("V_co", self._reader.view)
-
-    @view.setter
-    @one_at_a_time
-    def view(self, view: View) -> None:
-        self._reader.read_through(view)
-
-    @property
-    def sampler(self) -> S_co:
-        """What draws the batches. You may change its parameters at any time."""
-        return cast("S_co", self._given_sampler)
-
-    @property
-    def seed(self) -> int:
-        """The seed of the batches: batch number t is a function of (seed, t) and of what is stored.
-
-        You may set it at any time (None draws one); the next batch is then number 0.
-        """
-        return self._progress.seed
-
-    @seed.setter
-    def seed(self, seed: int | None) -> None:
-        self._progress.seed, self._progress.first = seed_or_drawn(seed), self._progress.draws
+    # -- settings -----------------------------------------------------------------------------------------------
 
     @property
     def check_ends(self) -> bool:
@@ -263,53 +224,6 @@ class ReplayBuffer(Generic[S_co, V_co]):
     @debug.setter
     def debug(self, debug: bool) -> None:
         self._writer.debug = debug
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows and of the full buffer's sampler, as :meth:`plan` computes them."""
-        return replace(self._plan, sampler_bytes=self._sampler.nbytes(self._plan.rows)).total_bytes
-
-    @property
-    def has_priorities(self) -> bool:
-        """Whether :meth:`update_priorities` can be called."""
-        return self._ratings.prioritized is not None
-
-    @one_at_a_time
-    def __len__(self) -> int:
-        """The number of transitions that can be drawn, or of sequences if the view reads sequences."""
-        self._reader.keep_rule()
-        return self._ring.drawable
-
-    @property
-    @one_at_a_time
-    def batch_fields(self) -> tuple[str, ...]:
-        """The names of a batch's fields with the current view and sampler, even if nothing is stored."""
-        self._reader.keep_rule()
-        return (*self._reader.read(np.empty(0, np.int64), {}, None).keys(), *self._sampler.extras)
-
-    @gives_batch
-    def sample(self, batch_size: int) -> Any:
-        """One batch ``[batch_size]``: the fields that :attr:`view` reads, and those that the sampler adds (``weight``).
-
-        Raises:
-            EmptyError: there is no complete transition.
-            ParameterError: ``batch_size`` is not positive.
-        """
-        return self._batch(batch_size, 1, 1)
-
-    @gives_batches
-    def batches(self, count: int, batch_size: int) -> Any:
-        """``count`` batches. :class:`relive.Recent` counts them as one round of updates.
-
-        Raises:
-            EmptyError: there is no complete transition. This call raises it, not the first batch.
-            ParameterError: ``count`` or ``batch_size`` is not positive. This call raises it, too.
-        """
-        require("batches", COUNT_RULE, count=count)
-        require_rows(batch_size)
-        if not len(self):
-            raise nothing_to_draw(self._ring)
-        return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
     @one_at_a_time
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
@@ -331,47 +245,6 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         self._reader.keep_rule()
         return self._ratings.update(self._reader.view, index, td_error, mask)
-
-    @one_at_a_time
-    def stats(self) -> dict[str, float]:
-        """Figures about what is stored and how it is used.
-
-        ``size``: transitions that can be drawn; ``completed``: all that ever could; ``episodes``: ended ones;
-        ``age_mean``, ``age_max``: how many transitions were completed later; ``batches``, ``sampled``: batches and rows
-        drawn; ``replay_ratio``: rows drawn per completed transition; ``late_updates``: priorities that came after their
-        transition was overwritten; ``not_finite_rewards``: NaN or infinite ones ever added. With priorities also
-        ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``: (Σp)² / Σp², the number of equal
-        priorities that would spread draws as evenly.
-        """
-        ring, places = self._ring, self._ring.anchors()
-        return figures(ring, places, len(self), self._progress, self._ratings.prioritized)
-
-    @gives_batch
-    @one_at_a_time
-    def data(self) -> Any:
-        """All transitions that can be drawn, in the order of completion, as :attr:`view` reads them."""
-        return self._reader.data()
-
-    @one_at_a_time
-    def slice(self, env: int, start: int = 0, stop: int | None = None) -> TensorDict:
-        """Rows of one env in the order of time, ``[K]``, as they are stored; 0 is the oldest, -1 the newest.
-
-        The fields are those of a step, ``index``, and ``complete`` (bool). ``complete`` is False for the newest step,
-        whose next observation is unknown, and for the row of a final observation, where only ``obs`` is valid.
-
-        Raises:
-            ParameterError: there is no such env.
-        """
-        return self._reader.slice(env, start, stop)
-
-    @one_at_a_time
-    def at(self, rows: Any) -> TensorDict:
-        """The transitions at ``rows`` of :attr:`block`, int64 ``[B]``, as :attr:`view` reads them.
-
-        Raises:
-            ParameterError: a row is out of range, or cannot be drawn.
-        """
-        return self._reader.at(rows)
 
     @property
     def block(self) -> TensorDict:
@@ -500,38 +373,3 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         self._ring.check()
         self._sampler.check()
-
-    def __repr__(self) -> str:
-        return (
-            f"ReplayBuffer({self.schema!r}, capacity={self._plan.rows}, num_envs={self.num_envs}, "
-            f"sampler={self._sampler!r}, view={self._reader.view!r}, ordered={self.ordered}, "
-            f"own_next_obs={self.own_next_obs}, device='{self.device}', seed={self.seed})"
-        )
-
-    def __str__(self) -> str:
-        return text(self._summary())
-
-    def _repr_html_(self) -> str:
-        return html(self._summary())
-
-    def _summary(self) -> Summary:
-        ring, view, progress = self._ring, self._reader.view, self._progress
-        return summary(ring, self._sampler, view, progress, self._plan, self.nbytes, str(self.device))
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _batch(self, batch_size: int, update: int, of: int) -> Any:
-        require_rows(batch_size)
-        with self.lock:
-            if self._ring.pending is not None:
-                self._writer.mend()
-            self._reader.keep_rule()
-            come = self._progress
-            key = stream(stream_of(come.seed), come.draws - come.first)
-            drawn = self._sampler.draw(batch_size, key, update, of)
-            if not self._own_sampler:
-                drawn = readable_draw(self._ring, self._sampler, drawn, batch_size)
-            places, extras = drawn
-            come.draws += 1
-            come.sampled += batch_size
-            return self._reader.read(places, extras, key)

@@ -1,4 +1,4 @@
-"""EndCheck: whether the first episodes that a replay is given end on observations of their own."""
+"""EndCheck: finds two common mistakes at episode ends, in the first episodes that a replay stores."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ __all__ = ["EndCheck"]
 
 
 ENOUGH = 3
-"""How many episodes must begin on what the one before ended on, and none not, before anything is said."""
+"""The warning comes after this many episodes, if each began with the final observation of the one before."""
 
 
 MOST = 16
-"""Ends that are looked at; more where nothing can be said of any would only cost time."""
+"""The check stops after this many ends. If they have shown nothing, more would only cost time."""
 
 
 class EndCheck:
-    """Looks at the first ends of a replay: the next episode must not begin on what the last one ended on.
+    """Checks that an episode does not begin with the final observation of the one before it in its env.
 
-    Two mistakes make every one of them do so. Under ``NEXT_STEP`` autoreset the env ignores the step after an end,
-    whose observation is the final one. Under ``SAME_STEP`` autoreset the observation that ``step()`` returns is the
-    next episode's first. One episode that begins elsewhere shows that neither was made, and ends the check. An end
-    whose last step changed nothing, as those of a bandit, says nothing.
+    Two mistakes make every episode begin so. Under ``NEXT_STEP`` autoreset the env ignores the step after an end; if
+    that step is stored, the next episode seems to begin with the final observation. Under ``SAME_STEP`` autoreset
+    ``step()`` returns the next episode's first observation; if that is passed as ``next_obs``, it becomes the final
+    one. One episode that begins with another observation rules both mistakes out, and the check stops. Episodes whose
+    last step did not change the observation are skipped, such as those of a bandit.
 
     Args:
-        leaves: what a step is stored with, in order.
+        leaves: the stored fields of a step, in order.
     """
 
     def __init__(self, leaves: Mapping[Path, Field]) -> None:
@@ -49,13 +50,13 @@ class EndCheck:
     def go_on(
         self, episodes: int, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
     ) -> bool:
-        """Look at steps that were stored, in the order of time; whether there may be more to see.
+        """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
 
         Args:
-            episodes: how many have ended by now.
-            envs: int64 ``[K]``, of each step.
+            episodes: how many episodes have ended so far.
+            envs: int64 ``[K]``, the env of each step.
             leaves: the checked leaves ``[K, ...]``.
-            final: those of the final observations; None if no step ended an episode, or has its own.
+            final: the leaves of the final observations; None if no episode ended, or if each step has a next one.
             kept: bool ``[K]``, False for steps that were left out.
         """
         if episodes == self._episodes and not self._ended_on:
@@ -90,12 +91,12 @@ class EndCheck:
         return self._looked < MOST or bool(self._ended_on)
 
     def _bytes(self, values: Sequence[Any], row: int) -> bytes:
-        """An observation as it is stored."""
+        """The bytes of an observation, as the replay stores them."""
         rows = (numpy_view(x[row].detach().cpu()) if isinstance(x, Tensor) else x[row] for x in values)
         return b"".join(np.asarray(x, dtype).tobytes() for x, dtype in zip(rows, self._dtypes, strict=True))
 
     def warn(self) -> None:
-        """Say what is wrong, if it is."""
+        """Warn if enough episodes began with the final observation before them."""
         if self._alike < ENOUGH:
             return
         warnings.warn(

@@ -1,4 +1,4 @@
-"""The fields that a replay needs, keeps for itself, and stores."""
+"""The fields that a replay requires, reserves and stores."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.
 RESERVED = frozenset(
     ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
 )
-"""What a step is added with, and what batches hold, besides the fields of the schema."""
+"""Names that a schema must not use: those of further arguments of ``add`` and of fields that batches add."""
 
 
 def stored_fields(schema: Schema, own_next_obs: bool) -> Schema:
-    """The fields that are stored, once it is clear that they make a replay.
+    """The fields that a replay stores, after a check of the schema.
 
     Raises:
-        SchemaError: naming the field that is missing, or that the buffer adds by itself.
+        SchemaError: names the field that is missing, or that the buffer itself adds.
     """
     for name, dtype in NEEDED.items():
         if schema.leaves.get((name,)) != Field((), dtype):
@@ -33,7 +33,7 @@ def stored_fields(schema: Schema, own_next_obs: bool) -> Schema:
     for name in schema.names:
         if name in RESERVED or name.startswith("_"):
             raise SchemaError(
-                f"field {name!r}: a replay's schema has no name that starts with '_', and none of what the buffer adds "
-                f"by itself ({', '.join(sorted(RESERVED))}); give it another name"
+                f"field {name!r}: names in a replay's schema do not start with '_', and are none of those that the "
+                f"buffer itself uses ({', '.join(sorted(RESERVED))}); give it another name"
             )
     return schema.extend(next_obs=schema["obs"]) if own_next_obs else schema

@@ -1,9 +1,10 @@
-"""What a replay says of itself: figures for a log, and a summary to print."""
+"""Figures about a replay for a log, and its printed summary."""
 
 from __future__ import annotations
 
 from ..memory.estimate import StoragePlan, readable
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..ring.state import Ints
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
 from ..steps.summary import Summary, described
@@ -19,11 +20,11 @@ def figures(
     """The figures that :meth:`relive.ReplayBuffer.stats` describes.
 
     Args:
-        ring: what is stored.
-        places: of the transitions that can be drawn.
-        size: how many of them there are.
-        progress: how they are used.
-        prioritized: what has their priorities, if anything does.
+        ring: the rows.
+        places: the places of the transitions that can be drawn.
+        size: how many can be drawn.
+        progress: counts of what was drawn.
+        prioritized: the sampler with their priorities, or None.
     """
     ages = ring.completed - 1 - ring.stamp[places]
     found = {
@@ -52,15 +53,15 @@ def figures(
 def summary(
     ring: Ring, sampler: Sampler, view: View, progress: Progress, plan: StoragePlan, nbytes: int, device: str
 ) -> Summary:
-    """What printing a replay shows.
+    """The facts that printing a replay shows.
 
     Args:
-        ring: what is stored.
-        sampler: what draws.
-        view: what reads.
-        progress: how far the draws have come.
-        plan: the memory that was planned.
-        nbytes: the memory that rows and sampler take.
+        ring: the rows.
+        sampler: draws the batches.
+        view: reads the batches.
+        progress: counts of what was drawn.
+        plan: the planned memory.
+        nbytes: bytes of rows and sampler.
         device: where rows live.
     """
     rows = int((ring.heads - ring.oldest).sum())

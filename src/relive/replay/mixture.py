@@ -1,4 +1,4 @@
-"""Mixture: batches of fixed shares from several replays, such as offline data beside what the agent does now."""
+"""Mixture: batches with fixed shares from several replays, such as offline and online data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Mixture:
         self.shares = wanted
 
     def __len__(self) -> int:
-        """The number of transitions that can be drawn, of all buffers."""
+        """The number of transitions that can be drawn from all buffers together."""
         return sum(len(buffer) for buffer in self.buffers.values())
 
     def sample(self, batch_size: int) -> TensorDict:
@@ -61,12 +61,12 @@ class Mixture:
         Raises:
             ParameterError: ``batch_size`` is not positive.
             EmptyError: a buffer that has rows in the batch holds no complete transition.
-            SchemaError: not all views read transitions, or sequences of one shape.
+            SchemaError: some views read transitions and others sequences, or sequences of different shapes.
         """
         return next(self.batches(1, batch_size))
 
     def batches(self, count: int, batch_size: int) -> Iterator[TensorDict]:
-        """``count`` batches, as one round of updates for every buffer; errors as :meth:`sample`, from this call."""
+        """``count`` batches, one round of updates for every buffer. This call raises the errors of :meth:`sample`."""
         require("batches", COUNT_RULE, count=count, batch_size=batch_size)
         views = [buffer.view for buffer in self.buffers.values()]
         if len({(time_first_of(view), getattr(view, "rows", None)) for view in views}) > 1:
@@ -87,9 +87,9 @@ class Mixture:
         )
 
     def update_priorities(self, batch: TensorDict | SequenceBatch, td_error: Any, mask: Any = None) -> int:
-        """Pass TD errors on to the buffers the rows of ``batch`` came from; returns how many came too late.
+        """Pass TD errors to the buffers of the rows; returns how many transitions were overwritten meanwhile.
 
-        Buffers whose sampler knows no priorities are left out. Errors as :meth:`ReplayBuffer.update_priorities`.
+        Buffers whose sampler has no priorities are skipped. Errors as :meth:`relive.ReplayBuffer.update_priorities`.
         """
         source, late = as_host(batch["source"]), 0
         errors = doubles(td_error)
@@ -133,16 +133,16 @@ class Mixture:
         return f"Mixture: of {len(self.buffers)} buffers", facts
 
     def _rows(self, batch_size: int) -> dict[str, int]:
-        """How many rows each buffer gives: running shares, rounded, so that they add up."""
+        """The rows of each buffer: differences of rounded running shares, so that they add up."""
         ends = np.round(np.cumsum(list(self.shares.values())) * batch_size).astype(int).tolist()
         return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
 
 
 def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, float]:
-    """The shares in the order of the names, such that they sum to 1.
+    """The shares in the order of the names, scaled to sum to 1.
 
     Raises:
-        ParameterError: a share is missing, too much, negative or infinite, or none is positive.
+        ParameterError: a share is missing, unknown, negative or infinite, or none is positive.
     """
     fits = names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
     total = sum(shares.values()) if fits else 0.0

@@ -29,11 +29,11 @@ PARAMETERS: dict[type[Any], tuple[str, ...]] = {
 
 
 POSITIONAL = {"sharpest": "eta"}
-"""Where the constructor has another name for an attribute."""
+"""Attributes whose constructor argument has another name."""
 
 
 LARGEST_PARAMETER = 2**53
-"""Whole numbers up to here are floats as well."""
+"""Every whole number up to here is exactly a float."""
 
 
 SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent)}
@@ -43,16 +43,16 @@ VIEWS = {part.__name__: part for part in (NStep, FrameStack, Sequence)}
 
 
 PARTS: dict[str, dict[str, type[Any]]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
-"""Which parts there are, by what they are used as."""
+"""The classes that a save may name, by their use."""
 
 
 def describe(part: Any) -> dict[str, Any] | None:
-    """A sampler or view of relive's own as JSON; None for one that a user wrote, or that has a function of theirs.
+    """One of relive's own samplers or views as JSON. None for a user's own part, or one that holds a user's function.
 
-    Such a one has to be passed to ``load``.
+    The user passes such a part to ``load``.
     """
     names = PARAMETERS.get(cast("type[Any]", type(part)))
-    if names is None or getattr(part, "each_reward", None) is not None:  # a function of the user's
+    if names is None or getattr(part, "each_reward", None) is not None:  # a user's function
         return None
     values = {POSITIONAL.get(name, name): getattr(part, name) for name in names}
     inner = {name: describe(value) for name, value in values.items() if isinstance(value, tuple(PARAMETERS))}
@@ -62,24 +62,24 @@ def describe(part: Any) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """A parameter as JSON takes it."""
+    """A parameter as JSON."""
     if isinstance(value, tuple):
         return [plain(member) for member in cast("tuple[Any, ...]", value)]
     return cast("Any", value).item() if isinstance(value, np.generic) else value
 
 
 def rebuild(data: Any, what: str) -> Any:
-    """The part that :func:`describe` described, which is used as ``what``.
+    """The part that :func:`describe` described. ``what`` is its use: "sampler" or "view".
 
     Raises:
-        FileFormatError: there is no such part, or its parameters are not right.
+        FileFormatError: there is no such part, or its parameters are invalid.
     """
     given: dict[str, Any] = dict(cast("dict[str, Any]", data)) if isinstance(data, dict) else {}
     name = given.pop("part", None)
     part = PARTS.get(what, {}).get(name) if isinstance(name, str) else None
     if part is None:
         raise FileFormatError(
-            f"the saved {what} is not one of relive's own, or has functions of yours, which no save holds "
+            f"the saved {what} is your own, or holds your own functions, which saves do not contain "
             f"({data!r:.200}); pass load(..., {what}=...)"
         )
     known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
@@ -88,9 +88,7 @@ def rebuild(data: Any, what: str) -> Any:
             raise ValueError(f"it has no {min(given.keys() - known)!r:.80}")
         return part(**{name: _value(value, name) for name, value in given.items()})
     except (TypeError, ValueError, OverflowError) as error:
-        raise FileFormatError(
-            f"the saved {what} has parameters that make no sense: {given!r:.200} ({error})"
-        ) from error
+        raise FileFormatError(f"the saved {what} has invalid parameters: {given!r:.200} ({error})") from error
 
 
 def _value(value: Any, name: str) -> Any:
@@ -104,5 +102,5 @@ def _value(value: Any, name: str) -> Any:
 
 
 def kinds(part: Any) -> tuple[Any, ...]:
-    """What kind a described sampler is of, and the one inside it; nothing for one that a user wrote."""
+    """The class names of a described sampler and of its inner one; () for a user's own sampler."""
     return () if part is None else (part["part"], *kinds(part.get("inner")))

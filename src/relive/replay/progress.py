@@ -13,12 +13,12 @@ __all__ = ["Progress", "stream_of"]
 
 @dataclass(slots=True)
 class Progress:
-    """How far a replay has come, besides its rows. Saves hold all of it."""
+    """Counts of what a replay has drawn, and its seed. Saves contain all of it."""
 
     seed: int
-    """What batches are drawn with."""
+    """The seed of the batches."""
     first: int = 0
-    """The number, among all batches ever drawn, of the first one drawn with this seed."""
+    """How many batches were drawn before this seed was set."""
     draws: int = 0
     """Batches drawn."""
     sampled: int = 0
@@ -28,6 +28,6 @@ class Progress:
 
 
 def stream_of(seed: int) -> int:
-    """The seed of the batches; another one in each worker of a ``DataLoader``, which has a copy of the buffer."""
+    """The seed of the batches. Each worker of a ``DataLoader`` has a copy of the buffer, and a seed of its own."""
     worker = get_worker_info()
     return seed if worker is None else stream(seed, worker.seed)

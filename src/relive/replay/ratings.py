@@ -1,4 +1,4 @@
-"""Ratings: the TD errors of batches, on their way to a prioritizing sampler."""
+"""Ratings: checks the TD errors of batches and passes them to a prioritizing sampler."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = ["Ratings", "doubles", "magnitudes"]
 
 
 class Ratings:
-    """Passes TD errors on to a sampler that can use them. The caller holds the replay's lock.
+    """Passes TD errors to a sampler that can use them. The caller holds the replay's lock.
 
     Args:
-        ring: it knows which transitions are still there.
-        sampler: a :class:`relive.Prioritized`, one around it, or one without priorities.
-        progress: counts the errors that came too late.
+        ring: knows which transitions are still stored.
+        sampler: a :class:`relive.Prioritized`, a sampler around one, or a sampler without priorities.
+        progress: counts the errors of transitions that were overwritten meanwhile.
     """
 
     def __init__(self, ring: Ring, sampler: Sampler, progress: Progress) -> None:
         self.ring, self.sampler, self.progress = ring, sampler, progress
         inner = sampler.inner if isinstance(sampler, Recent) else sampler
         self.prioritized = inner if isinstance(inner, Prioritized) else None
-        """The sampler that has the priorities, if there is one."""
+        """The sampler that has the priorities, or None."""
 
     def update(self, view: View, index: Any, td_error: Any, mask: Any) -> int:
-        """Rate the transitions ``index`` that came through ``view``; returns how many ratings came too late."""
+        """Set the errors of the transitions ``index``. Returns how many of them were overwritten meanwhile."""
         sampler = self.prioritized
         if sampler is None:
-            raise LifecycleError(f"{self.sampler!r} knows no priorities; create the buffer with sampler=Prioritized()")
+            raise LifecycleError(f"{self.sampler!r} has no priorities; create the buffer with sampler=Prioritized()")
         late = UNUSUAL
         if mask is None and _are_plain(index, td_error):
             where, errors = (index.data_ptr(), index.stride(0)), (td_error.data_ptr(), td_error.stride(0))
@@ -99,9 +99,7 @@ def magnitudes(errors: Any) -> Any:
     bad = kernels.fast().magnitudes(errors.reshape(-1), LARGEST_ERROR, sizes)
     if bad >= 0:
         entry = bad // errors[0].size
-        raise NotFiniteError(
-            f"td_error: entry {entry} is {errors[entry]}, not a finite float32; mend the loss before it spreads"
-        )
+        raise NotFiniteError(f"td_error: entry {entry} is {errors[entry]}, not a finite float32; fix the loss")
     return sizes
 
 
@@ -131,12 +129,12 @@ def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]
         raise ParameterError("mask: errors of sequences need one, for the steps that count; pass mask=seq['mask']")
     if mask.shape != errors.shape or mask.dtype != np.bool_:
         raise ShapeError(f"mask: expected bool {errors.shape} for errors {axes}, got {mask.dtype} {mask.shape}")
-    errors = np.where(mask, errors, 0.0)  # what a network makes of padding may be NaN
+    errors = np.where(mask, errors, 0.0)  # a network's output for padding may be NaN
     return (errors.T, mask.T) if time_first else (errors, mask)
 
 
 def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
-    """What is wrong with errors that are not one for each index."""
+    """The message for errors that are not one for each index."""
     message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
     if len(index) == 1 and len(errors) == 2:
         message += (

@@ -1,4 +1,4 @@
-"""Reader: the view that one replay reads through, and the batches that it makes."""
+"""Reader: makes batches through the replay's view."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ..batches.tensordicts import as_tensordict
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
 from ..parameters import is_count, is_own, refuse_class
 from ..ring.adding import Change
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..ring.sequences import FACTS
+from ..ring.state import Ints
 from ..samplers.contract import Sampler
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
-from ..views.contract import View, rule_of, time_first_of
+from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
 from .arguments import whole_numbers
 
@@ -33,8 +34,8 @@ class Reader:
     """The reading side of a replay. All of its methods expect that the caller holds the replay's lock.
 
     Args:
-        ring: what is read.
-        sampler: it begins again when the view changes what can be drawn.
+        ring: the rows.
+        sampler: attached anew when the view changes what can be drawn.
         schema: the fields of a step, as the user named them.
         view: see :meth:`read_through`.
     """
@@ -44,7 +45,7 @@ class Reader:
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
-        """Read through this view from now on.
+        """Use this view from now on.
 
         Raises:
             ParameterError: it is not a view.
@@ -58,12 +59,10 @@ class Reader:
             reader = _READERS.get(id(part))
             if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
                 raise LifecycleError(
-                    f"{part!r} is the view of another buffer, and a change of it would change what both read; "
-                    "make each buffer a view of its own"
+                    f"{part!r} is the view of another buffer, so a change would affect both; make a new view for each "
+                    "buffer"
                 )
-        require = getattr(view, "require", None)
-        if require is not None:
-            require(self.ring)
+        require_readable(view, self.ring)
         before, self.view = self.view, view
         try:
             self.keep_rule()
@@ -73,7 +72,7 @@ class Reader:
         _READERS.update(dict.fromkeys(map(id, _parts(view)), self))
 
     def keep_rule(self) -> None:
-        """Another view, or other parameters of it, may change what can be drawn."""
+        """Apply the view's rule of what can be drawn to the ring, if it has changed."""
         ring, rule = self.ring, rule_of(self.view)
         before = ring.rule
         if rule == before:
@@ -97,7 +96,7 @@ class Reader:
                 raise
             raise type(error)(f"{self.view!r}: {error}") from error
         if extras:
-            tensors = self.ring.store.tensors(*extras.values())
+            tensors = self.ring.tensors(*extras.values())
             batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
         time_first = time_first_of(self.view)
         if time_first is None:
@@ -125,11 +124,11 @@ class Reader:
         if good.all():
             good = self.ring.find(self.ring.index_of(places))[0] == places
         if not good.all():
-            raise ParameterError(f"at: row {places[np.argmin(good)]} is none that can be drawn")
+            raise ParameterError(f"at: row {places[np.argmin(good)]} cannot be drawn; pass complete transitions")
         return self.read(places, {}, None)
 
     def slice(self, env: int, start: int, stop: int | None) -> TensorDict:
-        """Rows of one env as they are stored, through no view: from ``start`` up to ``stop``, 0 is the oldest.
+        """Stored rows of one env from ``start`` up to ``stop``, without the view; 0 is the oldest.
 
         Raises:
             ParameterError: there is no such env.
@@ -140,26 +139,26 @@ class Reader:
                 f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}"
             )
         places = ring.live_places(env)[slice(start, stop)]
-        fields = ring.store.read(places)
-        facts = ring.store.tensors(ring.stamp[places] >= 0, ring.index_of(places))
+        fields = ring.take(places)
+        facts = ring.tensors(ring.stamp[places] >= 0, ring.index_of(places))
         fields["complete",], fields["index",] = facts
         return as_tensordict(fields, (len(places),))
 
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
-"""What reads through a view, by the view's id: not every view can be hashed, or referred to weakly."""
+"""Readers by the id of their view, since not every view can be hashed or weakly referenced."""
 
 
 def _parts(view: View) -> list[Any]:
-    """A view, and the one that it reads through."""
+    """A view, and the view inside it."""
     return [view, view.window] if isinstance(view, FrameStack) else [view]
 
 
 def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
-    """What a user's sampler drew, once it is clear that it can be read.
+    """The places and fields that a user's sampler drew, checked.
 
     Raises:
-        ParameterError, SchemaError: it cannot.
+        ParameterError, SchemaError: the draw has another form, or a place cannot be drawn.
     """
     who = f"{sampler!r}.draw({count})"
     given: list[Any] = [*cast("tuple[Any, ...]", drawn)] if isinstance(drawn, tuple) else []

@@ -1,6 +1,6 @@
-"""What a save says, tested before anything relies on it: whoever can write its files can write checksums, too.
+"""Checks of what a save contains, before anything uses it. Anyone who can write its files can write checksums, too.
 
-Rings test their own rows and cursors (:meth:`relive.ring.Ring.check`); here is the rest that comes out of files.
+Rings check their own rows and cursors in :meth:`relive.ring.Ring.check`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["STEPS", "require_bools", "require_reach", "require_sampler_state"]
 
 
 REACH = 2**16
-"""Rows that an item of a saved view may reach over, or as many as the save holds if those are more."""
+"""The most rows that one item of a saved view may span. A save with more rows may have longer items."""
 
 
 STEPS = 2**31 - 1
-"""Rewards that an n-step window may have: their number is an int32."""
+"""The most rewards of an n-step window: their number is stored as an int32."""
 
 
 def require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> None:
-    """Refuse packed rows whose flags are neither 0 nor 1: what becomes of others is up to the compiler.
+    """Refuse packed rows with flags other than 0 and 1; compiled code may take other bytes for either.
 
     Raises:
-        FileFormatError: naming the field.
+        FileFormatError: names the field.
     """
     layout, _ = row_layout(leaves)
     for path, array in layout.arrays(rows).items():
@@ -44,27 +44,27 @@ def require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> None
 
 
 def require_reach(view: Any, rows: int) -> None:
-    """Refuse a saved view whose items, be they few, would be larger than anything in the save.
+    """Refuse a saved view whose items would be larger than the whole save, since a batch could take all memory.
 
     Raises:
-        FileFormatError: naming the reach and the limit.
+        FileFormatError: names the view and the limit.
     """
     window = getattr(view, "window", view)
     reach = getattr(view, "rows", getattr(view, "depth", 1))
     if reach > max(REACH, rows) or window.n > STEPS:
         raise FileFormatError(
-            f"the saved view is {view!s:.200}, of more than the {rows} rows of the save; if that is meant, pass "
+            f"the saved view {view!s:.200} spans more rows than the {rows} of the save; if you want that, pass "
             "load(..., view=...)"
         )
 
 
 def require_sampler_state(state: Mapping[str, Any], by_row: Iterable[str], ring: Ring) -> None:
-    """Refuse what no sampler of relive's own says of itself; names that those do not have are left alone.
+    """Refuse values that none of relive's own samplers saves. Entries with unknown names are not checked.
 
-    ``by_row`` are the names of arrays with an entry for each live row.
+    ``by_row`` names the arrays with an entry for each live row.
 
     Raises:
-        FileFormatError: naming the entry.
+        FileFormatError: names the entry.
     """
     for name, value in state.items():
         known = name.removeprefix("inner.")
@@ -120,4 +120,4 @@ _STATE: dict[str, Callable[[Any, Ring], bool]] = {
     "steepest": _are_slopes,
     "returns": _are_returns,
 }
-"""What each entry of a sampler's state has to be, as it is saved."""
+"""The check of each entry of a sampler's saved state."""

@@ -1,4 +1,4 @@
-"""Writer: checks the steps that a replay is given, stores them in its ring, and informs its sampler."""
+"""Writer: checks steps, stores them in the replay's ring, and informs its sampler."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ __all__ = ["Writer"]
 
 
 PIECE = 4096
-"""Rows stored at once, of many; the memory they are packed in is kept."""
+"""The most rows stored at once. The memory that they are packed in is kept."""
 
 
 CHECKERS = 64
-"""Numbers of rows for which the check of a step is kept."""
+"""The most row counts whose checkers are kept."""
 
 
 class Writer:
-    """The writing side of a replay. All of its methods expect that the caller holds the replay's lock.
+    """The writing side of a replay. The caller holds the replay's lock.
 
-    A method that changes rows leaves the ring's ``pending`` set until all is done, so that the next call mends what an
-    exception broke off.
+    A method that changes rows keeps the ring's ``pending`` set until all is done. If an exception interrupts it, the
+    next call sees ``pending`` and repairs ring and sampler.
 
     Args:
-        ring: what is written to.
-        sampler: what is informed of each row that can be drawn from now on, or no more.
+        ring: the rows.
+        sampler: informed of each row that becomes drawable or stops being so.
         schema: the fields of a step, as the user named them.
         stored: the fields that are stored.
         device: where rows live.
@@ -61,7 +61,7 @@ class Writer:
         self.device, self.own_next_obs, self.debug = device, own_next_obs, debug
         self.check_ends = False
         self.ends: EndCheck | None = None
-        """What looks at the first ends of episodes; None once it has seen enough."""
+        """Checks the first ends of episodes; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
@@ -74,14 +74,14 @@ class Writer:
         return self.ring.linked or not self.ring.alone
 
     def watch_ends(self, check: bool) -> None:
-        """Look at the first ends of episodes from now on, or do not."""
+        """Start or stop checking the first ends of episodes."""
         self.check_ends = bool(check)
         self.ends = EndCheck(self.ring.store.leaves) if check and self.ordered else None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
     def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
-        """Check and store a step of each of ``envs``; where ``successive``, one after another, envs come repeatedly."""
+        """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
         count, final = len(envs), None
         mask = values.pop("mask") if "mask" in values else None
         final_obs = {"next_obs": values.pop("next_obs")} if "next_obs" in values and not self.own_next_obs else None
@@ -107,7 +107,7 @@ class Writer:
                 self._add_many(envs, leaves, final, kept, stored)
             else:
                 self._add_some(envs, leaves, final, stored)
-                self._interrupt(envs[~kept])  # what comes next there does not follow what came before
+                self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
         self.ring.pending = None
         if self.ends is not None:
             seen = self.ends
@@ -124,13 +124,13 @@ class Writer:
             self.add(values, rounds, successive=count > 1)
 
     def chosen(self, envs: Any) -> Ints:
-        """The envs that a caller names, int64 ``[K]``.
+        """The envs of an argument, int64 ``[K]``.
 
         Raises:
             DTypeError, ShapeError: they are not a vector of whole numbers.
             ParameterError: one comes twice, or there is no such env.
         """
-        chosen = whole_numbers(envs, "envs").copy()  # a call that is broken off keeps it for the next
+        chosen = whole_numbers(envs, "envs").copy()  # a copy: an interrupted call keeps it for the repair
         if chosen.ndim != 1:
             raise ShapeError(f"envs: expected one axis, got shape {chosen.shape}; pass a list such as [0, 2]")
         if len(set(chosen.tolist())) != len(chosen):
@@ -140,7 +140,7 @@ class Writer:
         return chosen
 
     def interrupt(self, envs: Any) -> None:
-        """The episodes under way in ``envs``, or in all, will not go on."""
+        """Cut the running episodes of ``envs``, or of all."""
         self._interrupt(self.all_envs if envs is None else self.chosen(envs))
         self.ring.pending = None
 
@@ -153,7 +153,7 @@ class Writer:
         self.ring.pending = None
 
     def mend(self) -> None:
-        """Bring rows, counters and sampler together again after a call that an exception broke off."""
+        """Repair rows, counters and sampler after a call that an exception interrupted."""
         if self.ring.pending is not None:
             self.ring.mend()
             self.sampler.attach(self.ring)
@@ -174,7 +174,7 @@ class Writer:
         self._interrupt(np.array([env]))
         store, places = ring.store, ring.live_places(env)
         complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
-        # a row without a known successor still is the next observation of the one before
+        # a row that is not complete can still hold the next observation of the row before it
         wanted = complete.copy()
         cuts = np.flatnonzero(~complete) + 1
         if self.own_next_obs:
@@ -188,7 +188,7 @@ class Writer:
                 self._interrupt(np.array([env]))
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
-        """Add rows of another store as successive steps of one env; the last of them need not be complete."""
+        """Add rows of another store as successive steps of one env. The last one need not be complete."""
         piece = self._piece
         for low in range(0, len(places), piece):
             part = places[low : low + piece]
@@ -205,7 +205,7 @@ class Writer:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _store(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, cut: Ints | None = None) -> None:
-        """Store checked steps. Until the caller says that all is done (``pending``), the next call would mend it."""
+        """Store checked steps. The caller clears ``pending`` once all is done; until then the next call repairs."""
         watches = self.sampler.watches
         where, opens = self.ring.add(envs, leaves, final, watches, cut)
         if watches and len(where):
@@ -224,10 +224,10 @@ class Writer:
             self._store(envs[stored], rows, ends, envs)
 
     def _with_last(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> tuple[Sequence[Any], Any]:
-        """Which rows to store, where some are left out, and the leaves to store of them.
+        """The leaves, and which rows of them to store, if some are left out.
 
-        A row that is left out and truncated is a step whose final observation is hidden. No transition starts there,
-        but the one before it ends there. So the row is stored, as a step that goes on, and is then interrupted.
+        A truncated row that is left out is a step whose final observation is hidden. It starts no transition, but the
+        transition before it needs its observation. So the row is stored as a step without an end, then interrupted.
         """
         terminal_at, truncated_at = self._flags_at
         truncated = as_host(leaves[truncated_at])
@@ -245,11 +245,11 @@ class Writer:
 
     @property
     def _piece(self) -> int:
-        """Steps stored at once: no more than what cannot come round and meet itself, each taking up to two rows."""
+        """Steps stored at once. Each takes up to two rows, and together they must not fill the ring of an env."""
         return max(min(self.ring.rows // 2, PIECE), 1)
 
     def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
-        """Store several steps, piece by piece; a row left out comes between those before and those after it."""
+        """Store several steps piece by piece. A row that is left out interrupts its env before the rows after it."""
         if final is None and not self.own_next_obs:
             self._require_final(leaves, envs, kept)
         piece, low = self._piece, 0
@@ -263,7 +263,7 @@ class Writer:
             low = end + 1
 
     def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
-        """Several steps are stored piece by piece, so that a missing observation must be found before the first."""
+        """Refuse a missing final observation before the first of several pieces is stored."""
         terminal_at, truncated_at = self._flags_at
         done = (as_host(leaves[terminal_at]) | as_host(leaves[truncated_at])) & kept
         if done.any():
@@ -277,7 +277,7 @@ class Writer:
         return checks
 
     def _rounds(self, count: int) -> Ints:
-        """All envs, ``count`` times over; kept, since the next call most often adds as many steps."""
+        """All envs, repeated ``count`` times; kept, since the next call usually adds as many steps."""
         known = self._rounds_of.get(count)
         if known is None:
             if len(self._rounds_of) >= CHECKERS:
@@ -311,7 +311,7 @@ def _no_copier(role: str, count: int) -> None:
 def _mask(mask: Any, count: int) -> Any:
     """The rows that are kept, bool ``[count]``."""
     kept = as_host(mask)
-    if count == 1 and not kept.ndim:  # as any field of one env
+    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
         kept = kept.reshape(1)
     if kept.shape != (count,) or kept.dtype != np.bool_:
         raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")

@@ -108,14 +108,14 @@ class Finisher:
 
     def _bind(self) -> None:
         """Find out where the columns of GAE lie, and whether its kernel can write them in place."""
-        columns = self._columns
-        self._layout, self._places = columns.layout, None
+        columns, self._places = self._columns, None
         named = {"reward", "value", "final_value", *FLAGS, "advantage", "return"}
         dtypes = {name: torch.bool if name in FLAGS else torch.float32 for name in named}
         if all(columns.is_plain((name,), dtype) for name, dtype in dtypes.items()):
             places = ((("return" if name == "ret" else name),) for name in kernels.fast().PLACES[2:])
             addresses = [columns.address(path) if path[0] in named else 0 for path in places]
             self._places = np.array([columns.num_envs, 0, *addresses], np.int64)
+        self._layout = columns.layout  # last: a call that is broken off before is made again
 
     def _fill(self, estimator: GAE) -> None:
         """Let the kernel write advantages and returns into their columns; it writes nothing if it refuses.

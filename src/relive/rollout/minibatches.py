@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage"]
 
+MANY = 16
+"""Packing costs as much as an epoch that gathers each field by itself. It pays from the second epoch on, or if an epoch
+has so many batches that the calls for each field cost more."""
+
 
 class Permutations:
     """Random orders: permutation number k is a function of (seed, k) alone.
@@ -102,7 +106,8 @@ class Minibatches:
         wanted = self._columns.wanted(fields)
         require_advantage(normalize_advantage, wanted)
         orders = self._orders(rows, epochs, reshuffle)
-        return self._batches(wanted, bounds, orders, epochs > 1, normalize_advantage)
+        pack = epochs > 1 or len(bounds) >= MANY
+        return self._batches(wanted, bounds, orders, pack, normalize_advantage)
 
     def _batches(
         self,
@@ -112,7 +117,6 @@ class Minibatches:
         pack: bool,
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
-        # Packing costs as much as one pass that gathers each field by itself.
         rows = PackedRows(self._columns.ordered(wanted), pack, self._memory)
         finished = self._columns.is_finished
         for order in orders:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .. import kernels
 from ..memory.blocks import SMALL, Recycled
-from ..memory.layout import LARGE_FIELD, RowLayout
+from ..memory.layout import LARGE_FIELD, RowLayout, typed
+from ..steps.arrays import numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
@@ -70,21 +71,24 @@ class _HostRows:
     ) -> None:
         self._fields, self._layout, self._memory = fields, layout, memory
         self._take = kernels.fast().take_rows
-        bits = {path: _bytes(x, fields[path].nbytes) for path, x in flat.items()}
-        self._apart = {path: x for path, x in bits.items() if path not in layout.fields}
+        self._apart = {path: x for path, x in flat.items() if path not in layout.fields}
         if layout.fields:
+            bits = {path: _bytes(flat[path], field.nbytes) for path, field in layout.fields.items()}
             self._packed = self._empty(len(next(iter(bits.values()))), layout.nbytes)
             _pack(layout, bits, self._packed, 1)
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         places = index.numpy()
         packed = self._layout.tensors(self._taken(self._packed, places)) if self._layout.fields else {}
-        return {path: packed[path] if path in packed else self._column(path, places) for path in self._fields}
+        return {path: packed[path] if path in packed else self._column(path, index) for path in self._fields}
 
-    def _column(self, path: Path, places: Ints) -> Tensor:
-        """The rows of a field that is not packed."""
-        field, bits = self._fields[path], self._taken(self._apart[path], places)
-        return torch.from_numpy(bits).view(-1).view(field.dtype).view(len(places), *field.shape)
+    def _column(self, path: Path, index: Tensor) -> Tensor:
+        """The rows of a field that is not packed; torch picks a few at the least cost."""
+        field, rows = self._fields[path], self._apart[path]
+        if len(index) * field.nbytes < SMALL:
+            return rows.index_select(0, index)
+        taken = self._taken(_bytes(rows, field.nbytes), index.numpy())
+        return typed(taken.reshape(-1).view(numpy_dtype(field.dtype)).reshape(len(index), *field.shape), field.dtype)
 
     def _taken(self, source: Bytes, places: Ints) -> Bytes:
         count, width = places.size, source.shape[1]

@@ -1,36 +1,45 @@
-"""View: the interface of batch readers."""
+"""View: the interface of batch readers, one method; and the defaults of all else that a view may have."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Protocol
 
 from torch import Tensor
 
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..ring.rule import Rule
+from ..ring.state import Ints
 from ..steps.trees import Path
 
-__all__ = ["SequenceReader", "View", "rule_of", "time_first_of"]
+__all__ = ["SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
 
 
 class View(Protocol):
-    """Turns the places of anchors into the fields of a batch.
+    """Turns the places of anchors into the fields of a batch. A view has :meth:`read`; the rest has defaults.
 
-    A view of sequences has two more members. ``rule`` (:class:`relive.ring.Rule`) says what can be drawn, and
-    ``time_first`` (bool) whether time is the first axis of a batch or the second. A view that cannot read every ring
-    may have ``require(ring)``, which is called when the view is set, and raises.
+    ================== =========================================== ==================================================
+    optional member    what it is                                  without it
+    ================== =========================================== ==================================================
+    ``history``        int: how many rows before an anchor the     0
+                       view reads, if the episode has them
+    ``rule``           :class:`relive.ring.Rule`: which rows are   every transition with its ``history``
+                       anchors, for windows of several steps
+    ``time_first``     bool: whether the batch is one of           None: transitions, a TensorDict
+                       sequences ``[T, B]`` or ``[B, T]``
+    ``require(ring)``  raises where the view cannot read a ring;   every ring can be read
+                       called when the view is set
+    ================== =========================================== ==================================================
+
+    They may be attributes or properties, and may change at any time. Only the functions below look for them.
     """
-
-    @property
-    def history(self) -> int:
-        """The number of rows before an anchor that the view reads, if the episode has them."""
-        ...
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of a batch.
 
-        ``key`` is the batch's stream of random numbers, for views that draw. It is None for reads without a draw, as by
-        :meth:`relive.ReplayBuffer.data`. A view that reads through another one passes ``key`` on.
+        ``places`` are those of anchors, int64 ``[B]``. ``key`` is the batch's stream of random numbers, for views that
+        draw. It is None for reads without a draw, as by :meth:`relive.ReplayBuffer.data`. A view that reads through
+        another one passes ``key`` on.
         """
         ...
 
@@ -44,12 +53,28 @@ class SequenceReader(View, Protocol):
         ...
 
 
+@cache
+def _of_transitions(history: int) -> Rule:
+    return Rule(history)
+
+
 def rule_of(view: View) -> Rule:
-    """The view's rule of what can be drawn; single transitions if it has none."""
+    """The view's rule of what can be drawn."""
     rule: Rule | None = getattr(view, "rule", None)
-    return Rule(int(view.history)) if rule is None else rule
+    return _of_transitions(int(getattr(view, "history", 0))) if rule is None else rule
 
 
 def time_first_of(view: View) -> bool | None:
     """Whether time is the first axis of a batch of sequences; None for a view of transitions."""
     return getattr(view, "time_first", None)
+
+
+def require_readable(view: View, ring: Ring) -> None:
+    """Let the view refuse a ring that it cannot read.
+
+    Raises:
+        SchemaError: as the view says.
+    """
+    require = getattr(view, "require", None)
+    if require is not None:
+        require(ring)

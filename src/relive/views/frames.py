@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..errors import SchemaError
 from ..parameters import checked, is_count, is_names
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..ring.state import Ints
 from ..steps.trees import Path
 from .transitions import NStep
 

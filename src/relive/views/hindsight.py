@@ -18,7 +18,8 @@ from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM, 
 from ..kernels.reference.random import key as stream
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..ring.state import Ints
 from ..steps.arrays import as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
@@ -120,6 +121,9 @@ class Hindsight:
         ShapeError, NotFiniteError: a function returned a wrong result; raised when a batch is drawn.
     """
 
+    history = 0
+    """No row before the anchor is needed."""
+
     def __init__(
         self,
         reward_fn: Callable[..., Any] | None = None,
@@ -148,11 +152,6 @@ class Hindsight:
         self.n, self.gamma, self.relabel = n, gamma, relabel
         self._fits: WeakKeyDictionary[Ring, tuple[Any, GoalBytes, list[GoalFunction]]] = WeakKeyDictionary()
         self._require_functions()
-
-    @property
-    def history(self) -> int:
-        """0: no row before the anchor is needed."""
-        return 0
 
     def require(self, ring: Ring) -> None:
         """Refuse a ring whose steps lack such goals.

@@ -12,9 +12,10 @@ from torch import Tensor
 from ..batches.sequences import Overlap, stride_of
 from ..errors import ParameterError
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
 from ..ring.sequences import Cut, Sequences
+from ..ring.state import Ints
 from ..steps.trees import Path
 
 __all__ = ["Sequence"]

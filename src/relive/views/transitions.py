@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from ..errors import SchemaError
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..ring.state import Ints
 from ..steps.trees import Path
 
 __all__ = ["NStep", "Transition"]
@@ -51,11 +52,8 @@ class NStep:
     n: int = 1
     gamma: float = 0.99
     each_reward: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def history(self) -> int:
-        """0: no row before the anchor is read."""
-        return 0
+    history: ClassVar[int] = 0
+    """No row before the anchor is read."""
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``."""
