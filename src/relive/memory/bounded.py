@@ -6,7 +6,8 @@ from typing import TypeVar
 
 __all__ = ["LIMIT", "Bounded"]
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 LIMIT = 64
 """The most values kept. A loop adds and draws in a handful of sizes; one that never repeats a size gains nothing."""
