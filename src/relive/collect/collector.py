@@ -215,21 +215,6 @@ class Collector:
             self._vector.require_own()
             self._hidden = self._started(self._hidden, self._at_start)
 
-    def _play(self, count: int, progress: bool | None) -> None:
-        """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
-        self._ended: list[tuple[float, int]] = []
-        self._under_way = True
-        with torch.no_grad(), progress_bar(count, progress) as tick:
-            try:
-                for _ in range(count):
-                    self._step()
-                    tick()
-                if isinstance(self.buffer, RolloutBuffer):
-                    self._bootstrap(self.buffer)
-            except BaseException:
-                self._give_up()
-                raise
-
     def _give_up(self) -> None:
         """Make the next collection reset the envs, which may be a step ahead of what is stored."""
         self._obs = None
@@ -305,6 +290,22 @@ class Collector:
         return f"Collector: {self.total_steps:,} steps", facts
 
     # -- one step -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()  # as a decorator: an exception on the line of a `with` could leave gradients off
+    def _play(self, count: int, progress: bool | None) -> None:
+        """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
+        self._ended: list[tuple[float, int]] = []
+        self._under_way = True
+        with progress_bar(count, progress) as tick:
+            try:
+                for _ in range(count):
+                    self._step()
+                    tick()
+                if isinstance(self.buffer, RolloutBuffer):
+                    self._bootstrap(self.buffer)
+            except BaseException:
+                self._give_up()
+                raise
 
     def _step(self) -> None:
         assert self._obs is not None
