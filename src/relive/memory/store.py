@@ -219,7 +219,7 @@ class Store(ABC):
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
-        return [torch.from_numpy(array) for array in arrays]
+        return list(map(torch.from_numpy, arrays))
 
     def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
         """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""
