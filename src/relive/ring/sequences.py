@@ -15,10 +15,10 @@ from ..errors import SchemaError
 from ..kernels.reference.sequences import FIRST
 from ..memory.layout import RowLayout, field_groups
 from ..memory.store import Store, require_rows, vector
+from ..steps.arrays import Ints
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .ring import Ring
-from .state import Ints
 
 __all__ = ["FACTS", "Cut", "Sequences"]
 
