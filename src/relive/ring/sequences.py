@@ -99,7 +99,7 @@ class Sequences:
         self.order = list(dict.fromkeys(order))
 
     def read(self, ring: Ring, places: Any, gamma: float) -> dict[Path, Tensor]:
-        """The fields ``[T', B, ...]`` of the sequences whose windows end at ``places`` ``[B]``, and their facts ``[B]``.
+        """The fields ``[T', B, ...]`` of the sequences whose windows end at ``places``, and facts ``[B]`` about each.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows, or their windows are no longer stored.
