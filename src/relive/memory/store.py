@@ -211,7 +211,8 @@ class Store(ABC):
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
-        return list(map(torch.from_numpy, arrays))
+        from_numpy: Any = torch.from_numpy  # its stubs do not say which arrays it takes
+        return list(map(from_numpy, arrays))
 
     def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
         """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""

@@ -116,6 +116,7 @@ class Sequences:
         )
         if bad >= 0:
             require_rows(places, bad, store.num_rows)
+        fields: dict[Path, Tensor]
         fields, known = store.unpacked(self.layout, rows.reshape(*shape, width), facts[:FIRST])
         fields.update(zip(FACT_PATHS, known.unbind(), strict=True))
         if self.has_large:
