@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ParameterError, ShapeError
+from ..memory.bounded import Bounded
 from ..memory.store import Store
-from ..ring.ring import Ints, Ring, missing_final
+from ..ring.adding import missing_final
+from ..ring.ring import Ring
 from ..samplers.contract import Sampler
-from ..steps.arrays import as_host
+from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, whole_numbers
@@ -25,10 +27,6 @@ __all__ = ["Writer"]
 
 PIECE = 4096
 """The most rows stored at once. The memory that they are packed in is kept."""
-
-
-CHECKERS = 64
-"""The most row counts whose checkers are kept."""
 
 
 class Writer:
@@ -65,8 +63,8 @@ class Writer:
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._checks: dict[int, _Checks] = {}
-        self._rounds_of: dict[int, Ints] = {}
+        self._checks = Bounded[int, _Checks]()
+        self._rounds_of = Bounded[int, Ints]()
 
     @property
     def ordered(self) -> bool:
@@ -85,7 +83,7 @@ class Writer:
         count, final = len(envs), None
         mask = values.pop("mask") if "mask" in values else None
         final_obs = {"next_obs": values.pop("next_obs")} if "next_obs" in values and not self.own_next_obs else None
-        checks = self._checks[count] if count in self._checks else self._new_checks(count)
+        checks = self._checks[count] if count in self._checks else self._checks.keep(count, _Checks(self, count))
         try:
             leaves = checks.step(values, checks.copier)
             if final_obs is not None:
@@ -94,20 +92,22 @@ class Writer:
             refuse_sparse(values if final_obs is None else values | final_obs)
             raise
         kept = None if mask is None else _mask(mask, count)
+        if kept is None and successive and count > self._piece:
+            kept = np.ones(count, np.bool_)
+        stored = kept
+        if kept is not None:
+            leaves, stored = self._with_last(envs, leaves, kept)
         if self.debug:
-            rows = np.ones(count, np.bool_) if kept is None else kept
+            rows = np.ones(count, np.bool_) if stored is None else stored
             refuse_not_finite(self.stored.leaves, leaves, final, envs, rows)
-        if kept is None and not (successive and count > self._piece):
+        if kept is None:
             if count:
                 self._store(envs, leaves, final)
+        elif successive:
+            self._add_many(envs, leaves, final, kept, stored)
         else:
-            kept = np.ones(count, np.bool_) if kept is None else kept
-            leaves, stored = self._with_last(envs, leaves, kept)
-            if successive:
-                self._add_many(envs, leaves, final, kept, stored)
-            else:
-                self._add_some(envs, leaves, final, stored)
-                self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
+            self._add_some(envs, leaves, final, stored)
+            self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
         self.ring.pending = None
         if self.ends is not None:
             seen = self.ends
@@ -269,21 +269,10 @@ class Writer:
         if done.any():
             raise missing_final(int(envs[np.argmax(done)]))
 
-    def _new_checks(self, count: int) -> _Checks:
-        """The checks of a step of ``count`` rows; kept for the next such step."""
-        if len(self._checks) >= CHECKERS:
-            self._checks.clear()
-        checks = self._checks[count] = _Checks(self, count)
-        return checks
-
     def _rounds(self, count: int) -> Ints:
         """All envs, repeated ``count`` times; kept, since the next call usually adds as many steps."""
         known = self._rounds_of.get(count)
-        if known is None:
-            if len(self._rounds_of) >= CHECKERS:
-                self._rounds_of.clear()
-            known = self._rounds_of[count] = np.tile(self.all_envs, count)
-        return known
+        return self._rounds_of.keep(count, np.tile(self.all_envs, count)) if known is None else known
 
 
 class _Checks:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from operator import attrgetter
+from typing import Any, cast, get_args
 
 import numpy as np
 from torch import Tensor
@@ -24,26 +25,24 @@ from ..kernels.ring_state import (
     RULE,
     TAIL,
 )
+from ..memory.bounded import Bounded
 from ..memory.store import Apart, Plan, Store, require_rows, vector
 from ..parameters import is_count, is_flag
+from ..steps.arrays import Ints
 from ..steps.trees import Path
 from . import invariants
 from .adding import Adding, Change, missing_final
 from .invariants import LARGEST
 from .rule import Rule, Weigh
-from .state import Ints, RingState
+from .state import RingState
 
-__all__ = ["LARGEST", "RULE", "Change", "Ints", "Ring", "missing_final"]
+__all__ = ["Ring"]
 
 
 Events = tuple[Ints, Any]
 
 
 NOTHING: Apart = []
-
-
-ADDINGS = 64
-"""Numbers of envs for which arrays are kept ready."""
 
 
 class Ring(RingState):
@@ -83,7 +82,7 @@ class Ring(RingState):
         """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        self._addings: dict[tuple[int, bool, bool], Adding] = {}
+        self._addings = Bounded[tuple[int, bool, bool], Adding]()
 
     @property
     def transitions(self) -> int:
@@ -95,18 +94,7 @@ class Ring(RingState):
         ahead = (self.state[:, COUNT] - self.order[places]) % 2**32
         return int(ahead[some].sum())
 
-    @property
-    def rule(self) -> Rule:
-        """What can be drawn; set by the view that reads it.
-
-        Raises:
-            ParameterError: it makes no sense.
-            SchemaError: it asks for windows of several steps where steps have no order.
-        """
-        return self._rule
-
-    @rule.setter
-    def rule(self, rule: Rule) -> None:
+    def _follow(self, rule: Rule) -> None:
         _require_rule(rule)
         if self.alone and rule.length > 1:
             raise SchemaError("sequences need steps in order that share observations; here each has its own")
@@ -114,6 +102,14 @@ class Ring(RingState):
         self.counters[RULE:NOT_FINITE] = rule[:4]
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
+
+    rule: Rule = cast("Any", property(attrgetter("_rule"), _follow))  # every batch reads it, this way without a call
+    """What can be drawn; set by the view that reads it.
+
+    Raises:
+        ParameterError: it makes no sense.
+        SchemaError: it asks for windows of several steps where steps have no order.
+    """
 
     def add(
         self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool, cut: Ints | None = None
@@ -187,10 +183,7 @@ class Ring(RingState):
         # every row that is written closes its own history at most, and all together no more than there is
         count, most = len(envs), self.num_envs * self.rows
         size = min(count * (2 * self._rule.history + 4), most + 4 * count) if events else 0
-        if len(self._addings) >= ADDINGS:
-            self._addings.clear()
-        adding = self._addings[count, final is staged, events] = Adding(self, envs, staged, final, size)
-        return adding
+        return self._addings.keep((count, final is staged, events), Adding(self, envs, staged, final, size))
 
     def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
         """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.
