@@ -619,6 +619,9 @@ def test_a_collection_broken_off_at_any_line_leaves_nothing_that_did_not_happen(
         except Exception as error:  # whatever comes of it is what this looks for
             failed.append(f"{at}: {type(error).__name__}: {error}")
             off = True
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+            failed.append(f"{at}: gradients are off")
         tried += off
         if not off:
             break

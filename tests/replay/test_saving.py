@@ -16,12 +16,25 @@ import pytest
 import torch
 
 from attacks import forger
-from relive import Mixture, Prioritized, ReplayBuffer, RolloutBuffer, Schema
+from relive import (
+    Field,
+    FrameStack,
+    Mixture,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    RolloutBuffer,
+    Schema,
+    Sequence,
+    Uniform,
+    WithoutReplacement,
+)
 from relive import files as persist
 from relive.errors import FileFormatError, InvariantError, ParameterError
 from relive.memory.blocks import small_pages, zeroed
-from relive.steps.schema import Field
-from twins import Twin
+from replays import PLAIN
+from twins import SAMPLERS, Twin, same_batches
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "saves-1"
 FLAT = Schema(
@@ -315,3 +328,101 @@ def test_an_index_never_issued_leaves_no_place_unwritten() -> None:
     places, bad = ring.find(np.array([2, 10**9, 3, 4]))
     assert bad == 1
     assert places[1:].tolist() == [-1, -1, -1]
+
+
+PARTS_OF_NUMPY: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+    (
+        lambda: Prioritized(np.float32(0.5), (np.float64(0.4), 1.0, np.int64(9))),
+        lambda: NStep(np.int64(3), np.float32(1)),
+    ),
+    (lambda: Recent(np.float32(0.9), np.int64(3)), lambda: FrameStack(np.int32(2))),
+    (Uniform, lambda: Sequence(np.int64(3), np.int32(1), np.int64(1), n=np.int8(2))),
+]
+
+
+@pytest.mark.parametrize(("sampler", "view"), PARTS_OF_NUMPY)
+def test_parameters_that_are_numbers_of_numpy_are_saved(sampler: Any, view: Any, tmp_path: Path) -> None:
+    numbers: Any = {"capacity": np.int64(40), "num_envs": np.int32(2), "seed": np.int64(3)}
+    buffer = ReplayBuffer(PLAIN, sampler=sampler(), view=view(), **numbers)
+    for _ in range(9):
+        flags = np.zeros(2, np.bool_)
+        buffer.add(
+            obs=np.ones((2, 2)), action=np.ones(2, np.int64), reward=np.ones(2), terminated=flags, truncated=flags
+        )
+    buffer.save(tmp_path / "replay")
+    again = ReplayBuffer.load(tmp_path / "replay")
+    assert again.view == buffer.view
+    assert torch.equal(again.sample(5)["index"], buffer.sample(5)["index"])
+
+
+ERRORS_SAVED = [5.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("saved", "given_", "rated"),
+    [
+        (lambda: Recent(0.9, 2), lambda: Recent(0.5, 3, inner=Prioritized()), False),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), lambda: Recent(0.5, 3), False),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), lambda: Recent(0.5, 3, inner=Prioritized(0.1)), True),
+        (lambda: Recent(0.9, 2, inner=Prioritized()), Prioritized, False),
+        (Prioritized, lambda: Recent(0.9, 2, inner=Prioritized()), False),
+        (Uniform, Prioritized, False),
+        (Prioritized, WithoutReplacement, False),
+    ],
+)
+def test_a_save_is_loaded_with_another_sampler_which_goes_on_as_far_as_it_is_alike(
+    saved: Any, given_: Any, rated: bool, tmp_path: Path
+) -> None:
+    twin = Twin(2, 12, sampler=saved(), seed=4).play("..", "..", ".T", "..", "..")
+    if twin.buffer.has_priorities:
+        twin.buffer.update_priorities([0, 1, 2, 3], ERRORS_SAVED)
+    if isinstance(twin.buffer.sampler, Recent):
+        twin.buffer.sampler.observe(3.0)
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay", sampler=given_())
+    sampler, state = loaded.sampler, loaded.sampler.state_dict()
+    if isinstance(sampler, Recent) and isinstance(twin.buffer.sampler, Recent):
+        assert (sampler.eta, state["returns"].tolist()) == (0.9, [3.0])
+    if loaded.has_priorities:
+        inner = getattr(sampler, "inner", sampler)
+        places, _ = loaded._ring.find(np.arange(4))
+        assert inner.state_dict()["errors"][places].tolist() == (ERRORS_SAVED if rated else [1.0] * 4)
+        assert inner.state_dict()["largest"] == (5.0 if rated else 1.0)
+        assert (inner.priorities() > 0).all()
+        inner._tree.check()
+    assert same_batches(loaded.data(), twin.buffer.data())
+    for _ in range(3):
+        twin.check_batch(loaded.sample(3))
+
+
+def test_a_schedule_of_beta_goes_on_after_a_load(tmp_path: Path) -> None:
+    twin = Twin(2, 12, sampler=Prioritized(alpha=1.0, beta=(0.1, 1.0, 10))).play("..", "..", ".T", "..", "..")
+    index = twin.buffer.data()["index"]
+    twin.buffer.update_priorities(index, 1 + index % 3)
+    for _ in range(4):
+        twin.buffer.sample(8)
+    twin.buffer.save(tmp_path / "replay")
+    loaded = ReplayBuffer.load(tmp_path / "replay")
+    for draws in range(4, 8):
+        batch = loaded.sample(8)
+        assert same_batches(batch, twin.buffer.sample(8))
+        probability = batch["probability"].numpy()
+        want = (probability / probability.min()) ** -(0.1 + 0.9 * draws / 10)
+        assert batch["weight"].tolist() == pytest.approx(want.tolist())
+        assert want.min() < 0.9  # with equal priorities all weights are 1, whatever beta is
+
+
+@pytest.mark.parametrize("sampler", ["prioritized, stratified", "recent, prioritized", "without replacement"])
+@pytest.mark.parametrize("weigh", ["steps", "episodes"])
+def test_a_save_of_weighed_sequences_is_loaded_with_a_sampler_and_a_view_that_know_no_weights(
+    sampler: str, weigh: Any, tmp_path: Path
+) -> None:
+    for kind in (Uniform, lambda: Recent(0.9, 2)):
+        twin = Twin(2, 12, sampler=kind(), view=Sequence(2, 1, weigh=weigh)).play("..", "..", ".T", "..", "..", "U.")
+        twin.buffer.save(tmp_path / "replay")
+        view = NStep(2, 0.5)
+        loaded = ReplayBuffer.load(tmp_path / "replay", sampler=SAMPLERS[sampler](), view=view)
+        loaded.check()
+        for _ in range(3):
+            twin.check_batch(loaded.sample(3), view, twin.truth.anchors())
+        assert len(loaded) == len(twin.truth.anchors())

@@ -1,148 +1,19 @@
-"""Where steps lie: the layout of packed rows, and columns that are a ring in time."""
+"""Columns that are a ring in time, and rollouts that wrap."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch import Tensor
 
-from relive import Field, errors
+from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, TDLambda, errors
 from relive.batches import tensordicts
 from relive.batches.tensordicts import as_tensordict
-from relive.memory.layout import LARGE_FIELD, RowLayout
 from relive.rollout.columns import Columns
-from relive.rollout.packed import PackedRows
-from relive.steps.trees import Path
-
-DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
-    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-]  # fmt: skip
-FIELDS = st.builds(Field, st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES))
-LEAVES = st.lists(FIELDS, min_size=1, max_size=9).map(lambda fields: {(f"f{i}",): x for i, x in enumerate(fields)})
-
-
-def noise(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    """Random bits; bools are 0 or 1."""
-    rng = np.random.default_rng(seed)
-    if dtype is torch.bool:
-        return torch.from_numpy(rng.integers(0, 2, shape).astype(bool))
-    raw = rng.integers(0, 256, math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(raw).view(dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)
-
-
-def bits(x: Tensor) -> bytes:
-    """The bytes of a tensor in the order of its elements, so that NaN equals itself."""
-    packed = torch.empty(x.shape, dtype=x.dtype).copy_(x)
-    return packed.flatten().view(torch.uint8).numpy().tobytes() if x.numel() else b""
-
-
-def columns_of(leaves: dict[Path, Field], steps: int, envs: int) -> dict[Path, Tensor]:
-    """A column ``[T, N, ...]`` of noise for each leaf."""
-    return {
-        path: noise((steps, envs, *field.shape), field.dtype, seed) for seed, (path, field) in enumerate(leaves.items())
-    }
-
-
-# RowLayout
-
-
-@given(LEAVES)
-def test_every_field_of_a_row_is_aligned_inside_it_and_apart_from_the_others(leaves: dict[Path, Field]) -> None:
-    layout = RowLayout(leaves)
-    rows = torch.zeros((2, layout.nbytes), dtype=torch.uint8)
-    base, taken = rows.data_ptr(), set()
-    assert layout.nbytes % 16 == 0
-    assert layout.nbytes <= max(16, 15 + sum(field.nbytes for field in leaves.values()))
-    for path, view in layout.views(rows).items():
-        field = leaves[path]
-        assert (tuple(view.shape), view.dtype) == ((2, *field.shape), field.dtype)
-        if field.nbytes:
-            start = view.data_ptr() - base
-            assert start % field.dtype.itemsize == 0
-            own = set(range(start, start + field.nbytes))
-            assert own <= set(range(layout.nbytes))
-            assert not own & taken
-            taken |= own
-
-
-@given(LEAVES, st.integers(1, 5))
-def test_what_is_written_through_the_views_of_rows_is_read_back_bit_for_bit(leaves: dict[Path, Field], n: int) -> None:
-    layout = RowLayout(leaves)
-    rows = torch.full((n, layout.nbytes), 0xAA, dtype=torch.uint8)
-    given_ = {path: noise((n, *field.shape), field.dtype, seed) for seed, (path, field) in enumerate(leaves.items())}
-    for path, view in layout.views(rows).items():
-        view.copy_(given_[path])
-    for path, view in layout.views(rows.clone()).items():
-        assert bits(view) == bits(given_[path])
-
-
-def test_views_of_rows_alias_their_memory_both_ways() -> None:
-    layout = RowLayout(
-        {("flag",): Field((), torch.bool), ("x",): Field((2,), torch.float64), ("i",): Field((), torch.int16)}
-    )
-    rows = torch.zeros((3, layout.nbytes), dtype=torch.uint8)
-    views = layout.views(rows)
-    views["x",][1] = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    assert rows.view(torch.float64)[1, :2].tolist() == [1.0, 2.0]
-    assert rows[[0, 2]].count_nonzero() == 0
-    rows.zero_()
-    assert views["x",].count_nonzero() == 0
-    views["flag",].fill_(True)
-    assert rows.count_nonzero() == 3
-
-
-# PackedRows
-
-
-@given(LEAVES, st.integers(1, 4), st.integers(1, 3), st.data())
-def test_gathered_rows_equal_the_columns_at_their_index(
-    leaves: dict[Path, Field], steps: int, envs: int, data: st.DataObject
-) -> None:
-    columns = columns_of(leaves, steps, envs)
-    index = torch.tensor(data.draw(st.lists(st.integers(0, steps * envs - 1), max_size=8)), dtype=torch.int64)
-    batch = PackedRows(columns).gather(index)
-    assert list(batch) == list(columns)
-    for path, column in columns.items():
-        want = column.flatten(0, 1)[index]
-        assert (batch[path].shape, batch[path].dtype) == (want.shape, want.dtype)
-        assert bits(batch[path]) == bits(want)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("over", [-1, 0, 1])
-def test_fields_at_the_limit_of_packing_are_gathered_exactly(dtype: torch.dtype, over: int) -> None:
-    length = LARGE_FIELD // dtype.itemsize + over
-    columns = columns_of({("a",): Field((3,), torch.uint8), ("large",): Field((length,), dtype), ("b",): Field()}, 3, 2)
-    index = torch.tensor([5, 0, 0, 3])
-    batch = PackedRows(columns).gather(index)
-    assert list(batch) == list(columns)
-    for path, column in columns.items():
-        assert bits(batch[path]) == bits(column.flatten(0, 1)[index])
-
-
-def test_large_fields_alone_are_gathered_too() -> None:
-    columns = columns_of({("image",): Field((84, 84, 4), torch.uint8), ("scan",): Field((300,))}, 2, 2)
-    batch = PackedRows(columns).gather(torch.tensor([3, 1]))
-    for path, column in columns.items():
-        assert bits(batch[path]) == bits(column.flatten(0, 1)[[3, 1]])
-
-
-@pytest.mark.parametrize("length", [2, LARGE_FIELD])
-def test_gathered_rows_are_a_copy(length: int) -> None:
-    columns = {("x",): torch.ones(2, 2, length)}
-    packed = PackedRows(columns)
-    packed.gather(torch.arange(4))["x",].zero_()
-    assert packed.gather(torch.arange(4))["x",].min() == 1
-    assert columns["x",].min() == 1
-
+from rollouts import NAN, SCHEMA, filled, holds, ids, play, same_data, stack, step, write_rows
 
 # Columns
 
@@ -245,3 +116,92 @@ def test_nested_leaves_become_a_nested_tensordict_of_the_same_memory(
     assert set(tree.keys()) == {"a", "d"}
     assert type(tree) is type(tree["a"]) is TensorDict
     assert tree[1]["a", "c"] == 1
+
+
+# Wrapping
+
+
+@pytest.mark.parametrize("total", range(1, 14))
+def test_a_wrapping_rollout_holds_the_newest_steps_in_the_order_of_time(total: int) -> None:
+    steps = play(total, masked=True)
+    rollout = RolloutBuffer(SCHEMA, 4, 2, wrap=True)
+    for t, each in enumerate(steps):
+        rollout.add(each)
+        assert holds(rollout, steps[: t + 1][-4:])
+    newest = steps[-4:]
+    assert rollout.is_full == (total >= 4)
+    assert ids(rollout.flat()) == stack(newest, "action")[stack(newest, "mask")].tolist()
+    assert sorted(ids(list(rollout.minibatches(3)))) == ids(rollout.flat())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("total", [3, 4, 5, 6, 7, 8, 11])
+@pytest.mark.parametrize(
+    "estimator", [GAE(), MonteCarlo(), TDLambda(), GroupAdvantage(2)], ids=lambda e: type(e).__name__
+)
+def test_finishing_a_wrapped_rollout_equals_finishing_a_fresh_one_of_the_same_steps(
+    estimator: Any, total: int, masked: bool
+) -> None:
+    steps = play(total, masked=masked, seed=2)
+    wrapped, fresh = filled(steps, num_steps=4, wrap=True, seed=5), filled(steps[-4:], num_steps=4, seed=5)
+    for rollout in (wrapped, fresh):
+        rollout.finish(estimator, last_value=np.array([0.25, -3]), partial=True)
+    assert same_data(wrapped.data(), fresh.data())
+    assert same_data(wrapped.flat(), fresh.flat())
+    for a, b in zip(wrapped.minibatches(3, epochs=2), fresh.minibatches(3, epochs=2), strict=True):
+        assert same_data(a, b)
+
+
+@pytest.mark.parametrize("total", [4, 5, 6, 9])
+def test_columns_are_attached_and_overwritten_in_the_order_of_time_after_wrapping(total: int) -> None:
+    rollout = filled([step(t) for t in range(total)], num_steps=4, wrap=True)
+    column = torch.arange(8.0).reshape(4, 2)
+    rollout["extra"] = column
+    rollout["reward"] = column
+    assert torch.equal(rollout["extra"], column)
+    assert torch.equal(rollout["reward"], column)
+    assert rollout.flat()["extra"].tolist() == list(range(8))
+    rollout.add(step(total))
+    assert "extra" not in rollout
+    assert rollout["reward"][:3].tolist() == column[1:].tolist()
+
+
+@pytest.mark.parametrize("total", [2, 4, 5, 7])
+def test_final_values_known_later_find_their_steps_after_wrapping(total: int) -> None:
+    steps = [step(t, truncated=[True, True]) for t in range(total)]
+    rollout = filled(steps, num_steps=4, wrap=True)
+    kept = min(total, 4)
+    rollout.set_final_value(np.arange(kept), np.zeros(kept, int), torch.arange(kept) + 0.5)
+    rollout.set_final_value([kept - 1], [1], [9.0])
+    assert rollout["final_value"][:, 0].tolist() == [t + 0.5 for t in range(kept)]
+    assert rollout["final_value"][-1, 1] == 9
+    assert rollout["final_value"][:-1, 1].isnan().all()
+
+
+def test_rows_are_reserved_up_to_the_seam_and_written_over_the_oldest() -> None:
+    rollout = filled([step(t) for t in range(5)], num_steps=4, wrap=True)
+    views = rollout.reserve()
+    assert views.batch_size == torch.Size([3, 2])
+    write_rows(views, [step(5), step(6, mask=[True, False]), step(7)])
+    rollout.commit()
+    assert holds(rollout, [step(4), step(5), step(6, mask=[True, False]), step(7)])
+    write_rows(rollout.reserve(2), [step(8), step(9)])
+    rollout.commit()
+    assert holds(rollout, [step(6, mask=[True, False]), step(7), step(8), step(9)])
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+def test_rows_given_back_by_a_wrapped_rollout_leave_no_half_written_step_behind(committed: int) -> None:
+    steps = [step(t, mask=[False, True], truncated=[False, True], final_value=[NAN, t]) for t in range(6)]
+    rollout = filled(steps, num_steps=4, wrap=True)
+    views = rollout.reserve(2)
+    write_rows(views, [step(6), step(77)])
+    if committed:
+        rollout.commit(1)
+        steps.append(step(6))
+    if not committed:
+        rollout.add(step(6))
+        steps.append(step(6))
+    # However many of the oldest are gone: what is there are real steps, whole, the newest last.
+    assert 1 <= rollout.steps <= 4
+    assert holds(rollout, steps[-rollout.steps :])

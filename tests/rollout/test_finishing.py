@@ -1,4 +1,4 @@
-"""``finish(GAE())`` works in place where it can: with what it computes elsewhere to the bit, and all or nothing."""
+"""``finish``: what estimators attach, and GAE in place: the same to the bit, all or nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,32 @@ import copy
 import cProfile
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
+from torch import Tensor
 
+import oracle
 import relive
-from relive import GAE, RolloutBuffer, errors, returns
+from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, TDLambda, VTrace, errors, returns
+from rollouts import (
+    LAST,
+    NAN,
+    SCHEMA,
+    WITHOUT_VALUE,
+    block_of,
+    filled,
+    holds,
+    ids,
+    play,
+    same_data,
+    stack,
+    step,
+    write_rows,
+)
 
 Change = Callable[[RolloutBuffer], RolloutBuffer | None]
 
@@ -21,7 +39,7 @@ T, N = 7, 11
 ESTIMATOR = GAE(gamma=0.9, lam=0.8)
 
 
-def filled(steps: int = T, seed: int = 0, **options: Any) -> RolloutBuffer:
+def played(steps: int = T, seed: int = 0, **options: Any) -> RolloutBuffer:
     """A rollout with terminals, truncations, and steps that are not real."""
     flag = relive.Field((), torch.bool)
     schema = relive.Schema({"reward": (), "terminated": flag, "truncated": flag, "value": ()})
@@ -57,7 +75,7 @@ def another_field(rollout: RolloutBuffer) -> None:
     rollout.clear()
     rollout.add_fields(extra=(2,))
     for t in range(T):
-        other = filled(seed=2)
+        other = played(seed=2)
         rollout.add({name: other[name][t] for name in other.keys()}, extra=np.zeros((N, 2), np.float32))
     rollout.set_last(value=np.ones(N, np.float32))
 
@@ -73,7 +91,7 @@ def share(rollout: RolloutBuffer) -> None:
 
 def shrink(rollout: RolloutBuffer) -> None:
     rollout.clear()
-    other = filled(5, seed=3)
+    other = played(5, seed=3)
     for t in range(5):
         rollout.add({name: other[name][t] for name in other.keys()})
     rollout.set_last(value=other.last["value"])
@@ -93,7 +111,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_finishing_again_after_a_change_gives_what_the_function_gives(name: str) -> None:
-    rollout = filled()
+    rollout = played()
     for _ in range(3):
         rollout.finish(ESTIMATOR)
         require_equal(rollout, expected(rollout))
@@ -104,7 +122,7 @@ def test_finishing_again_after_a_change_gives_what_the_function_gives(name: str)
 
 
 def test_a_copy_is_finished_in_its_own_memory() -> None:
-    rollout = filled()
+    rollout = played()
     rollout.finish(ESTIMATOR).finish(ESTIMATOR)
     before, other = rollout["advantage"].clone(), copy.deepcopy(rollout)
     other["reward"] = torch.ones(T, N)
@@ -114,14 +132,14 @@ def test_a_copy_is_finished_in_its_own_memory() -> None:
 
 
 def test_a_rollout_that_came_round_is_finished_in_the_order_of_time() -> None:
-    rollout = filled(2 * T + 3, wrap=True)
+    rollout = played(2 * T + 3, wrap=True)
     for _ in range(2):
         rollout.finish(ESTIMATOR)
         require_equal(rollout, expected(rollout))
 
 
 def test_steps_that_come_later_make_advantages_leave() -> None:
-    rollout = filled(T - 1)
+    rollout = played(T - 1)
     rollout.finish(ESTIMATOR, partial=True).finish(ESTIMATOR, partial=True)
     zeros = np.zeros(N, np.float32)
     rollout.add(reward=zeros, value=zeros, terminated=zeros > 0, truncated=zeros > 0)
@@ -129,7 +147,7 @@ def test_steps_that_come_later_make_advantages_leave() -> None:
 
 
 def test_a_refused_call_changes_nothing() -> None:
-    rollout = filled(columns={"advantage": relive.Field(())})
+    rollout = played(columns={"advantage": relive.Field(())})
     rollout.finish(ESTIMATOR).finish(ESTIMATOR)
     before = rollout["advantage"].clone(), rollout["return"].clone()
     rollout["mask"][4, 9], rollout["terminated"][4, 9], rollout["truncated"][4, 9] = True, False, True
@@ -141,24 +159,330 @@ def test_a_refused_call_changes_nothing() -> None:
 
 
 def test_whole_numbers_as_parameters_give_the_same() -> None:
-    rollout = filled()
+    rollout = played()
     for _ in range(2):
         rollout.finish(GAE(gamma=1, lam=0))
         require_equal(rollout, expected(rollout, GAE(gamma=1.0, lam=0.0)))
 
 
 def test_a_normalized_advantage_agrees_with_the_function() -> None:
-    rollout = filled()
+    rollout = played()
     rollout.finish(ESTIMATOR).finish(GAE(gamma=0.9, lam=0.8, normalize=True))
     advantage, ret = expected(rollout)
     require_equal(rollout, (returns.normalize(advantage, rollout["mask"]), ret))
 
 
 def test_the_second_finish_makes_at_most_eight_calls() -> None:
-    rollout = filled()
+    rollout = played()
     rollout.finish(ESTIMATOR).finish(ESTIMATOR)
     profile = cProfile.Profile()
     profile.enable()
     rollout.finish(ESTIMATOR)
     profile.disable()
     assert sum(entry.callcount for entry in profile.getstats()) <= 8  # one of them switches the profile off
+
+
+# Finishing
+
+
+ESTIMATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "gae": (GAE(gamma=0.9, lam=0.8), lambda c, **k: oracle.gae(**c, **k, gamma=0.9, lam=0.8)),
+    "td lambda": (TDLambda(gamma=0.9, lam=0.7), lambda c, **k: oracle.lambda_returns(**c, **k, gamma=0.9, lam=0.7)),
+    "monte carlo": (MonteCarlo(gamma=0.9), lambda c, **k: oracle.monte_carlo(**c, **k, gamma=0.9)),
+    "vtrace": (
+        VTrace(gamma=0.9, lam=0.9, rho_clip=1.5, c_clip=0.8),
+        lambda c, **k: oracle.vtrace(**c, **k, gamma=0.9, lam=0.9, rho_clip=1.5, c_clip=0.8),
+    ),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_attaches_what_the_oracle_says_of_the_same_steps(name: str, seed: int, masked: bool) -> None:
+    estimator, slow = ESTIMATORS[name]
+    steps = play(12, 3, seed=seed, masked=masked)
+    rollout = filled(steps)
+    more = {}
+    if name == "vtrace":
+        rng = np.random.default_rng(seed)
+        target = rollout["log_prob"].numpy() + rng.normal(size=(12, 3)).astype(np.float32)
+        rollout["target_log_prob"] = target
+        more = {"log_rho": target - rollout["log_prob"].numpy()}
+    assert rollout.finish(estimator, last_value=LAST) is rollout
+    expected = slow(block_of(steps), **more)
+    if isinstance(expected, tuple):
+        advantage, ret = expected
+    else:
+        ret, real = expected, stack(steps, "mask")
+        advantage = np.where(real, expected - stack(steps, "value"), 0)
+    assert rollout["return"].dtype is rollout["advantage"].dtype is torch.float32
+    np.testing.assert_allclose(rollout["return"], ret, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(rollout["advantage"], advantage, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_finishing_is_the_pure_function_on_the_columns(masked: bool) -> None:
+    steps = play(9, 3, masked=masked)
+    rollout = filled(steps).finish(GAE(), last_value=LAST)
+    block = {name: torch.from_numpy(x) for name, x in block_of(steps).items()}
+    block = {name: x.float() if x.is_floating_point() else x for name, x in block.items()}
+    advantage, ret = relive.returns.gae(**block)
+    assert torch.equal(rollout["advantage"], advantage)
+    assert torch.equal(rollout["return"], ret)
+
+
+def test_monte_carlo_without_a_critic_needs_no_value() -> None:
+    rollout = RolloutBuffer(WITHOUT_VALUE, 3, 1)
+    for t in range(3):
+        rollout.add(reward=1.0 + t, terminated=False, truncated=t == 1)
+    rollout.finish(MonteCarlo(gamma=0.5, critic=False))
+    assert rollout["return"].tolist() == [[2.0], [2.0], [3.0]]
+
+
+def test_the_group_estimator_narrows_the_mask_that_the_batches_follow() -> None:
+    rollout = filled([step(0, terminated=[True, False]), step(1), step(2)]).finish(GroupAdvantage(2))
+    assert rollout["mask"].tolist() == [[True, True], [False, True], [False, True]]
+    assert len(rollout) == 4
+    assert sorted(ids(list(rollout.minibatches(3)))) == [0, 1, 101, 201]
+    rollout.clear()
+    for t in range(3):
+        rollout.add(step(t))
+    assert len(rollout) == 6
+
+
+def test_an_estimator_of_ones_own_is_given_the_columns_it_names_and_none_for_what_is_unused() -> None:
+    seen: dict[str, Any] = {}
+
+    class Mine:
+        reads = ("obs", "value", "mask", "final_value", "extra")
+
+        def __call__(self, **columns: Any) -> dict[str, Tensor]:
+            seen.update(columns)
+            return {"score": columns["obs"].sum(-1), "deep": columns["obs"][..., None, :]}
+
+    rollout = filled([step(t) for t in range(3)])
+    rollout["extra"] = torch.ones(3, 2, 5)
+    rollout.finish(Mine(), last_value=[7, 8])
+    assert list(seen) == ["obs", "value", "mask", "final_value", "extra"]
+    assert (seen["mask"], seen["final_value"]) == (None, None)
+    assert seen["value"].tolist() == [*stack([step(t) for t in range(3)], "value").tolist(), [7, 8]]
+    assert rollout["score"].tolist() == [[t, t + 1] for t in range(3)]
+    assert rollout.sample(1)["deep"].shape == (1, 1, 2)
+    rollout["mask"] = np.array([[True, False]] * 3)
+    rollout["truncated"][1, 1] = True
+    rollout.set_final_value([1], [1], [4.0])
+    rollout.finish(Mine())
+    assert seen["mask"].tolist() == [[True, False]] * 3
+    assert seen["final_value"][1, 1] == 4
+
+
+def test_an_estimator_that_returns_a_column_of_another_shape_attaches_nothing() -> None:
+    class Wrong:
+        reads = ("reward",)
+
+        def __call__(self, **columns: Any) -> dict[str, Tensor]:
+            return {"advantage": columns["reward"] * 0, "return": columns["reward"][:-1]}
+
+    rollout = filled([step(0), step(1)])
+    with pytest.raises(errors.ShapeError, match="'return'"):
+        rollout.finish(Wrong())
+    assert "advantage" not in rollout
+
+
+def test_steps_that_are_interrupted_are_worth_what_the_bootstrap_row_was_set_to_and_nothing_that_lay_there() -> None:
+    rollout = filled([step(t) for t in range(4)], num_steps=4)
+    rollout.clear()  # the values of four steps are still in the memory
+    rollout.add(step(0))
+    rollout.interrupt()
+    assert rollout["truncated"].all()
+    assert rollout["final_value"].isnan().all()
+    rollout.add(step(1))
+    with pytest.raises(errors.FieldError, match="step 0 of env 0 was truncated and has no value"):
+        rollout.finish(GAE(), last_value=[0.0, 0.0], partial=True)
+    rollout.set_last(value=[3.0, 4.0])
+    rollout.interrupt()
+    assert rollout["final_value"][1].tolist() == [3.0, 4.0]
+
+
+def test_an_unfinished_rollout_is_refused_unless_a_part_will_do() -> None:
+    rollout = filled(play(3), num_steps=5)
+    with pytest.raises(errors.UnfinishedError, match=r"3 of 5 steps.*partial=True"):
+        rollout.finish(GAE(), last_value=[1, 2])
+    assert "advantage" not in rollout
+    rollout.finish(GAE(), last_value=[1, 2], partial=True)
+    assert same_data(rollout.flat(), filled(play(3)).finish(GAE(), last_value=[1, 2]).flat())
+
+
+def test_a_missing_bootstrap_value_is_refused_by_the_env_that_goes_on() -> None:
+    rollout = filled([step(0), step(1, terminated=[True, False])])
+    with pytest.raises(errors.UnfinishedError, match=r"env 1 goes on after the last step.*last_value=V\(obs\[T\]\)"):
+        rollout.finish(GAE())
+    assert "advantage" not in rollout
+
+
+def test_no_bootstrap_value_is_needed_where_every_env_has_just_ended_or_is_not_real() -> None:
+    last = step(1, terminated=[True, False, False], truncated=[False, True, False], envs=3)
+    last |= {"mask": [True, True, False], "final_value": [NAN, 4.0, NAN]}
+    rollout = filled([step(0, 3), last])
+    rollout.block["value"][2] = NAN
+    rollout.finish(GAE(gamma=0.5, lam=1.0))
+    want, _ = oracle.gae(
+        stack([step(0, 3), last], "reward"),
+        np.concatenate([stack([step(0, 3), last], "value"), [[0, 0, 0]]]),
+        stack([step(0, 3), last], "terminated"),
+        stack([step(0, 3), last], "truncated"),
+        final_value=stack([step(0, 3), last], "final_value"),
+        mask=stack([step(0, 3), last], "mask"),
+        gamma=0.5,
+        lam=1.0,
+    )
+    np.testing.assert_allclose(rollout["advantage"], want, rtol=1e-6)
+
+
+def test_a_truncated_step_without_its_final_value_is_refused_by_its_place() -> None:
+    rollout = filled([step(0), step(1, truncated=[False, True]), step(2)])
+    with pytest.raises(errors.FieldError, match=r"'final_value': step 1 of env 1 was truncated.*final_obs"):
+        rollout.finish(GAE(), last_value=[0, 0])
+    assert "advantage" not in rollout
+    rollout.set_final_value([1], [1], [2.0])
+    rollout.finish(GAE(gamma=1.0, lam=0.0))
+    assert rollout["advantage"][1, 1] == (1 + 1 / 8) + 2.0 - (-1 - 1 / 8)
+
+
+def test_a_final_value_may_be_given_with_its_step_or_written_in_place() -> None:
+    steps = play(6)
+    added, placed, viewed = filled(steps), RolloutBuffer(SCHEMA, 6, 2), filled([step(t) for t in range(6)])
+    write_rows(placed.reserve(), steps)
+    placed.commit()
+    for name in ("terminated", "truncated", "final_value"):
+        viewed[name][:] = torch.from_numpy(stack(steps, name))
+    for rollout in (added, placed, viewed):
+        rollout.finish(GAE(), last_value=[1, 2])
+        assert same_data(rollout.flat(), added.flat())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (([0], [0], [1.0, 2.0]), errors.ShapeError),
+        (([0, 1], [0], [1.0, 2.0]), errors.ShapeError),
+        (([2], [0], [1.0]), errors.ParameterError),
+        (([-1], [0], [1.0]), errors.ParameterError),
+        (([0], [2], [1.0]), errors.ParameterError),
+        (([0], [-1], [1.0]), errors.ParameterError),
+        (([0], [0], [[1.0]]), errors.ShapeError),
+        (([0], [0], np.array([1j])), errors.DTypeError),
+        (([0.7], [0], [1.0]), errors.SchemaError),
+    ],
+    ids=str,
+)
+def test_final_values_that_do_not_fit_are_refused_and_nothing_is_written(
+    arguments: Any, error: type[Exception]
+) -> None:
+    rollout = filled([step(0), step(1)], num_steps=3)
+    with pytest.raises(error):
+        rollout.set_final_value(*arguments)
+    assert holds(rollout, [step(0), step(1)])
+
+
+def test_a_single_final_value_is_written_whole_or_not_at_all() -> None:
+    rollout = filled([step(0, truncated=[True, False])])
+    try:
+        rollout.set_final_value(0, 0, 1.5)
+    except errors.ShapeError:
+        assert rollout["final_value"].isnan().all()
+    else:
+        rollout.finish(GAE(gamma=1.0), last_value=[0, 0])
+        assert rollout["advantage"][0, 0] == 1.5
+
+
+def test_without_values_there_are_no_final_values() -> None:
+    rollout = RolloutBuffer(WITHOUT_VALUE, 1, 1)
+    row = {"reward": 1.0, "terminated": False, "truncated": True}
+    with pytest.raises(errors.FieldError, match="final_value"):
+        rollout.add(row, final_value=1.0)
+    assert rollout.steps == 0
+    rollout.add(row)
+    with pytest.raises(errors.FieldError, match=r"add value=\(\)"):
+        rollout.set_final_value([0], [0], [1.0])
+
+
+@pytest.mark.parametrize("estimator", [GAE(), VTrace()], ids=lambda e: type(e).__name__)
+def test_a_column_that_an_estimator_reads_and_the_rollout_lacks_is_named(estimator: Any) -> None:
+    rollout = RolloutBuffer(WITHOUT_VALUE, 1, 1)
+    rollout.add(reward=1.0, terminated=False, truncated=False)
+    with pytest.raises(errors.FieldError, match="value"):
+        rollout.finish(estimator)
+    full = filled([step(0)])
+    if isinstance(estimator, VTrace):
+        with pytest.raises(errors.FieldError, match="target_log_prob"):
+            full.finish(estimator, last_value=[0, 0])
+
+
+def test_values_may_be_float64_from_end_to_end() -> None:
+    double = SCHEMA.extend(value=Field((), torch.float64), reward=Field((), torch.float64))
+    rng = np.random.default_rng(0)
+    steps = [
+        each | {"value": rng.normal(size=3), "reward": rng.normal(size=3), "final_value": rng.normal(size=3)}
+        for each in play(20, 3)
+    ]
+    rollout = RolloutBuffer(double, 20, 3)
+    for each in steps:
+        rollout.add(each)
+    rollout.finish(GAE(gamma=0.97, lam=0.9), last_value=LAST)
+    want, ret = oracle.gae(**block_of(steps), gamma=0.97, lam=0.9)
+    assert rollout["final_value"].dtype is rollout["advantage"].dtype is rollout["return"].dtype is torch.float64
+    assert np.array_equal(rollout["final_value"], stack(steps, "final_value"))
+    np.testing.assert_allclose(rollout["advantage"], want, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(rollout["return"], ret, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_values_may_be_half_precision_and_advantages_are_float32(dtype: torch.dtype) -> None:
+    rollout = RolloutBuffer(SCHEMA.extend(value=Field((), dtype)), 2, 2)
+    for t in range(2):
+        rollout.add(step(t, value=torch.tensor([t, t + 0.5], dtype=dtype)))
+    rollout.finish(GAE(gamma=1.0, lam=1.0), last_value=torch.tensor([2.0, 4.0], dtype=dtype))
+    assert rollout["advantage"].dtype is torch.float32
+    assert rollout["return"].tolist() == [[0 + 1 + 2, 1 / 8 + 9 / 8 + 4], [1 + 2, 9 / 8 + 4]]
+
+
+@pytest.mark.parametrize("estimator", ["gae", None, 5, {}], ids=str)
+def test_what_is_no_estimator_is_refused_with_one_that_is(estimator: Any) -> None:
+    with pytest.raises(errors.ParameterError, match=r"finish\(.*expected an estimator, such as relive\.GAE\("):
+        filled([step(0), step(1)]).finish(estimator)
+
+
+def test_a_batch_without_an_advantage_says_that_finish_has_to_be_called() -> None:
+    rollout = filled([step(0), step(1)])
+    batches: list[Any] = [
+        next(rollout.minibatches(2)), rollout.flat(), rollout.sample(2), rollout.data(), rollout.block, rollout,
+        next(rollout.sequences(2)), next(rollout.chunks(1)), next(rollout.env_batches(1)).steps,
+    ]  # fmt: skip
+    for batch in batches:
+        for name in ("advantage", "return"):
+            with pytest.raises((KeyError, errors.FieldError), match=rf"'{name}'.*finish\(relive\.GAE"):
+                batch[name]
+    for batch in (batches[0], pickle.loads(pickle.dumps(batches[0]))):
+        assert type(batch) is TensorDict
+        assert batch.get("advantage") is None
+        assert batch.get("advantage", 5) == 5
+        assert "advantage" not in batch.keys()
+        with pytest.raises(KeyError, match=r"'rewards'.*did you mean 'reward'"):
+            batch["rewards"]
+    rollout.finish(GAE(), last_value=torch.zeros(2))
+    assert next(rollout.minibatches(2))["advantage"].shape == (2,)
+
+
+def test_an_advantage_that_the_user_attached_is_one() -> None:
+    rollout = filled([step(0), step(1)])
+    rollout["advantage"] = torch.ones(2, 2)
+    assert next(rollout.minibatches(2))["advantage"].tolist() == [1, 1]
+
+
+def test_a_class_in_place_of_an_estimator_is_refused() -> None:
+    with pytest.raises(
+        errors.ParameterError, match=r"estimator=GAE: expected an object, got its class; pass GAE\(\.\.\.\)"
+    ):
+        filled([step(0), step(1)]).finish(cast("Any", GAE))

@@ -150,16 +150,7 @@ class Collector:
         began, before = time.perf_counter(), self.total_steps
         self._ended: list[tuple[float, int]] = []
         self._under_way = True
-        with torch.no_grad(), progress_bar(count, progress) as tick:
-            try:
-                for _ in range(count):
-                    self._step()
-                    tick()
-                if isinstance(buffer, RolloutBuffer):
-                    self._bootstrap(buffer)
-            except BaseException:
-                self._give_up()
-                raise
+        self._play(count, progress)
         self._under_way = False
         seconds = time.perf_counter() - began
         returns, lengths = [r for r, _ in self._ended], [n for _, n in self._ended]
@@ -240,6 +231,20 @@ class Collector:
         return f"Collector: {self.total_steps:,} steps", facts
 
     # -- one step -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()  # as a decorator: an exception on the line of a `with` could leave gradients off
+    def _play(self, count: int, progress: bool | None) -> None:
+        """Play ``count`` vector steps and store them."""
+        with progress_bar(count, progress) as tick:
+            try:
+                for _ in range(count):
+                    self._step()
+                    tick()
+                if isinstance(self.buffer, RolloutBuffer):
+                    self._bootstrap(self.buffer)
+            except BaseException:
+                self._give_up()
+                raise
 
     def _step(self) -> None:
         assert self._obs is not None

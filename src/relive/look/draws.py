@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..steps.arrays import as_host
-from .experience import Array, Bools, Experience, Ints, leaves_of, same_rows
+from ..steps.arrays import Array, Ints, as_host
+from .experience import Bools, Experience, leaves_of, same_rows
 from .findings import Finding, found
 
 __all__ = ["batch_findings", "draw_findings"]

@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import FieldError, ShapeError
-from ..steps.arrays import as_host, numpy_view
+from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.trees import Path, dotted
 
-__all__ = ["Array", "Bools", "Experience", "Ints", "from_arrays", "leaves_of", "same_rows"]
+__all__ = ["Bools", "Experience", "from_arrays", "leaves_of", "same_rows"]
 
 
-Array = NDArray[Any]
 Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 Leaves = dict[Path, Array]
 
 STEP = ("action", "reward", "terminated", "truncated")

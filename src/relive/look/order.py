@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .experience import Array, Bools, Experience, same_rows
+from ..steps.arrays import Array
+from .experience import Bools, Experience, same_rows
 from .findings import Finding, found
 
 __all__ = ["duplicate_rows", "reward_one_step_off", "windows_over_ends"]

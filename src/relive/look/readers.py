@@ -14,9 +14,9 @@ from ..files.save import Save
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
 from ..samplers.uniform import Uniform
-from ..steps.arrays import numpy_view
+from ..steps.arrays import Ints, numpy_view
 from ..views.transitions import Transition
-from .experience import Bools, Experience, Ints, from_arrays, leaves_of
+from .experience import Bools, Experience, from_arrays, leaves_of
 from .hosts import read_host
 
 __all__ = ["experience_of"]

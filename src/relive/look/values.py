@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..steps.arrays import Array
 from ..steps.trees import Path, descend, dotted
-from .experience import Array, Experience, Leaves
+from .experience import Experience, Leaves
 from .findings import Finding, found
 
 __all__ = ["bytes_as_floats", "constant_fields", "not_finite", "outside_space", "priorities"]

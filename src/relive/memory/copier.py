@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
@@ -34,12 +33,11 @@ from ..kernels.step_table import (
     TYPE,
     first_item,
 )
-from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, numpy_view
+from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Array, Ints, numpy_view
+from .bounded import Bounded
 
 __all__ = ["StepCopier"]
 
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 Kind = int
 """How a field is given, as :mod:`relive.kernels.step_table` says."""
 
@@ -49,8 +47,6 @@ CACHES = 3 * 2**24
 that they are read, and new ones would drive out all else. Below that, a copy by way of the caches is twice as fast."""
 LONG = 2**17
 """Bytes of a long row."""
-PLANS = 64
-"""How many combinations of kinds keep their tables."""
 
 _facts = attrgetter("__class__", "dtype", "shape", "is_cpu")
 _is_contiguous, _is_negated, _address = Tensor.is_contiguous, Tensor.is_neg, Tensor.data_ptr
@@ -101,7 +97,7 @@ class StepCopier:
         self._dtypes, self._targets, self._shapes = tuple(dtypes), tuple(targets), [(count, *shape) for shape in shapes]
         self._outgrows_caches = sum(target.nbytes for target in targets if target is not None) >= CACHES
         self._plan: _Plan | None = None
-        self._plans: dict[tuple[Kind, ...], _Plan] = {}
+        self._plans = Bounded[tuple[Kind, ...], _Plan]()
         self._accepted: Any = None
         """The step that was accepted last, until it is written. It keeps alive what the table points to."""
 
@@ -152,12 +148,8 @@ class StepCopier:
         known = [kind for kind in kinds if kind is not None]
         if len(known) < len(kinds) or (self._plan is not None and known == self._plan.kinds):
             return
-        plan = self._plans.get(tuple(known))
-        if plan is None:
-            if len(self._plans) >= PLANS:
-                self._plans.clear()
-            plan = self._plans[tuple(known)] = self._planned(known)
-        self._plan = plan
+        key = tuple(known)
+        self._plan = self._plans.get(key) or self._plans.keep(key, self._planned(known))
 
     def _kind(self, i: int, value: Any) -> Kind | None:
         """How field ``i`` is given; None if it cannot be copied as it is."""

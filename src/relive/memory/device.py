@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..steps.arrays import numpy_view
+from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
 from .ram import ReplayRows, first_beyond, require_dump, staged_leaves
-from .store import Apart, Array, Ints, Plan, Store, Where, as_places, require_rows
+from .store import Apart, Plan, Store, Where, as_places, require_rows
 
 __all__ = ["DeviceRows", "device_row_bytes"]
 

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..steps.arrays import numpy_dtype
+from ..steps.arrays import Array, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
@@ -40,9 +39,6 @@ WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "
 
 LARGE_FIELD = 1024
 """A field of more bytes than this is a block of its own, as packing it gains nothing."""
-
-
-Array = NDArray[Any]
 
 
 _from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes

@@ -11,19 +11,16 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import ShapeError
-from ..steps.arrays import numpy_dtype, numpy_view
+from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 from .blocks import SMALL, Recycled, zeroed
+from .bounded import Bounded
 from .copier import StepCopier
 from .layout import BatchLayout, field_groups, row_layout, typed
-from .store import Apart, Array, Ints, Store, Where, as_places, require_rows
+from .store import Apart, Store, Where, as_places, require_rows
 
 __all__ = ["ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
-
-
-STAGES = 64
-"""How many different row counts keep their staging memory."""
 
 
 def _block(field: Field, num_rows: int) -> Array:
@@ -49,7 +46,7 @@ class ReplayRows(Store):
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
         self.arrays = self.layout.arrays(self._bytes)
         self._batches = Recycled()
-        self._staged: dict[tuple[str, int], tuple[Array, StepCopier]] = {}
+        self._staged = Bounded[tuple[str, int], tuple[Array, StepCopier]]()
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
@@ -79,15 +76,12 @@ class ReplayRows(Store):
 
     def _stage(self, role: str, count: int) -> tuple[Array, StepCopier]:
         """New memory for so many rows of a role, and what copies steps there."""
-        if len(self._staged) >= STAGES:
-            self._staged.clear()
         rows = np.zeros((count, self.layout.nbytes), np.uint8)
         arrays, leaves = self.layout.arrays(rows), staged_leaves(self.leaves, role)
         fields = [self.leaves[path] for path in leaves]
         targets = [arrays[path][None] if path in arrays else None for path in leaves]  # one row of ``count`` items
         copier = StepCopier([field.dtype for field in fields], targets, count, [field.shape for field in fields])
-        staged = self._staged[role, count] = rows, copier
-        return staged
+        return self._staged.keep((role, count), (rows, copier))
 
     def write(self, apart: Apart, places: Ints) -> None:
         """See :class:`Store`."""

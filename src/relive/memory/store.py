@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, ParameterError, ShapeError
+from ..steps.arrays import Array, Ints
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .copier import StepCopier
@@ -19,8 +19,6 @@ from .layout import BatchLayout, RowLayout
 
 __all__ = [
     "Apart",
-    "Array",
-    "Ints",
     "Plan",
     "Store",
     "Where",
@@ -28,12 +26,6 @@ __all__ = [
     "require_rows",
     "vector",
 ]
-
-
-Array = NDArray[Any]
-
-
-Ints = NDArray[np.int64]
 
 
 _INT64 = np.dtype(np.int64)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count
-from ..ring.ring import Ints
-from ..steps.arrays import as_host
+from ..steps.arrays import Ints, as_host
 from ..steps.checker import refuse_sparse
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted

@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import EpisodeEndWarning
-from ..memory.store import Array, Ints
-from ..steps.arrays import as_host, numpy_dtype, numpy_view
+from ..steps.arrays import Array, Ints, as_host, numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..memory.estimate import StoragePlan, readable
 from ..ring.ring import Ring
-from ..ring.state import Ints
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
+from ..steps.arrays import Ints
 from ..steps.summary import Summary, described
 from ..views.contract import View
 from .progress import Progress

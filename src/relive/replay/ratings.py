@@ -11,11 +11,11 @@ from torch import Tensor
 from .. import kernels
 from ..errors import LifecycleError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.priorities import LARGEST_ERROR, UNUSUAL
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
-from ..steps.arrays import as_host
+from ..steps.arrays import Ints, as_host
 from ..views.contract import View, time_first_of
 from .arguments import whole_numbers
 from .progress import Progress

@@ -16,9 +16,8 @@ from ..parameters import is_count, is_own, refuse_class
 from ..ring.adding import Change
 from ..ring.ring import Ring
 from ..ring.sequences import FACTS
-from ..ring.state import Ints
 from ..samplers.contract import Sampler
-from ..steps.arrays import as_host
+from ..steps.arrays import Ints, as_host
 from ..steps.schema import Schema
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack

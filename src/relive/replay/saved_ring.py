@@ -12,10 +12,11 @@ import numpy as np
 from .. import files
 from ..errors import FileFormatError
 from ..files.entries import entry, integers
-from ..kernels.ring_state import HEAD, NEXT, TAIL
+from ..kernels.ring_state import HEAD, NEXT, RULE, TAIL
 from ..memory.blocks import zeroed
 from ..memory.layout import row_layout
-from ..ring.ring import LARGEST, RULE, Ring
+from ..ring.invariants import LARGEST
+from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
 from ..ring.span import Span
 from ..samplers.contract import Sampler

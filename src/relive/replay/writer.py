@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ParameterError, ShapeError
+from ..memory.bounded import Bounded
 from ..memory.store import Store
-from ..ring.ring import Ints, Ring, missing_final
+from ..ring.adding import missing_final
+from ..ring.ring import Ring
 from ..samplers.contract import Sampler
-from ..steps.arrays import as_host
+from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, whole_numbers
@@ -25,10 +27,6 @@ __all__ = ["Writer"]
 
 PIECE = 4096
 """The most rows stored at once. The memory that they are packed in is kept."""
-
-
-CHECKERS = 64
-"""The most row counts whose checkers are kept."""
 
 
 class Writer:
@@ -65,8 +63,8 @@ class Writer:
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._checks: dict[int, _Checks] = {}
-        self._rounds_of: dict[int, Ints] = {}
+        self._checks = Bounded[int, _Checks]()
+        self._rounds_of = Bounded[int, Ints]()
 
     @property
     def ordered(self) -> bool:
@@ -85,7 +83,7 @@ class Writer:
         count, final = len(envs), None
         mask = values.pop("mask") if "mask" in values else None
         final_obs = {"next_obs": values.pop("next_obs")} if "next_obs" in values and not self.own_next_obs else None
-        checks = self._checks[count] if count in self._checks else self._new_checks(count)
+        checks = self._checks[count] if count in self._checks else self._checks.keep(count, _Checks(self, count))
         try:
             leaves = checks.step(values, checks.copier)
             if final_obs is not None:
@@ -269,21 +267,10 @@ class Writer:
         if done.any():
             raise missing_final(int(envs[np.argmax(done)]))
 
-    def _new_checks(self, count: int) -> _Checks:
-        """The checks of a step of ``count`` rows; kept for the next such step."""
-        if len(self._checks) >= CHECKERS:
-            self._checks.clear()
-        checks = self._checks[count] = _Checks(self, count)
-        return checks
-
     def _rounds(self, count: int) -> Ints:
         """All envs, repeated ``count`` times; kept, since the next call usually adds as many steps."""
         known = self._rounds_of.get(count)
-        if known is None:
-            if len(self._rounds_of) >= CHECKERS:
-                self._rounds_of.clear()
-            known = self._rounds_of[count] = np.tile(self.all_envs, count)
-        return known
+        return self._rounds_of.keep(count, np.tile(self.all_envs, count)) if known is None else known
 
 
 class _Checks:

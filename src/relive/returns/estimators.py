@@ -1,8 +1,9 @@
-"""Estimators: each names the columns it reads and computes the columns to attach to a rollout."""
+"""Estimators: each names the columns that it reads, and computes columns to attach to a rollout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -30,16 +31,35 @@ class Estimator(Protocol):
         ...
 
 
-_CRITIC = ("reward", "value", "terminated", "truncated", "final_value", "mask")
+_EPISODES = ("reward", "terminated", "truncated", "mask")
+_CRITIC = (*_EPISODES, "value", "final_value")
 
 
-def _attached(advantage: Tensor, ret: Tensor, mask: Tensor | None, normalized: bool) -> dict[str, Tensor]:
-    return {"advantage": normalize(advantage, mask) if normalized else advantage, "return": ret}
+class _Advantages(ABC):
+    """What the estimators of advantages share: the columns they read, and how they attach what they compute."""
+
+    __slots__ = ()
+    normalize: bool
+    """Whether the advantage is scaled over all real steps."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the columns that the call takes."""
+        return _CRITIC
+
+    @abstractmethod
+    def _compute(self, **columns: Any) -> tuple[Tensor, Tensor]:
+        """Advantage and return, each ``[T, N]``."""
+
+    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+        advantage, ret = self._compute(**columns)
+        return {"advantage": normalize(advantage, columns["mask"]) if self.normalize else advantage, "return": ret}
 
 
 @checked(gamma=GAMMA_RULE, lam=LAM_RULE)
 @dataclass(frozen=True, slots=True)
-class GAE:
+class GAE(_Advantages):
     """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`.
 
     ``normalize`` scales the advantage over all real steps.
@@ -49,42 +69,30 @@ class GAE:
     lam: float = 0.95
     normalize: bool = False
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return _CRITIC
-
-    def __call__(self, **columns: Any) -> dict[str, Tensor]:
-        """The columns ``advantage`` and ``return``, ``[T, N]``."""
-        return _attached(*gae(**columns, gamma=self.gamma, lam=self.lam), columns["mask"], self.normalize)
+    def _compute(self, **columns: Any) -> tuple[Tensor, Tensor]:
+        return gae(**columns, gamma=self.gamma, lam=self.lam)
 
 
 @checked(gamma=GAMMA_RULE, lam=LAM_RULE)
 @dataclass(frozen=True, slots=True)
-class TDLambda:
+class TDLambda(_Advantages):
     """``finish(TDLambda(...))`` attaches :func:`lambda_returns` as ``return``, and ``advantage`` = return - value."""
 
     gamma: float = 0.99
     lam: float = 0.95
     normalize: bool = False
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return _CRITIC
-
-    def __call__(self, **columns: Any) -> dict[str, Tensor]:
-        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+    def _compute(self, **columns: Any) -> tuple[Tensor, Tensor]:
         ret = lambda_returns(**columns, gamma=self.gamma, lam=self.lam)
-        return _attached(ret - columns["value"][:-1], ret, columns["mask"], self.normalize)
+        return ret - columns["value"][:-1], ret
 
 
 @checked(gamma=GAMMA_RULE)
 @dataclass(frozen=True, slots=True)
-class MonteCarlo:
+class MonteCarlo(_Advantages):
     """``finish(MonteCarlo(...))`` attaches :func:`monte_carlo` as ``return``, and ``advantage`` = return - value.
 
-    ``critic=False`` needs no ``value``: cut episodes then bootstrap from 0, and the advantage is the return.
+    ``critic=False`` needs no ``value``: the rest of a cut episode then counts as 0, and the advantage is the return.
     """
 
     gamma: float = 0.99
@@ -93,19 +101,17 @@ class MonteCarlo:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns needed: with a critic also ``value``."""
-        return _CRITIC if self.critic else ("reward", "terminated", "truncated", "mask")
+        """The names of the columns that the call takes; ``value`` and ``final_value`` only with a critic."""
+        return _CRITIC if self.critic else _EPISODES
 
-    def __call__(self, **columns: Any) -> dict[str, Tensor]:
-        """The columns ``advantage`` and ``return``, ``[T, N]``."""
+    def _compute(self, **columns: Any) -> tuple[Tensor, Tensor]:
         ret = monte_carlo(**columns, gamma=self.gamma)
-        advantage = ret - columns["value"][:-1] if self.critic else ret
-        return _attached(advantage, ret, columns["mask"], self.normalize)
+        return ret - columns["value"][:-1] if self.critic else ret, ret
 
 
 @checked(gamma=GAMMA_RULE, lam=LAM_RULE, rho_clip=CLIP_RULE, c_clip=CLIP_RULE)
 @dataclass(frozen=True, slots=True)
-class VTrace:
+class VTrace(_Advantages):
     """``finish(VTrace(...))`` attaches :func:`vtrace` from the columns ``log_prob`` and ``target_log_prob``.
 
     ``log_prob`` comes from the acting policy. Set ``rollout["target_log_prob"]`` to that of the learner's policy.
@@ -119,15 +125,12 @@ class VTrace:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
+        """The names of the columns that the call takes."""
         return (*_CRITIC, "log_prob", "target_log_prob")
 
-    def __call__(self, *, log_prob: Tensor, target_log_prob: Tensor, **columns: Any) -> dict[str, Tensor]:
-        """The columns ``advantage`` and ``return``, ``[T, N]``."""
-        options: dict[str, Any] = {"gamma": self.gamma, "lam": self.lam}
-        options |= {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
-        advantage, ret = vtrace(target_log_prob - log_prob, **columns, **options)
-        return _attached(advantage, ret, columns["mask"], self.normalize)
+    def _compute(self, *, log_prob: Tensor, target_log_prob: Tensor, **columns: Any) -> tuple[Tensor, Tensor]:
+        clips: dict[str, Any] = {"rho_clip": self.rho_clip, "c_clip": self.c_clip}
+        return vtrace(target_log_prob - log_prob, **columns, gamma=self.gamma, lam=self.lam, **clips)
 
 
 @checked(group_size=COUNT_RULE, per=PER_RULE, gamma=GAMMA_RULE)
@@ -143,17 +146,10 @@ class GroupAdvantage:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns needed."""
-        return ("reward", "terminated", "truncated", "mask")
+        """The names of the columns that the call takes."""
+        return _EPISODES
 
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage``, ``return`` and ``mask``, ``[T, N]``."""
-        advantage, ret, mask = group_advantage(
-            **columns,
-            group_size=self.group_size,
-            per=self.per,
-            gamma=self.gamma,
-            until_first_done=self.until_first_done,
-            eps=self.eps,
-        )
+        advantage, ret, mask = group_advantage(**columns, **asdict(self))  # its fields are that function's options
         return {"advantage": advantage, "return": ret, "mask": mask}

@@ -64,7 +64,7 @@ def lambda_returns(
 ) -> Tensor:
     """TD(λ) returns (Sutton and Barto 2018, eq. 12.2), ``[T, N]``: Gₜ = rₜ + γ((1 - λ)v'ₜ + λGₜ₊₁).
 
-    They are the value plus the GAE advantage of the same λ. Arguments and errors are those of :func:`gae`.
+    They equal the value plus the GAE advantage with the same λ. Arguments and errors are those of :func:`gae`.
     """
     options: dict[str, Any] = {"final_value": final_value, "mask": mask, "gamma": gamma, "lam": lam}
     return gae(reward, value, terminated, truncated, **options)[1]
@@ -82,8 +82,8 @@ def monte_carlo(
 ) -> Tensor:
     """Discounted returns to the end of each episode, ``[T, N]``: Gₜ = rₜ + γGₜ₊₁.
 
-    If truncation or the end of the rollout cut an episode, the rest is ``final_value`` or ``value[T]``. Without
-    ``value`` there is no critic: the rest counts as 0, and ``final_value`` is ignored.
+    The rest of an episode that was truncated is ``final_value``; the rest of one that goes on after the rollout is
+    ``value[T]``. Without ``value`` there is no critic: the rest counts as 0, and ``final_value`` is ignored.
 
     Raises:
         ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
@@ -107,16 +107,16 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace (Espeholt et al. 2018, eq. 1): off-policy corrected values and policy-gradient advantages.
+    """V-trace (Espeholt et al. 2018, eq. 1): values and policy-gradient advantages, corrected for an older policy.
 
     vsₜ = vₜ + ρₜδₜ + γcₜ(1 - doneₜ)(vsₜ₊₁ - vₜ₊₁), Âₜ = ρₜ(rₜ + γvs'ₜ - vₜ), with ρ = min(ρ̄, π/μ), c = λ min(c̄, π/μ).
 
     Args:
         log_rho: ``[T, N]``, log π(a|s) - log μ(a|s), of the target policy π and the acting policy μ.
-        rho_clip: ρ̄, the clip that sets the fixed point.
-        c_clip: c̄, the clip of the trace.
+        rho_clip: ρ̄, the upper limit of ρ; it decides which policy's values vs estimates.
+        c_clip: c̄, the upper limit of the trace; it decides how fast the values converge.
 
-    Further arguments and errors are those of :func:`gae`.
+    The other arguments and the errors are those of :func:`gae`.
 
     Returns:
         advantage and vs, each ``[T, N]``.
@@ -145,11 +145,11 @@ def group_advantage(
         terminated: ``[T, N]``, bool.
         truncated: ``[T, N]``, bool.
         group_size: consecutive envs of one group; divides N.
-        per: "step" normalises each step's return-to-go over the group's envs at the same time. "episode" gives every
-            step its episode's return, normalised over the group's episodes.
+        per: "step" compares a step's return with those of the group's envs at the same time. "episode" gives every
+            step the return of its whole episode, and compares it with those of the group's episodes.
         gamma: discount per step.
         mask: ``[T, N]``, bool, False for steps that are not real.
-        until_first_done: leave out all steps after each env's first episode.
+        until_first_done: only the first episode of each env counts.
         eps: added to the (population) standard deviation.
 
     Returns:
@@ -169,38 +169,53 @@ def group_advantage(
     ended = (done & real).cumsum(0) - (done & real).to(torch.int64)  # episodes that ended before this step
     counted = real & (ended == 0) if until_first_done else real.clone()
     ret = monte_carlo(reward, terminated, truncated, mask=mask, gamma=gamma)
+    entries, axes = counted, (2,)
     if per == "episode":
-        before = torch.zeros_like(done)
-        before[1:] = real[:-1] & ~done[:-1]  # whether the step before belongs to the same episode
-        start = real & ~before
-        row = torch.arange(steps, device=reward.device).unsqueeze(1)
-        first = torch.where(start, row, 0).cummax(0).values
-        ret = torch.where(real, ret.gather(0, first), 0.0)
-        entry, axes = start & counted, (0, 2)
-    else:
-        entry, axes = counted, (2,)
+        start, ret = _of_episodes(ret, done, real)
+        entries, axes = start & counted, (0, 2)
     shape = (steps, envs // group_size, group_size)
-    x, entry = ret.view(shape).double(), entry.view(shape)  # as in normalize
-    count = entry.sum(axes, keepdim=True).clamp(min=1)
-    mean = torch.where(entry, x, 0.0).sum(axes, keepdim=True) / count
-    variance = torch.where(entry, (x - mean).square(), 0.0).sum(axes, keepdim=True) / count
-    advantage = ((x - mean) / (variance.sqrt() + eps)).view(steps, envs)
+    centred, variance = _moments(ret.view(shape).double(), entries.view(shape), axes, 0)  # as in normalize
+    advantage = (centred / (variance.sqrt() + eps)).view(steps, envs)
     return torch.where(counted, advantage, 0.0).to(ret.dtype), ret, counted
+
+
+def _of_episodes(ret: Tensor, done: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """The first step of each episode, and every real step with the return of its episode's first, ``[T, N]``."""
+    before = torch.zeros_like(done)
+    before[1:] = real[:-1] & ~done[:-1]  # whether the step before belongs to the same episode
+    start = real & ~before
+    row = torch.arange(len(ret), device=ret.device).unsqueeze(1)
+    first = torch.where(start, row, 0).cummax(0).values
+    return start, torch.where(real, ret.gather(0, first), 0.0)
 
 
 def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
     """(x - mean) / (std + eps) over the entries with ``mask`` True; 0 elsewhere.
 
-    The standard deviation is unbiased. Fewer than two entries have 0, so a single entry gives 0, not NaN.
+    The standard deviation is unbiased. With fewer than two entries it is 0, so a single entry gives 0, not NaN.
     """
     wide = x.double()  # in float32 the mean of equal numbers is not exact, and a small eps would magnify the error
     if mask is None:
         std = wide.std() if x.numel() > 1 else 0.0
         return ((wide - wide.mean()) / (std + eps)).to(x.dtype)
-    count = mask.sum()
-    mean = torch.where(mask, wide, 0.0).sum() / count.clamp(min=1)
-    centred = torch.where(mask, wide - mean, 0.0)
-    return (centred / ((centred.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)).to(x.dtype)
+    centred, variance = _moments(wide, mask, tuple(range(x.dim())), 1)
+    return (torch.where(mask, centred, 0.0) / (variance.sqrt() + eps)).to(x.dtype)
+
+
+def _moments(x: Tensor, entries: Tensor, axes: tuple[int, ...], fewer: int) -> tuple[Tensor, Tensor]:
+    """``x`` minus the mean of its entries along ``axes``, and their variance.
+
+    Args:
+        x: float64.
+        entries: bool, the numbers that count; a group without any has the mean 0 and the variance 0.
+        axes: the axes that are reduced; they stay, with size 1.
+        fewer: by how much the variance has fewer degrees of freedom than entries.
+    """
+    count = entries.sum(axes, keepdim=True)
+    mean = torch.where(entries, x, 0.0).sum(axes, keepdim=True) / count.clamp(min=1)
+    centred = x - mean
+    squares = torch.where(entries, centred, 0.0).square().sum(axes, keepdim=True)
+    return centred, squares / (count - fewer).clamp(min=1)
 
 
 def _grid(
@@ -211,7 +226,11 @@ def _grid(
     final_value: Tensor | None,
     mask: Tensor | None,
 ) -> kernels.Grid:
-    """The arguments as contiguous tensors of one shape, float dtype and device, or a clear error."""
+    """The arguments as contiguous tensors of one shape, float dtype and device.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
+    """
     shape = reward.shape
     if len(shape) != 2 or not shape[0] or not shape[1]:
         raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
@@ -228,7 +247,7 @@ def _grid(
 
 
 def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
-    """``x`` as a contiguous tensor that fits ``like``, which may have another number of rows and another dtype."""
+    """``x`` as a contiguous tensor like ``like``, or with the ``dtype`` and the number of ``rows`` that are given."""
     dtype, shape = dtype or like.dtype, like.shape if rows is None else (rows, *like.shape[1:])
     if x.device != like.device:
         device = str(like.device)

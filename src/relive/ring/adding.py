@@ -9,8 +9,9 @@ import numpy as np
 from .. import kernels
 from ..errors import FieldError
 from ..kernels.ring_state import StagedRows
+from ..steps.arrays import Ints
 from .rule import Rule
-from .state import Ints, RingState
+from .state import RingState
 
 __all__ = ["NOBODY", "Adding", "Change", "missing_final"]
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..errors import InvariantError
 from ..kernels.ring_state import COUNT, NEXT
-from .state import Ints, RingState
+from ..steps.arrays import Ints
+from .state import RingState
 
 __all__ = ["LARGEST", "check", "check_cursors"]
 

@@ -24,26 +24,24 @@ from ..kernels.ring_state import (
     RULE,
     TAIL,
 )
+from ..memory.bounded import Bounded
 from ..memory.store import Apart, Plan, Store, require_rows, vector
 from ..parameters import is_count, is_flag
+from ..steps.arrays import Ints
 from ..steps.trees import Path
 from . import invariants
 from .adding import Adding, Change, missing_final
 from .invariants import LARGEST
 from .rule import Rule, Weigh
-from .state import Ints, RingState
+from .state import RingState
 
-__all__ = ["LARGEST", "RULE", "Change", "Ints", "Ring", "missing_final"]
+__all__ = ["Ring"]
 
 
 Events = tuple[Ints, Any]
 
 
 NOTHING: Apart = []
-
-
-ADDINGS = 64
-"""Numbers of envs for which arrays are kept ready."""
 
 
 class Ring(RingState):
@@ -83,7 +81,7 @@ class Ring(RingState):
         """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        self._addings: dict[tuple[int, bool, bool], Adding] = {}
+        self._addings = Bounded[tuple[int, bool, bool], Adding]()
 
     @property
     def transitions(self) -> int:
@@ -187,10 +185,7 @@ class Ring(RingState):
         # every row that is written closes its own history at most, and all together no more than there is
         count, most = len(envs), self.num_envs * self.rows
         size = min(count * (2 * self._rule.history + 4), most + 4 * count) if events else 0
-        if len(self._addings) >= ADDINGS:
-            self._addings.clear()
-        adding = self._addings[count, final is staged, events] = Adding(self, envs, staged, final, size)
-        return adding
+        return self._addings.keep((count, final is staged, events), Adding(self, envs, staged, final, size))
 
     def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
         """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.

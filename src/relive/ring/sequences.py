@@ -14,11 +14,11 @@ from ..batches.sequences import padding
 from ..errors import SchemaError
 from ..kernels.reference.sequences import FIRST
 from ..memory.layout import RowLayout, field_groups
-from ..memory.store import Array, Store, require_rows, vector
+from ..memory.store import Store, require_rows, vector
+from ..steps.arrays import Array, Ints
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .ring import Ring
-from .state import Ints
 
 __all__ = ["FACTS", "Cut", "SequencePlan", "Sequences"]
 

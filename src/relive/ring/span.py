@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["Ints", "Span"]
+from ..steps.arrays import Ints
 
-
-Ints = NDArray[np.int64]
+__all__ = ["Span"]
 
 
 class Span(NamedTuple):

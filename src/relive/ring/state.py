@@ -21,9 +21,10 @@ from ..kernels.ring_state import (
     RingArrays,
 )
 from ..memory.store import Store
-from .span import Ints, Span
+from ..steps.arrays import Ints
+from .span import Span
 
-__all__ = ["Ints", "RingState"]
+__all__ = ["RingState"]
 
 
 class RingState:

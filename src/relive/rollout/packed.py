@@ -12,14 +12,13 @@ from torch import Tensor
 from .. import kernels
 from ..memory.blocks import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout, typed
-from ..steps.arrays import numpy_dtype
+from ..steps.arrays import Ints, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
 __all__ = ["PackedRows"]
 
 Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int64]
 
 SHARED_WORK = 2**20
 """Bytes of a batch from which torch's threads copy its rows faster than one does."""

@@ -13,13 +13,14 @@ from ..errors import ParameterError
 from ..memory.blocks import Recycled
 from ..memory.layout import LARGE_FIELD
 from ..parameters import COUNT_RULE, require
+from ..steps.arrays import Ints
 from ..steps.trees import Path
 from .columns import unfinished
 from .episodes import Episodes
 from .fields import Fields
 from .minibatches import Permutations, parts, require_advantage
 from .named import NamedColumns
-from .states import Ints, KeptStates
+from .states import KeptStates
 from .windows import WindowReader, cut, env_batches
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
@@ -15,14 +14,14 @@ from ..batches.states import swap_layers
 from ..errors import ParameterError
 from ..files.entries import fitting
 from ..parameters import is_count
+from ..steps.arrays import Ints
 from ..steps.schema import Schema
 from ..steps.trees import Path, descend, dotted
 from .columns import Columns
 from .fields import Fields
 
-__all__ = ["BEGINS", "ENV", "LENGTH", "ORIGIN", "START", "Empty", "Ints", "KeptStates", "States", "kept_every"]
+__all__ = ["BEGINS", "ENV", "LENGTH", "ORIGIN", "START", "Empty", "KeptStates", "States", "kept_every"]
 
-Ints = NDArray[np.int64]
 ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
 """The columns of a table of windows: the env, the first step, how many, where the episode starts, whether it does."""
 

@@ -18,11 +18,12 @@ from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
 from ..memory.layout import RowLayout
 from ..returns.functions import normalize
+from ..steps.arrays import Ints
 from ..steps.schema import Field, Schema
 from ..steps.trees import Path
 from .minibatches import parts, parts_by_steps
 from .packed import pack_columns
-from .states import ENV, LENGTH, START, Empty, Ints, States
+from .states import ENV, LENGTH, START, Empty, States
 
 __all__ = ["Flags", "WindowReader", "cut", "env_batches", "splitter"]
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LifecycleError, ParameterError
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..steps.arrays import Ints
 
 __all__ = ["AnySampler", "Doubles", "Extras", "Sampler", "completed", "refuse_weights", "require_own_ring"]
 

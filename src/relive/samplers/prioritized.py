@@ -12,7 +12,8 @@ from ..errors import EmptyError, NotFiniteError, ShapeError
 from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..steps.arrays import Ints
 from .contract import Doubles, Extras, Sampler, refuse_weights, require_own_ring
 from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
 from .sumtree import Cover, SumTree

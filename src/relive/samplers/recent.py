@@ -10,7 +10,8 @@ import numpy as np
 
 from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..steps.arrays import Ints
 from .contract import Extras, Sampler, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform

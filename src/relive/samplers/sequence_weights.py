@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..errors import EmptyError, InvariantError
 from ..kernels.reference.random import mix
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..ring.rule import Rule
+from ..steps.arrays import Ints
 from .sumtree import Cover, SumTree
 
 __all__ = ["WindowWeights", "nothing_to_draw", "recent_leaves", "require_weights"]

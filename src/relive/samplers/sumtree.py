@@ -11,14 +11,12 @@ from .. import kernels
 from ..errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.tree import FANOUT
 from ..memory.blocks import zeroed
+from ..steps.arrays import Ints
 
 __all__ = ["Cover", "SumTree"]
 
 
 Doubles = NDArray[np.float64]
-
-
-Ints = NDArray[np.int64]
 
 
 ALIGNMENT = 8

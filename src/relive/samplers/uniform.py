@@ -8,7 +8,8 @@ import numpy as np
 
 from .. import kernels
 from ..errors import InvariantError, ParameterError
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
+from ..steps.arrays import Ints
 from .contract import Extras, Sampler, refuse_weights, require_own_ring
 from .sequence_weights import WindowWeights, nothing_to_draw
 from .sumtree import SumTree

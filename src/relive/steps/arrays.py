@@ -15,6 +15,8 @@ __all__ = [
     "NO_DTYPE",
     "NUMPY_DTYPES",
     "SQUARES",
+    "Array",
+    "Ints",
     "as_host",
     "as_tensor",
     "check_castable",
@@ -23,6 +25,10 @@ __all__ = [
     "numpy_view",
     "torch_dtype",
 ]
+
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
 
 
 def as_host(value: Any) -> np.ndarray[Any, Any]:
@@ -51,9 +57,6 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
         else:
             what = f"{type(value).__name__} ({error})"
         raise ShapeError(f"field '{name}': expected an array, a tensor or numbers, got {what}") from error
-
-
-Array = NDArray[Any]
 
 
 # NumPy lacks bfloat16 and float8, so their bits travel as integers of the same size.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ring.ring import Ring
 from ..ring.rule import Rule
-from ..ring.state import Ints
+from ..steps.arrays import Ints
 from ..steps.trees import Path
 
 __all__ = ["SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import SchemaError
 from ..parameters import checked, is_count, is_names
 from ..ring.ring import Ring
-from ..ring.state import Ints
+from ..steps.arrays import Ints
 from ..steps.trees import Path
 from .transitions import NStep
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from .. import kernels
 from ..errors import DTypeError, FieldError, NotFiniteError, ShapeError
 from ..kernels.reference.hindsight import GOAL_BYTES, RelabelledSteps
-from ..memory.store import Array, Ints
 from ..ring.ring import Ring
-from ..steps.arrays import as_host, as_tensor, check_castable, numpy_dtype, numpy_view
+from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, unknown_field
 from ..steps.trees import Path, dotted, nest
 

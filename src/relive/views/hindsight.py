@@ -19,8 +19,7 @@ from ..kernels.reference.random import key as stream
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
-from ..ring.state import Ints
-from ..steps.arrays import as_host, numpy_dtype
+from ..steps.arrays import Ints, as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
 from .goals import Arrays, GoalBytes, GoalFunction, Scratch, arrays_of, flat, put, relabelled

@@ -15,7 +15,7 @@ from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names
 from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
 from ..ring.sequences import Cut, Sequences
-from ..ring.state import Ints
+from ..steps.arrays import Ints
 from ..steps.trees import Path
 
 __all__ = ["Sequence"]

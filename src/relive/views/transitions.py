@@ -13,7 +13,7 @@ from ..errors import SchemaError
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count
 from ..ring.ring import Ring
-from ..ring.state import Ints
+from ..steps.arrays import Ints
 from ..steps.trees import Path
 
 __all__ = ["NStep", "Transition"]

@@ -8,14 +8,13 @@ from __future__ import annotations
 from .her import HerReplayBuffer
 from .originals import ConvertsReplays
 from .replay import (
-    DictReplayBuffer,
     NStepReplayBuffer,
     PrioritizedDictReplayBufferSamples,
     PrioritizedReplayBuffer,
     PrioritizedReplayBufferSamples,
-    ReplayBuffer,
 )
 from .rollout import DictRolloutBuffer, RolloutBuffer
+from .uniform import DictReplayBuffer, ReplayBuffer
 
 __all__ = [
     "ConvertsReplays",

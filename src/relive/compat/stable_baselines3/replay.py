@@ -13,15 +13,13 @@ from ...steps.arrays import numpy_view
 from ..arrays import Array, sent
 from ..attributes import alias
 from .common import buffers
-from .uniform import DictReplayBuffer, ReplayBuffer
+from .uniform import ReplayBuffer
 
 __all__ = [
-    "DictReplayBuffer",
     "NStepReplayBuffer",
     "PrioritizedDictReplayBufferSamples",
     "PrioritizedReplayBuffer",
     "PrioritizedReplayBufferSamples",
-    "ReplayBuffer",
 ]
 
 

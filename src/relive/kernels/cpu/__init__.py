@@ -1,5 +1,6 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
+from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
 from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
 from .draw import anchors, draw, ids_of, live, window
@@ -14,17 +15,7 @@ from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
-from .tree import (
-    magnitudes,
-    tree_build,
-    tree_cover,
-    tree_find,
-    tree_get,
-    tree_lowest,
-    tree_offsets,
-    tree_set,
-    tree_shares,
-)
+from .tree import magnitudes, tree_cover, tree_find, tree_get, tree_lowest, tree_set, tree_shares
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [

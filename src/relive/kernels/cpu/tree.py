@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.tree import FANOUT, heaviest, tree_build, tree_offsets
+from ..reference.tree import FANOUT, heaviest
 from .jit import jit, prefetch
 
 __all__ = [
     "magnitudes",
-    "tree_build",
     "tree_cover",
     "tree_find",
     "tree_get",
     "tree_lowest",
-    "tree_offsets",
     "tree_set",
     "tree_shares",
 ]

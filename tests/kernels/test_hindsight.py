@@ -1,0 +1,98 @@
+"""The kernels of hindsight, fast and plain, to the bit; and where episodes end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from covering import covering
+from relabelling import HerTwin, view_of
+from relive.kernels import cpu, reference
+from relive.views.goals import GoalBytes
+
+# The kernels.
+
+
+@pytest.mark.parametrize(("seed", "strategy"), covering(range(10), range(5)))
+def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_envs, rows, n = int(rng.integers(1, 4)), int(rng.integers(3, 12)), int(rng.integers(1, 5))
+    twin = HerTwin(num_envs, rows, dress="goals")
+    for t in range(40):
+        twin.add("".join(rng.choice(list("....TU"), num_envs)))
+        if rng.random() < 0.05:
+            twin.interrupt([int(rng.integers(num_envs))])
+        if t % 4 or not len(twin.buffer):
+            continue
+        ring = twin.buffer._ring
+        ring.ends()
+        fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), strategy, bool(seed % 2))
+        places, others = ring.draw(16, t), ring.draw(16, t + 1)
+        results, plan = [], ring.plan(places, n, 0.7)
+        for kernels, taken in ((cpu, ring.handle), (reference, ring.arrays)):
+            out, last, fit._scratch = plan.rows.copy(), plan.last.copy(), None
+            steps, handle, _ = fit.scratch(16, n)
+            for array in steps:
+                array[...] = 0
+            key, noted = (77 + t, steps) if kernels is reference else (np.uint64(77 + t), handle)
+            batch = plan.batch.handle, fit.goals
+            found = kernels.choose_goals(taken, *batch, key, 0.7, places, others, out, noted)
+            total = int(steps.begin[found])
+            chosen = [x.copy() for x in (steps.which[:found], steps.begin[: found + 1], steps.spans[:, :found])]
+            chosen += [x[..., :total].copy() for x in (steps.now, steps.after, steps.rewards, steps.flags)]
+            chosen += [steps.achieved[:total].copy(), steps.desired[:total].copy()]
+            mask, judge = np.zeros(16, np.bool_), np.random.default_rng(t)
+            steps.rewards[:], steps.flags[:] = judge.random(16 * n, np.float32), judge.random((2, 16 * n)) < 0.2
+            kernels.relabel_windows(taken, *batch, 0.7, found, out, last, noted, mask)
+            results.append([found, *chosen, out, last, steps.used[:found].copy(), mask])
+        for fast, plain in zip(*results, strict=True):
+            assert np.array_equal(np.asarray(fast), np.asarray(plain), equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ends_of_episodes_are_known_however_seldom_they_are_asked_for(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    twin = HerTwin(2, 11, dress="goals", view=view_of("final"))
+    for _ in range(12):
+        for _ in range(int(rng.integers(1, 60))):
+            twin.add("".join(rng.choice(list("......TU"), 2)))
+        if rng.random() < 0.3:
+            twin.clear() if rng.random() < 0.5 else twin.interrupt()
+            twin.add("..")
+            twin.add("..")
+        twin.check_drawn(twin.buffer.sample(16), twin.buffer.view)
+        twin.buffer.check()
+
+
+def test_check_finds_an_episode_that_ends_elsewhere() -> None:
+    from relive.errors import InvariantError
+
+    twin = HerTwin(1, 11, dress="goals", view=view_of()).play(*"..T.....")
+    twin.buffer.sample(4)
+    twin.buffer.check()
+    ends, _ = twin.buffer._ring.ends()
+    ends[1] += 1
+    with pytest.raises(InvariantError, match=r"8: the episode of row \d+ of env 0 ends elsewhere"):
+        twin.buffer.check()
+    ends[1] -= 1
+    twin.buffer._ring.step[1] = 0
+    with pytest.raises(InvariantError):
+        twin.buffer.check()
+
+
+def test_a_number_of_transitions_beyond_32_bits_does_no_harm() -> None:
+    play, rows = "..T.....U..", 9
+    plain, late = (HerTwin(1, rows, dress="goals", view=view_of("future", 2)) for _ in range(2))
+    ring = late.buffer._ring
+    ring.state[:, :2] = rows * 2**30  # rows that were written, at the same places, and cleared
+    ring.state[:, 3] = ring.counters[0] = 2**32 - 3  # transitions completed: the play goes beyond
+    for twin in (plain, late):
+        twin.play(*play)
+        twin.buffer.check()
+    for _ in range(5):
+        one, other = plain.buffer.sample(30), late.buffer.sample(30)
+        assert torch.equal(other["index"], one["index"] + rows * 2**30)
+        for name in ("obs", "next_obs"):
+            assert torch.equal(one[name, "desired_goal"], other[name, "desired_goal"])
+        late.buffer.check()

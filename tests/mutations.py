@@ -1,0 +1,616 @@
+"""Mutations: one wrong line at a time in a copy of the source, each of which a quick test has to notice.
+
+``make mutations`` runs them all, ``python tests/mutations.py crosses`` those whose name contains "crosses". A mutation
+whose line is no longer in the source is an error, so the list cannot go stale unseen. A compiled kernel that is changed
+compiles again, half a minute or so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
+SECONDS = 900
+"""After so long, the tests are taken to hang: that is noticed as well."""
+
+
+class Mutation(NamedTuple):
+    """A line of the source and what it is changed to."""
+
+    name: str
+    """What goes wrong then, in a few words."""
+    file: str
+    """Where, below ``src/relive``."""
+    old: str
+    """Text that occurs once in the file."""
+    new: str
+    tests: str
+    """Folders and files below ``tests`` that have to notice, the likeliest first."""
+
+
+MUTATIONS = [
+    # -- rings: which rows there are, and where
+    Mutation(
+        "the window of the newest has one transition too many",
+        "ring/ring.py",
+        "kernels.fast().draw(self.handle, np.uint64(key), newest, places)",
+        "kernels.fast().draw(self.handle, np.uint64(key), newest + bool(newest), places)",
+        "ring samplers",
+    ),
+    Mutation(
+        "the window of the newest, as places, has one transition too few",
+        "ring/ring.py",
+        "kernels.fast().window(self.handle, newest, first, until)",
+        "kernels.fast().window(self.handle, max(newest - 1, 0), first, until)",
+        "ring samplers",
+    ),
+    Mutation(
+        "the seam of a window of places is off by one",
+        "ring/ring.py",
+        "np.maximum(begin + length - self.rows, 0)",
+        "np.maximum(begin + length - self.rows - 1, 0)",
+        "ring samplers",
+    ),
+    Mutation(
+        "an interrupted episode goes on after a repair",
+        "ring/ring.py",
+        "self.state[change.cut, NEXT] = 0",
+        "self.state[change.cut, NEXT] += 0",
+        "ring replay attacks/test_interrupts.py",
+    ),
+    Mutation(
+        "windows that an interruption opens are not counted",
+        "ring/ring.py",
+        "self.counters[DRAWABLE] += len(opened)",
+        "self.counters[DRAWABLE] += 0",
+        "ring views/test_sequences.py",
+    ),
+    Mutation(
+        "another view's rule leaves the count of drawable rows as it was",
+        "ring/ring.py",
+        "self.counters[DRAWABLE] = len(self.anchors())",
+        "self.counters[DRAWABLE] = self.drawable",
+        "ring",
+    ),
+    Mutation(
+        "a cleared ring still counts drawable rows",
+        "ring/ring.py",
+        "self.counters[DRAWABLE] = 0",
+        "self.counters[DRAWABLE] += 0",
+        "ring replay",
+    ),
+    Mutation(
+        "a stale row is taken for the one that was asked for",
+        "ring/ring.py",
+        "wrong = np.flatnonzero(found[:known] != chosen[:known])",
+        "wrong = np.flatnonzero(found[:known] > chosen[:known])",
+        "ring samplers/test_contract.py",
+    ),
+    # -- views
+    Mutation(
+        "the stack after a step ends on the observation before it",
+        "views/frames.py",
+        "ring.frames(plan.last, self.depth, repeat)",
+        "ring.frames(plan.places, self.depth, repeat)",
+        "views",
+    ),
+    Mutation(
+        "stacks are drawn before their oldest frame is known to be there",
+        "views/frames.py",
+        "return self.depth - 1",
+        "return self.depth - 2 if self.depth > 1 else 0",
+        "views",
+    ),
+    Mutation(
+        "rewards that each_reward changed are discounted once too often",
+        "views/transitions.py",
+        "self.gamma**within",
+        "self.gamma**(within + 1)",
+        "views",
+    ),
+    Mutation(
+        "rewards that each_reward changed are summed one step too far",
+        "views/transitions.py",
+        'within < plan.column("steps")[:, None]',
+        'within <= plan.column("steps")[:, None]',
+        "views",
+    ),
+    Mutation(
+        "the row before a window of sequences need not be there",
+        "views/sequences.py",
+        "return self.burn_in + self.length - 1 + bool(self.last)",
+        "return self.burn_in + self.length - 1",
+        "views",
+    ),
+    Mutation(
+        "the previous action reaches over an episode's start",
+        "ring/sequences.py",
+        "np.where(ring.step[first] == 0, -1, begin",
+        "np.where(ring.step[first] < 0, -1, begin",
+        "views",
+    ),
+    # -- samplers
+    Mutation(
+        "recent draws shrink one update too early",
+        "samplers/recent.py",
+        "self.eta ** (1000 * update / of)",
+        "self.eta ** (1000 * (update + 1) / of)",
+        "samplers",
+    ),
+    Mutation(
+        "an epoch without replacement draws its last item twice",
+        "samplers/uniform.py",
+        "int(alive[-1]) + 1 :]",
+        "int(alive[-1]) :]",
+        "samplers",
+    ),
+    Mutation(
+        "an epoch without replacement does not skip what has left",
+        "samplers/uniform.py",
+        "np.flatnonzero(places >= 0)[:missing]",
+        "np.flatnonzero(places >= -1)[:missing]",
+        "samplers",
+    ),
+    Mutation(
+        "the schedule of beta is one draw ahead",
+        "samplers/prioritized.py",
+        "min(self._draws / draws, 1.0)",
+        "min((self._draws + 1) / draws, 1.0)",
+        "samplers",
+    ),
+    Mutation(
+        "the error of a sequence weighs its mean by eta and its largest by the rest",
+        "samplers/prioritized.py",
+        "self.eta * absolute.max(1) + (1 - self.eta) * mean",
+        "(1 - self.eta) * absolute.max(1) + self.eta * mean",
+        "samplers",
+    ),
+    Mutation(
+        "a transition that came while a call was broken off keeps an old priority",
+        "samplers/prioritized.py",
+        "new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)",
+        "new = self._tree.get(places) == 0",
+        "samplers replay attacks/test_interrupts.py",
+    ),
+    Mutation(
+        "the weights of recent draws are normalised by the whole buffer",
+        "samplers/prioritized.py",
+        "bound.tree.minimum_positive(recent.begins, recent.ends)",
+        "bound.tree.minimum_positive()",
+        "samplers",
+    ),
+    Mutation(
+        "an episode's older windows keep their weight",
+        "samplers/sequence_weights.py",
+        "self._tree.set(earlier, 0.0)",
+        "self._tree.set(earlier[:0], 0.0)",
+        "samplers",
+    ),
+    Mutation(
+        "the oldest window of an episode is never drawn",
+        "samplers/sequence_weights.py",
+        "np.maximum((last - first) // rule.stride + 1, 0)",
+        "np.maximum((last - first) // rule.stride, 0)",
+        "samplers",
+    ),
+    Mutation(
+        "a short window weighs as much as a whole one",
+        "samplers/sequence_weights.py",
+        "return at + 1.0 - kernels.reference.window_start(at, rule.length, rule.stride)",
+        "return at * 0.0 + rule.length",
+        "samplers",
+    ),
+    # -- returns
+    Mutation(
+        "a masked mean counts every step",
+        "returns/functions.py",
+        "mean = torch.where(mask, wide, 0.0).sum() / count.clamp(min=1)",
+        "mean = torch.where(mask, wide, 0.0).sum() / x.numel()",
+        "returns",
+    ),
+    Mutation(
+        "the deviation of a masked normalisation is that of a population",
+        "returns/functions.py",
+        "centred.square().sum() / (count - 1).clamp(min=1)",
+        "centred.square().sum() / count.clamp(min=1)",
+        "returns",
+    ),
+    Mutation(
+        "a group's later episodes count although only the first should",
+        "returns/functions.py",
+        "real & (ended == 0) if until_first_done",
+        "real & (ended <= 1) if until_first_done",
+        "returns",
+    ),
+    Mutation(
+        "TD(λ)'s advantage leaves the return as it is",
+        "returns/estimators.py",
+        'return _attached(ret - columns["value"][:-1], ret, columns["mask"], self.normalize)',
+        'return _attached(ret - columns["value"][1:], ret, columns["mask"], self.normalize)',
+        "returns rollout/test_finishing.py",
+    ),
+    # -- rollouts
+    Mutation(
+        "even parts of a rollout lose what does not divide",
+        "rollout/minibatches.py",
+        "i * size + min(i, more)",
+        "i * size + min(i, more // 2)",
+        "rollout",
+    ),
+    Mutation(
+        "the last small minibatch is left out",
+        "rollout/minibatches.py",
+        "if drop_last or bounds[-1] == total else",
+        "if drop_last or bounds[-1] <= total else",
+        "rollout",
+    ),
+    Mutation(
+        "every epoch has the same order",
+        "rollout/minibatches.py",
+        "if order is None or reshuffle else order",
+        "if order is None else order",
+        "rollout",
+    ),
+    Mutation(
+        "minibatches have steps that are not real",
+        "rollout/minibatches.py",
+        "return order if rows is None else rows[order]",
+        "return order",
+        "rollout",
+    ),
+    Mutation(
+        "a batch of windows has one step too many",
+        "rollout/minibatches.py",
+        "bisect_right(until, before + batch_steps)",
+        "bisect_right(until, before + batch_steps + 1)",
+        "rollout",
+    ),
+    Mutation(
+        "a rollout is finished without the bootstrap value that it needs",
+        "rollout/finishing.py",
+        'going_on = ~(named["terminated"][-1] | named["truncated"][-1])',
+        'going_on = ~(named["terminated"][-1] | ~named["truncated"][-1])',
+        "rollout",
+    ),
+    Mutation(
+        "the in-place estimator is used after the ring of rows has come round",
+        "rollout/finishing.py",
+        "self._places is not None and not columns.start:",
+        "self._places is not None:",
+        "rollout",
+    ),
+    Mutation(
+        "final values go to the wrong row after the ring of rows has come round",
+        "rollout/writer.py",
+        "rows = self._columns.place(rows).to(target.device)",
+        "rows = rows.to(target.device)",
+        "rollout collect",
+    ),
+    Mutation(
+        "an interruption does not truncate the newest step",
+        "rollout/writer.py",
+        "truncated[-1] |= going_on",
+        "truncated[-1] |= going_on & False",
+        "rollout",
+    ),
+    Mutation(
+        "a window in the middle of an episode starts it",
+        "rollout/windows.py",
+        "(begins == 1) & (first == origin)",
+        "begins == 1",
+        "rollout",
+    ),
+    Mutation(
+        "kept recurrent states are looked up in the wrong row",
+        "rollout/windows.py",
+        "first // every * self._envs + env\n",
+        "(first // every + 1) // 2 * self._envs + env\n",
+        "rollout",
+    ),
+    Mutation(
+        "columns of a rollout that has come round begin at the wrong row",
+        "rollout/columns.py",
+        "slice(self.start, self.num_steps), slice(end - self.num_steps)",
+        "slice(end - self.num_steps), slice(self.start, self.num_steps)",
+        "rollout",
+    ),
+    # -- collecting
+    Mutation(
+        "truncated episodes end on the next episode's first observation: a stale final observation",
+        "collect/collector.py",
+        "following[path] = kept.index_copy(0, where, rows)",
+        "following[path] = kept",
+        "collect",
+    ),
+    Mutation(
+        "a rollout values the next episode's first observation: a stale final observation",
+        "collect/collector.py",
+        "inputs.leaf(path, pick(given, path[1:], envs)) for path in inputs.obs_paths",
+        "inputs.leaf(path, pick(obs, path[1:], envs)) for path in inputs.obs_paths",
+        "collect",
+    ),
+    Mutation(
+        "final values are set one step too late",
+        "collect/finals.py",
+        "buffer.steps - (self._made - e.made)",
+        "buffer.steps - (self._made - e.made) + 1",
+        "collect",
+    ),
+    Mutation(
+        "the step that an env ignores counts as one",
+        "collect/collector.py",
+        "self._episode_length += ~self._vector.ignored",
+        "self._episode_length += 1",
+        "collect",
+    ),
+    Mutation(
+        "a new episode goes on with the state of the last one",
+        "collect/collector.py",
+        "self._hidden = self._started(after, self._at_start)",
+        "self._hidden = after",
+        "collect",
+    ),
+    # -- hindsight
+    Mutation(
+        "goals of other episodes come from the stream that draws the batch",
+        "views/hindsight.py",
+        "ring.draw(len(plan.places), stream(key, OTHERS))",
+        "ring.draw(len(plan.places), key)",
+        "views/test_hindsight.py",
+    ),
+    Mutation(
+        "hindsight keeps the functions that it had before they were changed",
+        "views/hindsight.py",
+        "if known is None or known[0] != facts:",
+        "if known is None:",
+        "views/test_hindsight.py",
+    ),
+    Mutation(
+        "k relabelled rows per unchanged one are a share of 1 / (k + 1)",
+        "views/hindsight.py",
+        "k / (k + 1)\n        self.terminated_fn",
+        "1 / (k + 1)\n        self.terminated_fn",
+        "views/test_hindsight.py",
+    ),
+    # -- saving
+    Mutation(
+        "a save's checksums are not looked at",
+        "files/save.py",
+        "reader.check_crc32(self._files[file].crc32)",
+        "self._files[file]",
+        "files",
+    ),
+    Mutation(
+        "the old files of a save go before the new one is in place",
+        "files/save.py",
+        "            disk.sync(directory)\n            os.replace(temporary, path / MANIFEST)",
+        "            disk.remove_others(path, keep=files)\n            os.replace(temporary, path / MANIFEST)",
+        "files",
+    ),
+    Mutation(
+        "the newest row of an episode that goes on is frozen in a segment",
+        "replay/segments.py",
+        "live.until - (ring.state[:, NEXT] > 0)",
+        "live.until - (ring.state[:, NEXT] < 0)",
+        "replay",
+    ),
+    Mutation(
+        "new segments leave out what was added to envs that have come round",
+        "replay/segments.py",
+        "new = Span(np.maximum(kept[-1].span.until, live.first) if kept else live.first, stable.until)",
+        "new = Span(np.maximum(kept[-1].span.until + 1, live.first) if kept else live.first, stable.until)",
+        "replay",
+    ),
+    Mutation(
+        "segments with rows that are gone are never given up",
+        "replay/segments.py",
+        "if stored - _shared(kept, live) > live.size:",
+        "if stored - _shared(kept, live) > 9 * live.size:",
+        "replay",
+    ),
+    Mutation(
+        "a smaller ring than the saved one gets rows that are not its newest",
+        "replay/saved_ring.py",
+        "live = part.span.meet(ring.span)\n",
+        "live = part.span.meet(ring.span)\n    rows = rows[::-1].copy()\n",
+        "replay",
+    ),
+    Mutation(
+        "a loaded replay's sampler starts anew",
+        "replay/saved_ring.py",
+        "    if alike:\n        sampler.load_state_dict(parts)",
+        "    if not parts:\n        sampler.load_state_dict(parts)",
+        "replay files",
+    ),
+    Mutation(
+        "a loaded replay draws its first batches again",
+        "replay/saving.py",
+        'progress.draws, progress.sampled, progress.late = integers(content, "counts", 3).tolist()',
+        '_, progress.sampled, progress.late = integers(content, "counts", 3).tolist()',
+        "replay",
+    ),
+    Mutation(
+        "a loaded rollout shuffles as a new one does",
+        "rollout/saving.py",
+        'permutations.draws, writer.has_last = whole(content, "draws"), entry(content, "has_last", bool)',
+        'permutations.draws, writer.has_last = 0, entry(content, "has_last", bool)',
+        "rollout",
+    ),
+    Mutation(
+        "a loaded rollout forgets that its last episodes had ended",
+        "rollout/saving.py",
+        'episodes.interrupted = entry(content, "interrupted", bool)',
+        'episodes.interrupted = entry(content, "interrupted", bool) and False',
+        "rollout",
+    ),
+    # -- kernels, compiled ones last: each compiles anew
+    Mutation(
+        "a window of n steps crosses an episode's end",
+        "kernels/cpu/windows.py",
+        "if terminal | cut or k == steps or ring.stamp[place] < 0:",
+        "if k == steps:",
+        "views/test_transitions.py ring",
+    ),
+    Mutation(
+        "what an episode ended on is the observation before: a stale final observation",
+        "kernels/cpu/append.py",
+        "scatter_rows(given.final, given.finals, memory, ring.obs_bytes)",
+        "scatter_rows(given.staged, given.finals, memory, ring.obs_bytes)",
+        "views/test_transitions.py ring",
+    ),
+    Mutation(
+        "the window of the newest is off by one where some of them have gone",
+        "kernels/cpu/draw.py",
+        "if _since(middle, history, ring, first) >= newest:",
+        "if _since(middle, history, ring, first) > newest:",
+        "ring samplers",
+    ),
+    Mutation(
+        "a target bootstraps after a terminal",
+        "kernels/reference/nstep.py",
+        "return 0.0 if terminal else discount",
+        "return discount",
+        "views/test_transitions.py ring",
+    ),
+    Mutation(
+        "the first reward of a window is discounted",
+        "kernels/reference/nstep.py",
+        "value + discount * float(reward), discount * gamma",
+        "value + discount * gamma * float(reward), discount * gamma",
+        "views/test_transitions.py ring",
+    ),
+    Mutation(
+        "frames of an earlier episode are in a stack",
+        "kernels/cpu/windows.py",
+        "reach = min(back, step[place])  # no further",
+        "reach = back  # no further",
+        "views ring",
+    ),
+    Mutation(
+        "GAE carries on over a truncation",
+        "kernels/cpu/returns.py",
+        "advantage = delta + _passed_on(terminated | truncated, decay, carry)",
+        "advantage = delta + _passed_on(terminated, decay, carry)",
+        "returns",
+    ),
+    Mutation(
+        "a truncated step is valued by the next episode",
+        "kernels/cpu/returns.py",
+        "following = choose(truncated, load(p.final_value + 4 * i, inside), following)",
+        "following = choose(terminated, load(p.final_value + 4 * i, inside), following)",
+        "returns",
+    ),
+    Mutation(
+        "a goal of the future is the one reached before the row's own step",
+        "kernels/cpu/hindsight.py",
+        "return number + 1, end",
+        "return number, end",
+        "views/test_hindsight.py",
+    ),
+    Mutation(
+        "a row makes way, and one that needs it as history stays drawable",
+        "kernels/cpu/append.py",
+        "while other <= min(old + history, number - 1):",
+        "while other < min(old + history, number - 1):",
+        "ring views",
+    ),
+    Mutation(
+        "a mass on the edge of two leaves goes to the left one",
+        "kernels/cpu/tree.py",
+        "passed = edge <= mass",
+        "passed = edge < mass",
+        "samplers/test_sumtree.py",
+    ),
+    Mutation(
+        "a sequence's rewards reach one step less far",
+        "kernels/cpu/sequences.py",
+        "k = min(steps, known - t)",
+        "k = min(steps, known - t - 1)",
+        "views/test_sequences.py",
+    ),
+]
+"""The first are in plain Python, so that what is compiled serves them all."""
+
+
+def stale() -> list[str]:
+    """The mutations whose text does not occur exactly once, or whose tests are gone."""
+    found = list[str]()
+    for mutation in MUTATIONS:
+        count = (ROOT / "src" / "relive" / mutation.file).read_text(encoding="utf-8").count(mutation.old)
+        missing = [name for name in mutation.tests.split() if not (ROOT / "tests" / name).exists()]
+        if count != 1 or missing:
+            found.append(f"{mutation.name}: {mutation.file} has its line {count} times; missing: {missing}")
+    return found
+
+
+def verdict(mutation: Mutation, source: Path, stamp: int) -> str:
+    """Run the tests of a mutation on a changed copy, which is mended afterwards: the test that noticed, or "lives"."""
+    file, output = source / "relive" / mutation.file, source / "output"
+    text, times = file.read_text(encoding="utf-8"), file.stat()
+    file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    os.utime(file, (stamp, stamp))  # another second for each, since Python compiles again by whole seconds
+    run = multiprocessing.get_context("fork").Process(target=run_tests, args=(mutation.tests.split(), source, output))
+    try:
+        run.start()
+        run.join(SECONDS)
+        if run.exitcode is None:
+            run.kill()
+            return "(hangs)"
+    finally:
+        file.write_text(text, encoding="utf-8")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if run.exitcode == 0:
+        return "lives"
+    noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", output.read_text(encoding="utf-8"), re.MULTILINE)
+    return noticed.group(1).removeprefix("tests/") if noticed else f"(exit status {run.exitcode})"
+
+
+def run_tests(names: list[str], source: Path, output: Path) -> None:
+    """In a process of its own: the quick tests of these folders and files, up to the first that fails."""
+    os.environ["PYTHONPATH"] = str(source)  # for processes that tests start
+    sys.path.insert(0, str(source))
+    os.chdir(ROOT)
+    with output.open("w", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+        options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
+        status = pytest.main([*options, *(f"tests/{name}" for name in names)])
+        sys.stdout.flush()
+    os._exit(status)
+
+
+def main(wanted: list[str]) -> int:
+    """Run the mutations whose names contain one of the words, or all; returns how many live."""
+    problems = stale()
+    print("\n".join(problems), end="\n" * bool(problems))
+    chosen = [m for m in MUTATIONS if not wanted or any(word in m.name for word in wanted)]
+    lives = 0
+    for heavy in ("torch", "numba", "gymnasium", "tensordict", "hypothesis"):  # once, for all processes that follow
+        importlib.import_module(heavy)
+    print("| mutation | in | noticed by | after |\n|---|---|---|---:|", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        source = Path(folder, "src")
+        shutil.copytree(ROOT / "src", source)  # with what was compiled of it
+        for i, mutation in enumerate(chosen):
+            before = time.perf_counter()
+            found = verdict(mutation, source, int(time.time()) + i)
+            lives += found == "lives"
+            seconds = time.perf_counter() - before
+            print(f"| {mutation.name} | {mutation.file} | {found} | {seconds:.0f} s |", flush=True)
+    return lives + len(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(sys.argv[1:]), 1))

@@ -1,0 +1,74 @@
+"""What a replay is made with, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from relive import (
+    Field,
+    NStep,
+    Prioritized,
+    ReplayBuffer,
+    Schema,
+)
+from relive.errors import ParameterError, SchemaError
+from replays import PLAIN
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reward": None}, "'reward'"),
+        ({"terminated": None}, "'terminated'"),
+        ({"truncated": Field((), torch.float32)}, "'truncated'"),
+        ({"reward": Field((), torch.float64)}, "'reward'"),
+        ({"reward": Field((1,))}, "'reward'"),
+        ({"obs": None}, "'obs'"),
+        *(({name: Field()}, name) for name in ("next_obs", "mask", "index", "next_index", "discount", "steps")),
+        *(({name: Field()}, name) for name in ("weight", "probability", "source", "_stamp", "_x")),
+    ],
+)
+def test_a_schema_that_makes_no_replay_is_refused(fields: dict[str, Any], message: str) -> None:
+    tree = {**{name: PLAIN[name] for name in PLAIN.names}, **fields}
+    schema = Schema({name: field for name, field in tree.items() if field is not None})
+    with pytest.raises(SchemaError, match=message):
+        ReplayBuffer(schema, 10)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "num_envs"), [(0, 1), (1, 1), (5, 3), (-4, 1), (10, 0), (10, -1), (1e6, 1), (10, 2.0)]
+)
+def test_a_capacity_of_less_than_two_rows_per_env_is_refused(capacity: int, num_envs: int) -> None:
+    with pytest.raises(ParameterError, match=r"capacity|2 rows|env"):
+        ReplayBuffer(PLAIN, capacity, num_envs)
+
+
+@pytest.mark.parametrize("seed", [True, 1.5, "7"], ids=repr)
+def test_a_seed_that_is_none_is_refused_at_once(seed: Any) -> None:
+    with pytest.raises(ParameterError, match="seed is an int"):
+        ReplayBuffer(PLAIN, 10, seed=seed)
+
+
+def test_a_seed_that_is_not_given_follows_torchs_and_batch_t_follows_the_seed() -> None:
+    rows: list[tuple[int, list[float]]] = []
+    for _ in range(2):
+        torch.manual_seed(42)
+        replay = ReplayBuffer(PLAIN, 40, 2)
+        torch.rand(5)  # what others draw meanwhile changes nothing
+        for t in range(10):
+            replay.add(
+                obs=np.full((2, 2), t), action=[t, t], reward=[t, -t], terminated=[False] * 2, truncated=[False] * 2
+            )
+        replay.sample(4)
+        rows.append((replay.seed, replay.sample(8)["reward"].tolist()))
+    assert rows[0] == rows[1]
+
+
+def test_a_class_in_place_of_a_part_is_refused() -> None:
+    for part in ({"sampler": Prioritized}, {"view": NStep}):
+        with pytest.raises(ParameterError, match=r"expected an object, got its class; pass \w+\(\.\.\.\)"):
+            ReplayBuffer(PLAIN, 10, **cast("Any", part))

@@ -1,0 +1,233 @@
+"""Advantages and returns at the ends of episodes: the traps, final values, steps that are not real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from relive import errors, returns
+from returned import COEFFICIENTS, DTYPES, ESTIMATORS, agree, drawn, library, tensor, truth
+
+
+def one_env(**grids: Any) -> dict[str, Any]:
+    """Lists as tensors [T, 1]: flags where they are bools, else float32."""
+    out: dict[str, Any] = {}
+    for name, numbers in grids.items():
+        out[name] = torch.tensor(numbers, dtype=torch.bool if isinstance(numbers[0], bool) else torch.float32)[:, None]
+    return out
+
+
+def listed(*outs: Tensor) -> list[list[float]]:
+    """Tensors [T, 1] as lists."""
+    return [out[:, 0].tolist() for out in outs]
+
+
+NO = False
+YES = True
+
+# Traps
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_done_flag_is_read_at_its_own_step_and_not_one_late(dtype: torch.dtype) -> None:
+    grids = one_env(
+        reward=[0.0, 0, 1, 0, 0],
+        value=[0.0, 0, 0, 5, 0, 0],
+        terminated=[NO, NO, YES, NO, NO],
+        truncated=[NO, NO, NO, NO, NO],
+    )
+    grids |= {name: grids[name].to(dtype) for name in ("reward", "value")}
+    # Read a step late it gives [0, 0, 1.247, -5, 0]: the reward never gets back, the next episode leaks in.
+    advantage, ret = listed(*returns.gae(**grids, gamma=0.99, lam=0.95))
+    assert advantage == pytest.approx([0.88454025, 0.9405, 1, -5, 0], rel=1e-6)
+    assert ret == pytest.approx([0.88454025, 0.9405, 1, 0, 0], rel=1e-6)
+    (whole,) = listed(returns.monte_carlo(**grids, gamma=0.99))
+    assert whole == pytest.approx([0.9801, 0.99, 1, 0, 0], rel=1e-6)
+    _, targets = returns.vtrace(torch.zeros(5, 1, dtype=dtype), **grids, gamma=0.99)
+    assert listed(targets)[0] == pytest.approx([0.9801, 0.99, 1, 0, 0], rel=1e-6)
+
+
+def cut(dtype: torch.dtype, terminated: bool = False) -> dict[str, Any]:
+    """One env, truncated at its only step: V(obs) 100, V(true final obs) 10, V(reset obs) 7."""
+    grids = one_env(reward=[1.0], value=[100.0, 7], terminated=[terminated], truncated=[YES], final_value=[10.0])
+    return grids | {name: grids[name].to(dtype) for name in ("reward", "value", "final_value")}
+
+
+def every_return(grids: dict[str, Any], gamma: float) -> dict[str, float]:
+    """The first step's return by each estimator; on policy they are all the same where one step is left."""
+    log_rho = torch.zeros_like(grids["reward"])
+    outs = {
+        "gae": returns.gae(**grids, gamma=gamma)[1],
+        "monte_carlo": returns.monte_carlo(**grids, gamma=gamma),
+        "lambda_returns": returns.lambda_returns(**grids, gamma=gamma),
+        "vtrace": returns.vtrace(log_rho, **grids, gamma=gamma)[1],
+        "gae advantage": returns.gae(**grids, gamma=gamma)[0] + grids["value"][:-1],
+        "vtrace advantage": returns.vtrace(log_rho, **grids, gamma=gamma)[0] + grids["value"][:-1],
+    }
+    return {name: out[0, 0].item() for name, out in outs.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_truncated_step_bootstraps_from_its_final_observation_and_not_its_own(
+    dtype: torch.dtype,
+) -> None:
+    # With V(obs[t]) in its place: 1 + 0.5 * 100 = 51.
+    assert every_return(cut(dtype), gamma=0.5) == dict.fromkeys(every_return(cut(dtype), 0.5), 6.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_truncation_is_no_termination(dtype: torch.dtype) -> None:
+    # As a termination it would be 1; and a step that is both is a termination.
+    assert set(every_return(cut(dtype), gamma=1.0).values()) == {11.0}
+    assert set(every_return(cut(dtype, terminated=True), gamma=1.0).values()) == {1.0}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_value_of_the_reset_observation_is_not_read_at_an_end(dtype: torch.dtype) -> None:
+    # With V(reset obs) in its place: 1 + 0.5 * 7 = 4.5. Not even NaN or infinity there may come through.
+    for reset_value in (7.0, float("nan"), float("inf"), -1e30):
+        for terminated, expected in ((False, 6.0), (True, 1.0)):
+            grids = cut(dtype, terminated)
+            grids["value"][1] = reset_value
+            assert set(every_return(grids, gamma=0.5).values()) == {expected}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_advantage_flows_through_a_truncation_and_the_last_step_is_bootstrapped(
+    dtype: torch.dtype,
+) -> None:
+    grids = one_env(
+        reward=[0.0, 100, 1],
+        value=[0.0, 0, 0, 8],
+        terminated=[NO, NO, NO],
+        truncated=[YES, NO, NO],
+        final_value=[2.0, 0, 0],
+    )
+    grids |= {name: grids[name].to(dtype) for name in ("reward", "value", "final_value")}
+    # Flowing through, the first would be 1 + 0.5 * 102.5 = 52.25; without a bootstrap the last would be 1.
+    assert listed(*returns.gae(**grids, gamma=0.5, lam=1.0)) == [[1, 102.5, 5], [1, 102.5, 5]]
+    assert listed(returns.monte_carlo(**grids, gamma=0.5)) == [[1, 102.5, 5]]
+    assert listed(returns.lambda_returns(**grids, gamma=0.5, lam=1.0)) == [[1, 102.5, 5]]
+    log_rho = torch.zeros(3, 1, dtype=dtype)
+    assert listed(*returns.vtrace(log_rho, **grids, gamma=0.5)) == [[1, 102.5, 5], [1, 102.5, 5]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rewards_are_not_edited_to_hide_a_bootstrap(dtype: torch.dtype) -> None:
+    grids = cut(dtype)
+    returns.gae(**grids, gamma=0.9)
+    assert grids["reward"].item() == 1.0  # edited in place it would be 1 + 0.9 * 10
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_input_is_changed_by_a_call_or_shared_with_its_result(name: str, dtype: torch.dtype) -> None:
+    block = drawn(8, 6, 5)
+    grids = {key: tensor(grid, dtype) for key, grid in block.items() if key != "log_rho" or name == "vtrace"}
+    before = {key: grid.clone() for key, grid in grids.items() if grid is not None}
+    out = getattr(returns, name)(**grids)
+    for result in out if isinstance(out, tuple) else (out,):
+        result.fill_(123)
+    for key, grid in before.items():
+        assert torch.equal(grid.nan_to_num(), grids[key].nan_to_num()), f"{key} was written to"
+
+
+@pytest.mark.parametrize("per", ["step", "episode"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_group_advantage_changes_no_input_and_shares_none(per: Any, dtype: torch.dtype) -> None:
+    block = drawn(8, 6, 4)
+    grids = {key: tensor(block[key], dtype) for key in ("reward", "terminated", "truncated", "mask")}
+    before = {key: grid.clone() for key, grid in grids.items() if grid is not None}
+    for until_first_done in (True, False):
+        for result in returns.group_advantage(**grids, group_size=2, per=per, until_first_done=until_first_done):
+            result.fill_(1)
+    for key, grid in before.items():
+        assert torch.equal(grid.nan_to_num(), grids[key].nan_to_num()), f"{key} was written to"
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_number_that_is_not_finite_stays_in_its_episode(name: str, dtype: torch.dtype) -> None:
+    block = drawn(9, 9, 3, ends=0.0, unreal=None)
+    block["terminated"][2], block["truncated"][5], block["final_value"][5] = True, True, 1.5
+    clean = library(name, block, dtype, **COEFFICIENTS[0])
+    for poison in (np.nan, np.inf):
+        block["reward"][3:6], block["value"][3:6] = poison, -poison
+        for got, expected in zip(library(name, block, dtype, **COEFFICIENTS[0]), clean, strict=True):
+            assert not got[3:6].isfinite().any()
+            assert torch.equal(got[:3], expected[:3])
+            assert torch.equal(got[6:], expected[6:])
+
+
+# Final values
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_truncated_step_without_its_final_value_is_refused(name: str, dtype: torch.dtype) -> None:
+    block = drawn(10, 6, 5, ends=0.0, unreal=None)
+    block["truncated"][4, 3] = True
+    for final_value in (None, block["final_value"]):  # missing, and NaN where it is needed
+        with pytest.raises(errors.FieldError, match=r"final_value.*step 4 of env 3"):
+            library(name, block | {"final_value": final_value}, dtype)
+    block["final_value"][4, 3] = 1.0
+    library(name, block, dtype)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_final_values_may_be_left_out_where_none_is_needed(name: str, dtype: torch.dtype) -> None:
+    block = drawn(11, 6, 5, ends=0.3, unreal=0.3)
+    block["truncated"] = block["truncated"] & (block["terminated"] | ~block["mask"])
+    assert block["truncated"].any()
+    numbers = COEFFICIENTS[0]
+    got = library(name, block | {"final_value": None}, dtype, **numbers)
+    assert all(torch.equal(a, b) for a, b in zip(got, library(name, block, dtype, **numbers), strict=True))
+    agree(got, truth(name, block, **numbers), block, numbers)
+
+
+def test_without_a_critic_every_bootstrap_is_zero() -> None:
+    grids = one_env(reward=[1.0, 2], terminated=[NO, NO], truncated=[YES, NO])
+    assert listed(returns.monte_carlo(**grids, gamma=0.5)) == [[1, 2]]
+    assert listed(returns.monte_carlo(**grids, final_value=torch.full((2, 1), 10.0), gamma=0.5)) == [[1, 2]]
+
+
+# Unreal steps
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_trace_that_reaches_an_unreal_step_stops_at_the_value_of_its_observation(
+    dtype: torch.dtype,
+) -> None:
+    grids = one_env(
+        reward=[1.0, 999, 4],
+        value=[2.0, 8, 16, 32],
+        terminated=[NO, YES, NO],
+        truncated=[NO, YES, NO],
+        mask=[YES, NO, YES],
+    )
+    grids |= {name: grids[name].to(dtype) for name in ("reward", "value")}
+    assert listed(*returns.gae(**grids, gamma=0.5, lam=1.0)) == [[3, 0, 4], [5, 8, 20]]
+    assert listed(returns.monte_carlo(**grids, gamma=0.5)) == [[5, 8, 20]]
+    log_rho = torch.zeros(3, 1, dtype=dtype)
+    assert listed(*returns.vtrace(log_rho, **grids, gamma=0.5)) == [[3, 0, 4], [5, 8, 20]]
+    del grids["value"]
+    assert listed(returns.monte_carlo(**grids, gamma=0.5)) == [[1, 0, 4]]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_but_the_value_of_an_unreal_step_is_read(name: str, dtype: torch.dtype) -> None:
+    block = drawn(12, 12, 8, unreal=0.4)
+    unreal = ~block["mask"]
+    before = library(name, block, dtype)
+    for key, garbage in (("reward", 1e9), ("log_rho", 50.0), ("final_value", -1e9)):
+        block[key] = np.where(unreal, garbage, block[key])
+    for key in ("terminated", "truncated"):
+        block[key] = np.where(unreal, ~block[key], block[key])
+    for one, other in zip(library(name, block, dtype), before, strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,257 @@
+"""Writing a rollout: in place, the bootstrap row, clearing, and steps that are refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from relive import GAE, RolloutBuffer, errors
+from rollouts import NAN, SCHEMA, filled, holds, play, same_data, step, write_rows
+from twins import UNEVEN, uneven
+
+
+def test_rows_written_in_place_read_like_added_ones() -> None:
+    steps = play(6, masked=True)
+    rollout = RolloutBuffer(SCHEMA, 6, 2)
+    rollout.add(steps[0])
+    views = rollout.reserve(3)
+    assert views.batch_size == torch.Size([3, 2])
+    write_rows(views, steps[1:4])
+    assert holds(rollout, steps[:1])
+    rollout.commit()
+    assert holds(rollout, steps[:4])
+    rollout.add(steps[4])
+    write_rows(rollout.reserve(), steps[5:])
+    rollout.commit(1)
+    assert holds(rollout, steps)
+    assert same_data(rollout.flat(), filled(steps).flat())
+
+
+def test_reserved_rows_are_the_storage_itself() -> None:
+    rollout = RolloutBuffer(SCHEMA, 4, 2)
+    rollout.add(step(0))
+    views = rollout.reserve(2)
+    for name in SCHEMA.names:
+        assert views[name].data_ptr() == rollout.block[name][1].data_ptr()
+
+
+def test_reserved_rows_are_real_and_without_final_value_unless_written() -> None:
+    rollout = filled([step(0, mask=[False, False], final_value=[1.0, 2.0])], num_steps=2)
+    rollout.clear()
+    views = rollout.reserve()
+    assert views["mask"].all()
+    assert views["final_value"].isnan().all()
+
+
+def test_reserving_by_default_takes_all_rows_that_are_left() -> None:
+    rollout = filled([step(0)], num_steps=4)
+    assert rollout.reserve().batch_size == torch.Size([3, 2])
+    for count in (0, -1, 4):
+        with pytest.raises(errors.FullError, match=rf"reserve\({count}\): 3 rows are left.*reserve 1 to 3"):
+            rollout.reserve(count)
+    assert rollout.steps == 1
+
+
+def test_rows_that_are_not_committed_are_given_back() -> None:
+    rollout = RolloutBuffer(SCHEMA, 4, 2)
+    write_rows(rollout.reserve(3), [step(0), step(55), step(66)])
+    rollout.commit(1)
+    assert holds(rollout, [step(0)])
+    with pytest.raises(errors.LifecycleError):
+        rollout.commit(1)
+    rollout.add(step(1))
+    assert holds(rollout, [step(0), step(1)])
+
+
+@pytest.mark.parametrize("count", [0, -1, 3])
+def test_more_rows_than_reserved_cannot_be_committed(count: int) -> None:
+    rollout = RolloutBuffer(SCHEMA, 4, 2)
+    write_rows(rollout.reserve(2), [step(0), step(1)])
+    with pytest.raises(errors.LifecycleError, match=rf"commit\({count}\).* 2 rows"):
+        rollout.commit(count)
+    assert rollout.steps == 0
+    rollout.commit(2)
+    assert holds(rollout, [step(0), step(1)])
+
+
+def test_nothing_can_be_committed_without_a_reservation() -> None:
+    rollout = RolloutBuffer(SCHEMA, 4, 2)
+    forget: list[Callable[[], Any]] = [lambda: None, lambda: rollout.add(step(0)), rollout.clear]
+    for undo in forget:
+        if undo is not forget[0]:
+            rollout.reserve(1)
+        undo()
+        before = rollout.steps
+        with pytest.raises(errors.LifecycleError, match=r"commit.* 0 rows"):
+            rollout.commit()
+        assert rollout.steps == before
+
+
+def test_a_commit_with_last_says_that_the_bootstrap_row_is_written() -> None:
+    steps = play(3)
+    rollout, expected = RolloutBuffer(SCHEMA, 3, 2), filled(steps).finish(GAE(), last_value=[0.5, -0.5])
+    write_rows(rollout.reserve(), steps)
+    rollout.block["value"][3] = torch.tensor([0.5, -0.5])
+    rollout.commit(last=True)
+    rollout.finish(GAE())
+    assert torch.equal(rollout["advantage"], expected["advantage"])
+    rollout.clear()
+    write_rows(rollout.reserve(), [step(t) for t in range(3)])
+    rollout.commit()
+    with pytest.raises(errors.UnfinishedError):
+        rollout.finish(GAE())
+
+
+@pytest.mark.parametrize("how", ["commit less", "add instead", "clear"])
+def test_the_mask_and_final_value_of_rows_given_back_are_forgotten(how: str) -> None:
+    rollout = RolloutBuffer(SCHEMA, 3, 2)
+    views = rollout.reserve(2)
+    write_rows(views, [step(0), step(1, mask=[False, False], final_value=[7.0, 7.0])])
+    if how == "commit less":
+        rollout.commit(1)
+        steps = [step(0), step(1, truncated=[True, True]), step(2, mask=[False, True], final_value=[1.0, NAN])]
+    else:
+        views["mask"][0] = False
+        views["final_value"][0] = 7
+        if how == "clear":
+            rollout.clear()
+        steps = [step(0, truncated=[True, True]), step(1, mask=[False, True], final_value=[1.0, NAN])]
+    for each in steps[rollout.steps :]:
+        rollout.add(each)
+    assert holds(rollout, steps)
+    with pytest.raises(errors.FieldError, match="final_value"):
+        rollout.finish(GAE(), last_value=[0, 0], partial=True)
+
+
+def test_not_finite_rewards_are_found_at_the_commit_in_debug_mode_and_may_be_mended() -> None:
+    rollout = RolloutBuffer(SCHEMA, 4, 2, debug=True)
+    rollout.add(step(0))
+    views = rollout.reserve(2)
+    write_rows(views, [step(1), step(2, reward=[0, math.inf])])
+    with pytest.raises(errors.NotFiniteError, match="step 2 of env 1 is inf"):
+        rollout.commit()
+    assert holds(rollout, [step(0)])
+    write_rows(views, [step(1), step(2)])
+    rollout.commit()
+    assert holds(rollout, [step(0), step(1), step(2)])
+
+
+# The bootstrap row
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_bootstrap_row_follows_the_newest_step_and_is_overwritten_by_the_next(count: int) -> None:
+    rollout = filled([step(t) for t in range(count)], num_steps=4)
+    rollout.set_last(obs=[[5, 5], [6, 6]], value=torch.tensor([7.0, 8.0]))
+    assert rollout.last["obs"].tolist() == rollout.block["obs"][count].tolist() == [[5, 5], [6, 6]]
+    assert rollout.block["value"][count].tolist() == [7, 8]
+    assert holds(rollout, [step(t) for t in range(count)])
+    rollout.add(step(count))
+    assert holds(rollout, [step(t) for t in range(count + 1)])
+
+
+def test_a_value_belongs_to_the_step_it_was_set_after() -> None:
+    rollout = filled([step(0)], num_steps=2)
+    rollout.set_last(value=[1, 1])
+    rollout.add(step(1))
+    with pytest.raises(errors.UnfinishedError, match="bootstrap"):
+        rollout.finish(GAE())
+
+
+def test_an_observation_alone_is_no_bootstrap_value() -> None:
+    rollout = filled([step(0)])
+    rollout.set_last(obs=[[5, 5], [6, 6]])
+    with pytest.raises(errors.UnfinishedError, match=r"env 0 goes on.*last_value"):
+        rollout.finish(GAE())
+
+
+@pytest.mark.parametrize("fields", [{"mask": [False, False]}, {"final_value": [9.0, 9.0]}], ids=str)
+def test_the_bookkeeping_of_the_bootstrap_row_is_not_taken_for_that_of_the_next_step(fields: Any) -> None:
+    rollout = filled([step(0)], num_steps=4)
+    with pytest.raises(errors.FieldError):
+        rollout.set_last(**fields)
+    steps = [step(0), step(1), step(2, mask=[True, False], final_value=[NAN, 1.0])]
+    for each in steps[1:]:
+        rollout.add(each)
+    assert holds(rollout, steps)
+
+
+def test_a_field_of_the_bootstrap_row_that_does_not_exist_is_refused_before_any_is_written() -> None:
+    rollout = filled([step(0)])
+    with pytest.raises(errors.FieldError, match="did you mean 'value'"):
+        rollout.set_last(obs=np.ones((2, 2)), valeu=[1, 1])
+    assert rollout.last["obs"].count_nonzero() == 0
+
+
+# Clearing
+
+
+def test_nothing_of_the_last_rollout_can_be_read_after_clear() -> None:
+    rollout = filled(play(4, masked=True)).finish(GAE(), last_value=[1, 2])
+    rollout.clear()
+    assert (rollout.steps, len(rollout), rollout.is_full) == (0, 0, False)
+    assert rollout.keys() == (*SCHEMA.names, "mask", "final_value")
+    for name in rollout.keys():
+        assert len(rollout[name]) == 0
+    for call in (lambda: rollout["advantage"], lambda: rollout.flat(("advantage",))):
+        with pytest.raises((errors.FieldError, errors.EmptyError)):
+            call()
+    rollout.add(step(9))
+    assert holds(rollout, [step(9)])
+    assert len(rollout) == 2
+    with pytest.raises(errors.UnfinishedError):
+        rollout.finish(GAE(), partial=True)
+    with pytest.raises(errors.FieldError, match="advantage"):
+        _ = rollout["advantage"]
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("before", [1, 3, 4, 5, 9])
+def test_a_cleared_rollout_is_like_a_new_one_with_what_a_step_leaves_out_at_its_default(
+    before: int, wrap: bool
+) -> None:
+    used = RolloutBuffer(SCHEMA, 4, 2, wrap=wrap, seed=1)
+    for each in play(before if wrap else min(before, 4), masked=True):
+        used.add(each)
+    used.clear()
+    new = RolloutBuffer(SCHEMA, 4, 2, wrap=wrap, seed=1)
+    for each in [step(0), step(1), step(2, truncated=[True, False], mask=[False, True])]:
+        used.add(each)
+        new.add(each)
+        assert same_data(used.data(), new.data())
+    used.finish(GAE(), last_value=[1, 2], partial=True)
+    new.finish(GAE(), last_value=[1, 2], partial=True)
+    assert same_data(used.flat(), new.flat())
+
+
+@pytest.mark.parametrize("given", [np.zeros((2, 3)), torch.zeros(2), [("obs", 1)], "obs", 5])
+@pytest.mark.parametrize("more", [(), (np.zeros(2), [True, False])])
+def test_a_step_that_is_not_given_by_name_is_refused_with_the_call_that_does(given: Any, more: Any) -> None:
+    rollout: Any = RolloutBuffer(SCHEMA, 2, 2)
+    for arguments in ((given, *more), (None, given)):
+        with pytest.raises(errors.FieldError, match=r"names of its fields.*add\(obs=\.\.\., action="):
+            rollout.add(*arguments)
+    assert rollout.steps == 0
+
+
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_what_has_no_one_shape_is_refused_by_the_name_of_its_field(kind: str) -> None:
+    rollout = filled([step(0), step(1)], num_steps=3)
+    before = rollout.block.clone()
+    for name, shape in (("obs", (2, 2)), ("value", (2,))):
+        given, message = uneven(kind, shape)
+        with pytest.raises(errors.SchemaError, match=rf"'{name}.*{message}"):
+            rollout.add({**step(2), name: given})
+        with pytest.raises(errors.SchemaError, match=rf"'{name}.*{message}"):
+            rollout.set_last(**{name: given})
+        with pytest.raises(errors.SchemaError, match="'extra'"):
+            rollout["extra"] = given
+    if "ragged" in kind:
+        with pytest.raises(errors.SchemaError, match="final_value"):
+            rollout.set_final_value([0], [0], uneven(kind, (2,))[0])
+    assert same_data(rollout.block, before)

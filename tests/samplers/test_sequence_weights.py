@@ -1,0 +1,271 @@
+"""Windows are drawn as they weigh, by every sampler, as rows come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from covering import covering
+from fit import check_fit, deviation, equal, many
+from relive import (
+    FrameStack,
+    NStep,
+    Prioritized,
+    Recent,
+    Sequence,
+    Uniform,
+    WithoutReplacement,
+)
+from relive.errors import EmptyError
+from sequences_of import check_priorities
+from twins import SAMPLERS, SEQUENCES, Twin
+
+# Every sampler, as the rows come and go.
+
+ENDINGS = [(num_envs, ending) for ending in ".TUB" for num_envs in (1, 3)]
+
+
+@pytest.mark.parametrize(("sampler", "view", "world"), covering(SAMPLERS, SEQUENCES, ENDINGS, full=2))
+def test_every_sampler_draws_windows_that_are_there(sampler: str, view: str, world: tuple[int, str]) -> None:
+    num_envs, ending = world
+    twin = Twin(num_envs, 13, sampler=SAMPLERS[sampler](), view=SEQUENCES[view]())
+    for t in range(34):
+        twin.add("".join(ending if (t + env) % (5 + env) == 4 else "." for env in range(num_envs)))
+        if t % 11 == 10:
+            twin.interrupt([0])
+        if t % 3 == 0 or t == 33:
+            check_draws(twin)
+
+
+def check_draws(twin: Twin) -> None:
+    """Batches are of windows that can be drawn, and priorities are those of the definition."""
+    buffer, anchors = twin.buffer, twin.anchors()
+    buffer.check()
+    assert len(buffer) == len(anchors)
+    if not anchors:
+        with pytest.raises(EmptyError, match="no complete sequence of"):
+            buffer.sample(1)
+        return
+    sampler = buffer.sampler
+    inner = getattr(sampler, "inner", sampler)
+    for k, batch in enumerate(buffer.batches(2, min(6, len(anchors))), start=1):
+        among = recent(twin, k, 2) if isinstance(sampler, Recent) else anchors
+        twin.check_batch(batch, among=among)
+        if isinstance(inner, Prioritized):
+            errors = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(k)) * 3
+            assert buffer.update_priorities(batch["index"], errors, batch["mask"]) == 0
+            check_priorities(inner, batch, errors, buffer)
+
+
+def recent(twin: Twin, k: int, of: int) -> list[oracle.Row]:
+    """The windows that end among the newest transitions, or among the fewest of twice as many, 4 times, ..."""
+    sampler, truth = twin.buffer.sampler, twin.truth
+    assert isinstance(sampler, Recent)
+    transitions, anchors = truth.anchors(), twin.anchors()
+    if twin.buffer._ring.rule.length == 1:
+        transitions = anchors
+    count = oracle.recent_count(len(transitions), sampler.eta, sampler.c_min, k, of)
+    while True:
+        newest = {truth.index(row) for row in transitions[-count:]}
+        found = [row for row in anchors if truth.index(row) in newest]
+        if found:
+            return found
+        count *= 2
+
+
+@given(st.sampled_from(sorted(SAMPLERS)), st.sampled_from(sorted(SEQUENCES)), st.integers(1, 4), st.data())
+@settings(max_examples=40)
+def test_every_sampler_draws_right_from_larger_worlds(
+    sampler: str, view: str, num_envs: int, data: st.DataObject
+) -> None:
+    twin = Twin(num_envs, data.draw(st.integers(2, 60)), sampler=SAMPLERS[sampler](), view=SEQUENCES[view]())
+    for kinds in data.draw(st.lists(st.text("..........TUB", min_size=num_envs, max_size=num_envs), max_size=110)):
+        twin.add(kinds)
+        if not data.draw(st.integers(0, 20)):
+            twin.interrupt([data.draw(st.integers(0, num_envs - 1))])
+    check_draws(twin)
+
+
+# Distributions: each test must see a bias of 1 %.
+
+
+def uneven(**options: Any) -> Twin:
+    """Three envs with episodes of 1, 4 and 23 steps, of rings that came round within an episode."""
+    twin = Twin(3, 33, **options)
+    for t in range(80):
+        twin.add("".join("TUB"[e] if (t + 1) % length == 0 else "." for e, length in enumerate((1, 4, 23))))
+        if t == 60:
+            twin.interrupt([2])
+    return twin
+
+
+def weights(twin: Twin, among: list[oracle.Row] | None = None) -> dict[int, float]:
+    """How often each window is to be drawn."""
+    view, truth = twin.buffer.view, twin.truth
+    assert isinstance(view, Sequence)
+    rows = twin.anchors() if among is None else among
+    _, length, stride, _, weigh = view.rule
+    sizes = {truth.index(row): truth.excerpt(row, length, stride, 0, 1).length for row in rows}
+    if weigh == "windows":
+        return equal(list(sizes))
+    if weigh == "steps":
+        return {index: size / sum(sizes.values()) for index, size in sizes.items()}
+    by_episode: dict[int, list[int]] = {}
+    for row in rows:
+        by_episode.setdefault(id(row.episode), []).append(truth.index(row))
+    return {i: 1 / len(by_episode) / len(them) for them in by_episode.values() for i in them}
+
+
+@pytest.mark.parametrize(
+    ("shape", "weigh"), covering([(3, "none"), (5, 3), (4, "max"), (1, "max")], ["windows", "steps", "episodes"])
+)
+def test_windows_are_drawn_in_proportion_to_what_the_view_weighs(shape: tuple[int, Any], weigh: Any) -> None:
+    length, overlap = shape
+    twin = uneven(view=Sequence(length, 2, overlap, weigh=weigh))
+    twin.check()
+    chances = weights(twin)
+    drawn = many(twin, 4_000_000)
+    assert set(np.unique(drawn).tolist()) == set(chances)
+    assert deviation(drawn, chances) < 5
+    rng = np.random.default_rng(0)
+    biased = drawn.copy()
+    biased[rng.random(len(drawn)) < 0.01] = min(chances)
+    assert deviation(biased, chances) > 5
+    if weigh == "windows":
+        check_fit(drawn, chances)
+
+
+@pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
+def test_recent_draws_windows_of_its_window_alone_and_in_proportion(weigh: Any) -> None:
+    twin = uneven(view=Sequence(4, 1, "half", weigh=weigh), sampler=Recent(0.9999, 5))
+    for update in (1, 5, 10):
+        chances = weights(twin, recent(twin, update, 10))
+        drawn = many(twin, 2_000_000, update, 10)
+        assert set(np.unique(drawn).tolist()) == set(chances)
+        assert len(chances) == 1 or deviation(drawn, chances) < 5
+
+
+def test_a_short_episode_beside_a_long_one_gets_its_share_of_windows_and_no_more() -> None:
+    twin = Twin(1, 1200, view=Sequence(5, overlap="none"))
+    twin.play(*("." * 9 + "T"), *("." * 999 + "T"))
+    drawn = many(twin, 400_000)
+    short = float((drawn < 11).mean())
+    assert abs(short - 2 / 202) < 0.001
+    twin.buffer.view.weigh = "episodes"  # what others give, for those who want it
+    twin.buffer.sample(1)
+    assert abs(float((many(twin, 400_000) < 11).mean()) - 0.5) < 0.01
+
+
+def test_the_last_steps_of_an_episode_that_fill_no_window_are_learned_from() -> None:
+    twin = Twin(1, 40, view=Sequence(4, overlap="none")).play(*("." * 9 + "U"))
+    data = twin.buffer.data()
+    assert data.flat()["obs"][:, 2].tolist() == list(range(10))
+    assert data["lengths"].tolist() == [5, 5, 3]
+    twin.buffer.view = Sequence(4, overlap="none", drop_tail=True)
+    assert twin.buffer.data().flat()["obs"][:, 2].tolist() == list(range(8))
+
+
+def test_no_window_crosses_an_end_or_the_write_cursor() -> None:
+    for capacity in range(9, 16):
+        twin = Twin(1, capacity, view=Sequence(4, 2, n=2))
+        for t in range(45):
+            twin.add("T" if t % 11 == 10 else ".")
+            batch = twin.buffer.data()
+            for b in range(batch.num_sequences):
+                tags = batch["obs"][: batch["lengths"][b], b]
+                assert len(set(tags[:, 1].tolist())) <= 1
+                assert (tags[1:, 2] - tags[:-1, 2] == 1).all()
+
+
+def test_the_last_step_of_an_episode_is_drawn_and_learned_from() -> None:
+    for length, overlap in ((1, "max"), (3, "none"), (3, "max"), (7, "half"), (50, "none")):
+        twin = Twin(1, 60, view=Sequence(length, overlap=overlap)).play(*("." * 20 + "T"), *("." * 3 + "U"))
+        ends = twin.buffer.data().flat()
+        assert int(ends["terminated"].sum()) > 0
+        assert int(ends["truncated"].sum()) > 0
+        indices = set(many(twin, 20_000).tolist())
+        assert {20, 25} <= indices
+
+
+def test_batches_are_shuffled_and_no_env_is_dropped() -> None:
+    twin = Twin(5, 30, view=Sequence(4, overlap="none"), sampler=WithoutReplacement())
+    for t in range(25):
+        twin.add("".join("T" if (t + env) % 9 == 8 else "." for env in range(5)))
+    count = len(twin.buffer)
+    epochs = [twin.buffer.sample(count)["index"].tolist() for _ in range(3)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert {index % 5 for index in epochs[0]} == set(range(5))
+
+
+# The weights follow what happens.
+
+
+@given(st.sampled_from(["windows", "steps", "episodes"]), st.integers(1, 3), st.integers(2, 25), st.data())
+@settings(max_examples=60)
+def test_weights_kept_step_by_step_are_those_made_anew(
+    weigh: Any, num_envs: int, rows: int, data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(2, 6))
+    view = Sequence(length, data.draw(st.integers(0, 3)), data.draw(st.integers(0, length - 1)), weigh=weigh)
+    twin = Twin(num_envs, rows, view=view)
+    for _ in range(data.draw(st.integers(1, 12))):
+        what = data.draw(st.sampled_from(["add", "add", "many", "interrupt", "clear"]))
+        kinds = st.text("......TU", min_size=num_envs, max_size=num_envs)
+        if what == "add":
+            twin.add(data.draw(kinds))
+        elif what == "many":
+            twin.extend(data.draw(st.lists(kinds, min_size=1, max_size=30)))
+        elif what == "interrupt":
+            twin.interrupt([0])
+        elif not data.draw(st.integers(0, 3)):
+            twin.clear()
+        sampler = twin.buffer.sampler
+        assert isinstance(sampler, Uniform)
+        assert sampler._windows is not None
+        leaves = sampler._windows._tree.state_dict()["leaves"]
+        fresh = Uniform()
+        fresh.attach(twin.buffer._ring)
+        assert fresh._windows is not None
+        assert np.array_equal(leaves, fresh._windows._tree.state_dict()["leaves"])
+        twin.buffer.check()
+
+
+def test_an_interruption_makes_what_came_before_it_a_window() -> None:
+    twin = Twin(2, 20, view=Sequence(4, overlap="none", n=3, gamma=0.5)).play("..", "..", "..")
+    assert len(twin.buffer) == 0
+    twin.interrupt([1])
+    assert len(twin.buffer) == 1
+    batch = twin.buffer.sample(3)
+    twin.check_batch(batch)
+    assert batch["env"].tolist() == [1, 1, 1]
+    assert batch["mask"].sum(0).tolist() == [2, 2, 2]
+    twin.interrupt()
+    twin.interrupt()  # again: nothing is under way
+    twin.check()
+    assert len(twin.buffer) == 2
+    twin.add("..", mask=[False, True])
+    twin.check()
+
+
+def test_parameters_can_be_changed_on_a_living_buffer() -> None:
+    view = Sequence(3, gamma=0.5)
+    twin = Twin(2, 20, view=view, sampler=Prioritized())
+    for t in range(25):
+        twin.add("T." if t % 8 == 7 else "..")
+    changes = {"length": 5, "burn_in": 2, "overlap": "none", "n": 4, "drop_tail": True, "time_first": False}
+    for name, value in changes.items():
+        setattr(view, name, value)
+        twin.check()
+        twin.check_batch(twin.buffer.sample(10))
+    twin.buffer.view = NStep(2, 0.5)
+    twin.check()
+    twin.buffer.view = FrameStack(3, NStep(1, 0.5))
+    twin.check()
+    twin.check_batch(twin.buffer.sample(10))
