@@ -31,7 +31,8 @@ class Monitor:
 
     Args:
         replay: the buffer. It is only read, and what it draws does not change.
-        counts: count the draws of each transition: 4 bytes per row of the capacity, and a few microseconds per batch of 256.
+        counts: count the draws of each transition. It takes 4 bytes per row of the capacity, and up to half of the
+            time to sample a small batch.
         every: look at the staleness and the weights of one batch in so many.
 
     Raises:
