@@ -1,46 +1,53 @@
-"""Collector: plays a policy in a vector env and stores the steps in a buffer."""
+"""Collector: plays a policy in a vector env, and stores the steps in a buffer or returns them."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import EnvError, FullError
+from ..errors import EnvError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, require
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import as_host
+from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
-from .envs import Bools, VectorEnvs, is_factory, pick, vectorized
-from .finals import Finals, Given
+from .chunks import Chunks
+from .envs import Bools, VectorEnvs, is_factory, vectorized
+from .finals import Finals, Given, room
 from .inputs import Inputs, Leaves, shaped_as
 from .policy import Policy, ask, fields_of, value_of
 from .progress import progress_bar
 from .random_policy import RandomPolicy
 from .stats import CollectStats
+from .transitions import following, truncated_rows
 
 __all__ = ["Collector"]
 
 
 class Collector:
-    """Plays ``policy`` in ``envs`` and fills ``buffer``. All three autoreset modes of Gymnasium give the same data.
+    """Plays ``policy`` in ``envs``. :meth:`collect` fills ``buffer``; without one, :meth:`steps` returns the steps.
+
+    All three autoreset modes of Gymnasium give the same data.
 
     Args:
         envs: a ``gymnasium.vector.VectorEnv``, a single ``gymnasium.Env``, or a function that makes either.
         policy: ``policy(obs, **inputs)`` returns the actions ``[N, ...]``, or a mapping with ``action`` and the other
-            fields of the schema that it decides (``value``, ``log_prob``, ``hidden``, ...). ``obs`` is a tensor on the
-            buffer's device and of the schema's dtype, or a TensorDict if observations are nested. If the schema has
-            these fields, the policy gets them as keywords, and they are stored with the step: ``hidden``, the fields of
-            ``from_info``, ``is_start`` (bool ``[N]``: the first observation of an episode), ``last_action`` and
-            ``last_reward`` (of the step before; 0 at an episode's start). The policy gets the hidden state before the
-            step and returns the state after it: ``[layers, N, size]``, as torch.nn.LSTM has it, if the schema's shape
-            is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``. Episodes start with ``initial_hidden``.
-        buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`.
+            fields of the schema that it decides (``value``, ``log_prob``, ``hidden``, ...). ``obs`` is a tensor of
+            the schema's dtype, on the buffer's device or else the CPU; or a TensorDict if observations are nested. If
+            the schema has these fields, the policy gets them as keywords, and they are stored with the step:
+            ``hidden``, the fields of ``from_info``, ``is_start`` (bool ``[N]``: the first observation of an episode),
+            ``last_action`` and ``last_reward`` (of the step before; 0 at an episode's start). The policy gets the
+            hidden state before the step and returns the state after it: ``[layers, N, size]``, as torch.nn.LSTM has it,
+            if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``. Episodes start with
+            ``initial_hidden``.
+        buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`; None to call :meth:`steps`.
+        schema: without a buffer, the fields of a step. Default: ``Schema.from_env(envs)``.
         value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, for any B. It is called once at the end of a
             collection, for the bootstrap row and the final observations of truncated episodes. Default:
             ``policy(...)["value"]``; the actions that the policy then draws are not used.
@@ -56,8 +63,10 @@ class Collector:
 
     Raises:
         EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
-        ParameterError: ``final_obs`` or ``autoreset_mode`` is not one of the choices.
+        ParameterError: ``final_obs`` or ``autoreset_mode`` is not one of the choices; or both a buffer and a schema
+            are given.
         FieldError: the schema has no ``action``.
+        SchemaError: there is no buffer, and a replay cannot have the schema.
         DTypeError: ``is_start`` is not declared as ``Field((), torch.bool)``, or ``last_action`` or ``last_reward``
             not like ``action`` or ``reward``.
     """
@@ -66,8 +75,9 @@ class Collector:
         self,
         envs: Any,
         policy: Policy,
-        buffer: RolloutBuffer | ReplayBuffer,
+        buffer: RolloutBuffer | ReplayBuffer | None = None,
         *,
+        schema: Schema | None = None,
         value_fn: Policy | None = None,
         seed: int | None = None,
         final_obs: Literal["require", "mask"] = "require",
@@ -79,11 +89,16 @@ class Collector:
         self.envs = self._vector.envs
         self.policy, self.buffer, self.seed = policy, buffer, seed
         self.value_fn = value_fn or value_of(policy)
-        if self.envs.num_envs != buffer.num_envs:
-            raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {self.envs.num_envs}")
+        n, device = self.envs.num_envs, torch.device("cpu") if buffer is None else buffer.device
+        if buffer is not None and schema is not None:
+            raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
+        if buffer is not None and n != buffer.num_envs:
+            raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}")
+        fields = buffer.schema if buffer is not None else schema or Schema.from_env(self.envs)
+        self._chunks = Chunks(fields, n, device) if buffer is None else None
         self._wanted_info = from_info
-        self._inputs = Inputs(buffer.schema, buffer.num_envs, buffer.device, from_info, initial_hidden)
-        self._has_value = "value" in buffer.schema and isinstance(buffer, RolloutBuffer)
+        self._inputs = Inputs(fields, n, device, from_info, initial_hidden)
+        self._has_value = "value" in fields and isinstance(buffer, RolloutBuffer)
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.total_steps = self.total_episodes = 0
@@ -93,10 +108,15 @@ class Collector:
             buffer.check_ends = False  # the collector stores episode ends correctly
         self._finals = Finals()
 
+    @property
+    def _into(self) -> RolloutBuffer | ReplayBuffer | Chunks:
+        """What takes the steps."""
+        return cast("Chunks", self._chunks) if self.buffer is None else self.buffer
+
     # -- the public face ----------------------------------------------------------------------------------------
 
     def reset(self, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start new episodes in all envs; called by the first :meth:`collect` with the collector's own seed.
+        """Start new episodes in all envs. The first :meth:`collect` or :meth:`steps` does it with the collector's seed.
 
         From now on the envs belong to this collector, until another collector resets them. Running episodes are cut:
         their newest steps are truncated in a rollout, and incomplete in a replay. To start a rollout over, clear the
@@ -105,7 +125,7 @@ class Collector:
         initial, n = self._initial_states(), self.envs.num_envs
         self._was_reset, self._obs = True, None
         obs, info = self._vector.reset(seed, options)
-        self.buffer.interrupt()
+        self._into.interrupt()
         self._finals.clear()
         start = np.ones(n, np.bool_)
         self._last = self._inputs.no_last()
@@ -129,7 +149,8 @@ class Collector:
 
         Raises:
             FullError: more steps than the buffer has room for.
-            LifecycleError: another collector has played in these envs meanwhile; call :meth:`reset`.
+            LifecycleError: there is no buffer; or another collector has played in these envs meanwhile, so call
+                :meth:`reset`.
             EnvError: a truncated episode's final observation is hidden, or a field is missing from ``info``.
             FieldError: the policy's answer lacks a field of the schema, or the policy takes or returns an unknown one.
             ParameterError: ``num_steps`` is not a whole number of at least 1.
@@ -137,24 +158,62 @@ class Collector:
                 action.
         """
         buffer = self.buffer
+        if buffer is None:
+            raise LifecycleError("collect(): this Collector has no buffer to fill; give it one, or call steps(k)")
+        self._require_count("collect", num_steps)
+        count = room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
+        self._begin()
+        began, before = time.perf_counter(), self.total_steps
+        self._play(count, progress)
+        self._under_way = False
+        ended = ([r for r, _ in self._ended], [n for _, n in self._ended])
+        return CollectStats(self.total_steps - before, time.perf_counter() - began, *ended)
+
+    def steps(self, num_steps: int = 1, *, progress: bool | None = None) -> dict[str, Any]:
+        """Play some steps and return them, for :meth:`relive.ReplayBuffer.extend`, here or in another process.
+
+        Successive chunks join: a replay that is extended by each, in their order, holds what :meth:`collect` would have
+        stored in it, bit for bit. The arrays are in RAM, can be pickled, and are yours.
+
+        Args:
+            num_steps: vector steps to play, k.
+            progress: as for :meth:`collect`.
+
+        Returns:
+            every field of the schema, nested as it is, ``next_obs`` and ``mask`` (bool): NumPy arrays ``[k, N, ...]``,
+            and tensors for dtypes that NumPy lacks. ``next_obs`` is the true next observation of every step. ``mask``
+            is False where a row is no step, such as the reset step of ``NEXT_STEP`` autoreset. If the envs were reset
+            since the last chunk, by :meth:`reset` or after an exception, there is one row more, ``[k + 1, N, ...]``:
+            the first row is all masked, which interrupts the episodes under way in the replay.
+
+        Raises:
+            LifecycleError: the collector has a buffer; or another collector has played in these envs meanwhile.
+            EnvError, FieldError, ParameterError, ShapeError, DTypeError: as :meth:`collect`. The steps of a chunk that
+                an exception breaks off are not returned; the next chunk starts new episodes.
+        """
+        if self._chunks is None:
+            raise LifecycleError("steps(): this Collector fills its buffer; call collect(k), or make one without")
+        self._require_count("steps", num_steps)
+        self._begin()
+        self._chunks.begin(num_steps)
+        self._play(num_steps, progress)
+        chunk = self._chunks.end()
+        self._under_way = False  # not before: a chunk that Ctrl-C loses must not be followed by the next one
+        return chunk
+
+    def _require_count(self, call: str, num_steps: int | None) -> None:
         if self._under_way:  # an exception interrupted the last collection, and perhaps this repair, too
             self._give_up()
         if num_steps is not None:
-            require("collect", COUNT_RULE, num_steps=num_steps)
-        count = _room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
+            require(call, COUNT_RULE, num_steps=num_steps)
+
+    def _begin(self) -> None:
+        """Reset the envs if that is due; else require that their episodes are still this collector's."""
         if self._obs is None:
             self.reset(seed=None if self._was_reset else self.seed)
         else:  # a learned initial state may have changed since the last collection
             self._vector.require_own()
             self._hidden = self._started(self._hidden, self._at_start)
-        began, before = time.perf_counter(), self.total_steps
-        self._ended: list[tuple[float, int]] = []
-        self._under_way = True
-        self._play(count, progress)
-        self._under_way = False
-        seconds = time.perf_counter() - began
-        returns, lengths = [r for r, _ in self._ended], [n for _, n in self._ended]
-        return CollectStats(self.total_steps - before, seconds, returns, lengths)
 
     def _give_up(self) -> None:
         """Make the next collection reset the envs, which may be a step ahead of what is stored."""
@@ -225,7 +284,7 @@ class Collector:
         facts = {
             "envs": f"{self.envs.num_envs} of {self._vector.given!r}, autoreset {self._vector.mode}",
             "policy": getattr(self.policy, "__qualname__", type(self.policy).__name__),
-            "buffer": str(self.buffer).partition("\n")[0],
+            "buffer": "none; steps() returns the steps" if self.buffer is None else str(self.buffer).partition("\n")[0],
             "episodes": f"{self.total_episodes:,} ended{mean}",
         }
         return f"Collector: {self.total_steps:,} steps", facts
@@ -234,7 +293,9 @@ class Collector:
 
     @torch.no_grad()  # as a decorator: an exception on the line of a `with` could leave gradients off
     def _play(self, count: int, progress: bool | None) -> None:
-        """Play ``count`` vector steps and store them."""
+        """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
+        self._ended: list[tuple[float, int]] = []
+        self._under_way = True
         with progress_bar(count, progress) as tick:
             try:
                 for _ in range(count):
@@ -261,64 +322,22 @@ class Collector:
         step |= {"obs": inputs.as_given(self._obs), "reward": inputs.to_device(reward), **inputs.named(self._info)}
         step |= {"terminated": terminated, "truncated": truncated}
         if inputs.has_hidden:
-            step["hidden"] = self.buffer.schema.rebuild("hidden", self._hidden.__getitem__)
+            step["hidden"] = inputs.schema.rebuild("hidden", self._hidden.__getitem__)
         if self._last:
             self._last = inputs.last({"action": fields["action"], "reward": reward}, self._last)
-        if isinstance(self.buffer, RolloutBuffer):
-            self._add_to_rollout(self.buffer, step, real, obs, info, after)
+        into, answer = self._into, (obs, info)
+        if isinstance(into, RolloutBuffer):
+            ended = None
+            if self._has_value:
+                real, ended = truncated_rows(inputs, self._vector, step, real, answer, after, self._info, self._last)
+            into.add(step if real.all() else step | {"mask": real})
+            self._finals.note(ended)
         else:
-            self._add_to_replay(self.buffer, step, real, obs, info)
+            into.add(step | following(inputs, self._vector, self._obs, step, real, answer, into.own_next_obs))
 
         self._count_episodes(as_host(reward), done)
         self._at_start = self._go_on(obs, info, done)
         self._hidden = self._started(after, self._at_start)
-
-    def _add_to_rollout(
-        self, buffer: RolloutBuffer, step: dict[str, Any], real: Bools, obs: Any, info: dict[str, Any], after: Leaves
-    ) -> None:
-        cut, ended, inputs = step["truncated"] & ~step["terminated"], None, self._inputs
-        if self._has_value and cut.any():
-            given, details, present = self._vector.final_observations(cut, obs, info)
-            real &= ~cut | present
-            envs = np.flatnonzero(cut & present)
-            if len(envs):
-                where = torch.as_tensor(envs, device=buffer.device)
-                rows = {path: inputs.leaf(path, pick(given, path[1:], envs)) for path in inputs.obs_paths}
-                states = {path: x[where] for path, x in after.items()}
-                ended = where, Given(rows, states, inputs.final_info(details, envs, self._info, self._last))
-        if not real.all():
-            step["mask"] = real
-        buffer.add(step)
-        self._finals.note(ended)
-
-    def _add_to_replay(
-        self, buffer: ReplayBuffer, step: dict[str, Any], real: Bools, obs: Any, info: dict[str, Any]
-    ) -> None:
-        assert self._obs is not None
-        done, lost = step["terminated"] | step["truncated"], np.zeros_like(real)
-        own, ended, inputs = buffer.own_next_obs, done.any(), self._inputs
-        following = inputs.obs(obs) if own else dict(self._obs)
-        if ended:
-            cut = step["truncated"] & ~step["terminated"]
-            given, _, present = self._vector.final_observations(cut, obs, info)
-            lost = cut & ~present
-            hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
-            where = torch.as_tensor(envs, device=buffer.device)
-            for path, x in following.items():
-                # after a terminal nothing is bootstrapped, so a hidden observation does not matter
-                kept = torch.where(shaped_as(hidden, x), self._obs[path], x)
-                rows = inputs.leaf(path, pick(given, path[1:], envs)) if len(envs) else kept[:0]
-                following[path] = kept.index_copy(0, where, rows)
-            step["truncated"] = step["truncated"] & ~lost
-        if own:
-            real &= ~lost
-        if own or ended:
-            step["next_obs"] = inputs.as_given(following)
-        if not real.all():
-            step["mask"] = real
-        buffer.add(step)
-        if lost.any():
-            buffer.interrupt(np.flatnonzero(lost))
 
     def _go_on(self, obs: Any, info: dict[str, Any], done: Bools) -> Bools:
         """Keep the next observation. Returns which envs are at the start of an episode."""
@@ -379,18 +398,3 @@ class Collector:
             return states
         initial, rows = self._initial_states(), self._inputs.rows(where)
         return {path: torch.where(shaped_as(rows, x), initial[path], x) for path, x in states.items()}
-
-
-def _room(buffer: RolloutBuffer, wanted: int | None) -> int:
-    """How many vector steps to play; clears a full rollout.
-
-    Raises:
-        FullError: more are wanted than the buffer can take.
-    """
-    room = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
-    count = room if wanted is None else wanted
-    if count > room and not buffer.wrap:
-        raise FullError(f"collect({count!r}): the buffer has room for {room} more steps; collect 1 to {room}")
-    if buffer.is_full and not buffer.wrap:
-        buffer.clear()
-    return count

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import FullError
 from ..rollout.buffer import RolloutBuffer
 from .inputs import Leaves
 
-__all__ = ["Finals", "Given"]
+__all__ = ["Finals", "Given", "room"]
 
 
 class Given(NamedTuple):
@@ -65,3 +66,18 @@ class Finals:
 
 def _joined(first: Leaves, others: list[Leaves]) -> Leaves:
     return {path: torch.cat([x, *(leaves[path] for leaves in others)]) for path, x in first.items()}
+
+
+def room(buffer: RolloutBuffer, wanted: int | None) -> int:
+    """How many vector steps to play; clears a full rollout.
+
+    Raises:
+        FullError: more are wanted than the buffer can take.
+    """
+    left = buffer.num_steps if buffer.is_full else buffer.num_steps - buffer.steps
+    count = left if wanted is None else wanted
+    if count > left and not buffer.wrap:
+        raise FullError(f"collect({count!r}): the buffer has room for {left} more steps; collect 1 to {left}")
+    if buffer.is_full and not buffer.wrap:
+        buffer.clear()
+    return count

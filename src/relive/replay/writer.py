@@ -92,20 +92,22 @@ class Writer:
             refuse_sparse(values if final_obs is None else values | final_obs)
             raise
         kept = None if mask is None else _mask(mask, count)
+        if kept is None and successive and count > self._piece:
+            kept = np.ones(count, np.bool_)
+        stored = kept
+        if kept is not None:
+            leaves, stored = self._with_last(envs, leaves, kept)
         if self.debug:
-            rows = np.ones(count, np.bool_) if kept is None else kept
+            rows = np.ones(count, np.bool_) if stored is None else stored
             refuse_not_finite(self.stored.leaves, leaves, final, envs, rows)
-        if kept is None and not (successive and count > self._piece):
+        if kept is None:
             if count:
                 self._store(envs, leaves, final)
+        elif successive:
+            self._add_many(envs, leaves, final, kept, stored)
         else:
-            kept = np.ones(count, np.bool_) if kept is None else kept
-            leaves, stored = self._with_last(envs, leaves, kept)
-            if successive:
-                self._add_many(envs, leaves, final, kept, stored)
-            else:
-                self._add_some(envs, leaves, final, stored)
-                self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
+            self._add_some(envs, leaves, final, stored)
+            self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
         self.ring.pending = None
         if self.ends is not None:
             seen = self.ends
