@@ -39,8 +39,8 @@ from relive import (
 )
 from relive import files as persist
 from relive.errors import DeviceError, FieldError, FileFormatError, ParameterError, SchemaError
-from relive.memory.device import HOSTED, DeviceRows
-from relive.memory.ram import ReplayRows
+from relive.memory.device import DeviceRows
+from relive.memory.ram import HOSTED, ReplayRows
 from relive.steps.arrays import numpy_view
 from relive.views.sequences import Sequence as SequenceView
 

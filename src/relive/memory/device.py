@@ -14,14 +14,10 @@ from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .layout import BatchLayout, RowLayout, field_groups, row_layout
-from .ram import ReplayRows, first_beyond, require_dump, staged_leaves
+from .ram import HOSTED, ReplayRows, first_beyond, require_dump, staged_leaves
 from .store import Apart, Plan, Store, Where, as_places, require_rows
 
 __all__ = ["DeviceRows", "device_row_bytes"]
-
-
-HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
-"""The fields that stay in RAM, where n-step sums are planned and computed."""
 
 
 PIECE = 2**26
@@ -54,6 +50,7 @@ class DeviceRows(Store):
         self.device, self.leaves, self.num_rows = device, dict(leaves), num_rows
         self._saved, large = row_layout(leaves)
         self.large = tuple(path for path in leaves if path in large)
+        self.apart = self.large  # the others are read with the plan
         alone = any(path[0] == "next_obs" for path in leaves)
         self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
         self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
@@ -134,8 +131,8 @@ class DeviceRows(Store):
                 following = part.fields(then, self._following)
                 found |= {("next_obs", *path[1:]): field for path, field in following.items()}
         found = {path: found[path] for path in self._order}
-        if self.large or plan.stacks is not None:
-            self.add_large(plan, found, now, then)
+        if self.apart or plan.stacks is not None:
+            self.add_apart(plan, found, now, then)
         return found
 
     def places(self, *arrays: Ints) -> tuple[Where, ...]:

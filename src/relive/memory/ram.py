@@ -20,7 +20,11 @@ from .copier import StepCopier
 from .layout import BatchLayout, field_groups, row_layout, typed
 from .store import Apart, Store, Where, as_places, require_rows
 
-__all__ = ["ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
+__all__ = ["HOSTED", "ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
+
+
+HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
+"""The fields that stay in RAM, where n-step sums are planned and computed."""
 
 
 def _block(field: Field, num_rows: int) -> Array:
@@ -41,7 +45,7 @@ class ReplayRows(Store):
         self.device = torch.device("cpu")
         self.leaves, self.num_rows = dict(leaves), num_rows
         self.layout, large = row_layout(leaves)
-        self.large = tuple(path for path in leaves if path in large)
+        self.large = self.apart = tuple(path for path in leaves if path in large)
         self._bytes = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
         self.arrays = self.layout.arrays(self._bytes)

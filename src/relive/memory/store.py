@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -125,7 +125,9 @@ class Store(ABC):
     leaves: dict[Path, Field]
     num_rows: int
     large: tuple[Path, ...]
-    """The fields that are not packed with the others, in the schema's order."""
+    """The fields that a save does not pack with the others, in the schema's order."""
+    apart: tuple[Path, ...]
+    """The fields of a batch that :meth:`gather` reads, in the schema's order; the plan has the others."""
     layout: RowLayout
     """The layout of a row of ``target``: the ``groups``, then the bookkeeping."""
     groups: tuple[dict[Path, Field], ...]
@@ -168,19 +170,19 @@ class Store(ABC):
     def fields(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""
         found = plan.batch.tensors(plan.rows)
-        if self.large or plan.stacks is not None:
-            self.add_large(plan, found, plan.places, plan.last)
+        if self.apart or plan.stacks is not None:
+            self.add_apart(plan, found, plan.places, plan.last)
         return found
 
-    def add_large(self, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
-        """Add to the fields of a batch the large ones of the rows ``now`` and ``then``, and what the plan stacks."""
+    def add_apart(self, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
+        """Add to the fields of a batch those of :attr:`apart`, of the rows ``now`` and ``then``, and the stacks."""
         following = "next_obs" if any(path[0] == "next_obs" for path in self.leaves) else "obs"
         stacked, *places = plan.stacks or ([],)
-        alone = [path for path in self.large if path not in stacked]
+        alone = [path for path in self.apart if path not in stacked]
         fields = self.gather([path for path in alone if path[0] != "next_obs"], now)
         after = self.gather([path for path in alone if path[0] == following], then)
         frames = self.places(*places) if places else ()
-        for path in self.leaves if stacked else self.large:
+        for path in self.leaves if stacked else self.apart:
             if path in stacked:
                 found[path], found["next_obs", *path[1:]] = self.gather_stacks(path, *frames)
                 continue
@@ -211,7 +213,8 @@ class Store(ABC):
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
-        return [torch.from_numpy(array) for array in arrays]
+        from_numpy = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
+        return list(map(from_numpy, arrays))
 
     def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
         """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""

@@ -18,6 +18,7 @@ from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, storage_plan
 from ..memory.forks import shared_lock
+from ..memory.home import MakeHome, made_home
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_own, refuse_class, seed_or_drawn
@@ -25,7 +26,8 @@ from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.uniform import Uniform
 from ..steps.changes import DoesNotFitError, SchemaChanges
-from ..steps.schema import Schema, not_named
+from ..steps.schema import Field, Schema, not_named
+from ..steps.trees import Path
 from ..views.transitions import Transition
 from .arguments import require_alike
 from .fields import stored_fields
@@ -71,6 +73,9 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
             and frame stacks cannot be read from such a replay.
         check_ends: warn if the first episodes begin with the observation that the last ones ended on; see
             :class:`relive.errors.EpisodeEndWarning`. Pass False if they really do. Unused where ``ordered`` is False.
+        store: keep all fields but rewards and flags in a store of your own, such as files: a function or class that is
+            called with the fields (path -> :class:`relive.Field`) and the number of rows, and gives an object with the
+            two methods of :class:`relive.memory.home.Home`.
         device: where rows and batches live. If it is not the CPU, rewards, flags and bookkeeping stay in RAM (32 bytes
             a row), and so does the sampler. Batches have the same values on every device.
         debug: refuse steps in which a reward, an action or an observation is NaN or infinite.
@@ -96,6 +101,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         ordered: bool = True,
         own_next_obs: bool = False,
         check_ends: bool = True,
+        store: MakeHome | None = None,
         device: str | torch.device = "cpu",
         debug: bool = False,
         seed: int | None = None,
@@ -110,11 +116,11 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         self._own_sampler = is_own(self._given_sampler)
         self._sampler = completed(self._given_sampler)
         plan = storage_plan(stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
-        plan.require_memory()
+        if store is None:
+            plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
-        rows, on_host = plan.rows, self.device.type == "cpu"
-        store: Store = ReplayRows(stored.leaves, rows) if on_host else DeviceRows(stored.leaves, rows, self.device)
-        self._ring = Ring(self.num_envs, rows // self.num_envs, store, ordered)
+        home = _home(stored.leaves, plan.rows, self.device, store)
+        self._ring = Ring(self.num_envs, plan.rows // self.num_envs, home, ordered)
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
         self._ratings = Ratings(self._ring, self._sampler, self._progress)
         self.lock = shared_lock()
@@ -319,6 +325,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         view: GivenView | None = None,
         seed: int | None = None,
         changes: SchemaChanges | None = None,
+        store: MakeHome | None = None,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved. It draws the batches that the saved one would have drawn next.
 
@@ -333,6 +340,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
             seed: draw other batches, of which number 0 comes next. Give each process that loads the same save a seed of
                 its own, or all of them draw the same batches.
             changes: fields to drop, rename, cast or add.
+            store: as the constructor takes it. A save does not know where its rows were; the default is RAM.
 
         Raises:
             FileFormatError: there is no save, or it is damaged, foreign or of a later version. No saved code is run.
@@ -345,7 +353,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
                 arguments = saved_arguments(source, device, sampler, view)
             origins = changed_arguments(arguments, capacity, changes)
             with contradictions(path, DoesNotFitError), small_pages():
-                buffer = cast("Any", cls)(**arguments)
+                buffer = cast("Any", cls)(**arguments, **({} if store is None else {"store": store}))
                 buffer._saver.restore(source, origins)
             buffer.extra = read_extra(save, free_memory())
         if seed is not None:
@@ -373,3 +381,10 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         """
         self._ring.check()
         self._sampler.check()
+
+
+def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | None) -> Store:
+    """Where the rows of a replay live."""
+    if make is not None:
+        return made_home(make, leaves, rows, device)
+    return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)

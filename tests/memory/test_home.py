@@ -1,0 +1,145 @@
+"""A store of one's own: a replay over it is what the list of episodes says, as one in RAM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+import pytest
+
+import twins
+from covering import covering
+from relive import Hindsight, NStep, Prioritized, ReplayBuffer, Sequence
+from relive.errors import DTypeError, LifecycleError, ParameterError, ShapeError
+from relive.steps.arrays import numpy_dtype
+
+PLAYS = ("..", ".T", "..", "U.", "B.", "..", "TT", ".U", "..", "|", "..", "..", ".T", "..", "..", "T.", "..")
+
+
+class Columns:
+    """One array for each field; what was never written is no number."""
+
+    def __init__(self, fields: Mapping[Any, Any], rows: int) -> None:
+        self.arrays = {path: np.empty((rows, *field.shape), numpy_dtype(field.dtype)) for path, field in fields.items()}
+        for array in self.arrays.values():
+            array.view(np.uint8).fill(255) if array.ndim and array.dtype != np.bool_ else array.fill(True)
+
+    def write(self, path: Any, rows: Any, values: Any) -> None:
+        assert len(set(rows.tolist())) == len(rows)
+        assert values.dtype == self.arrays[path].dtype
+        self.arrays[path][rows] = values
+
+    def read(self, path: Any, rows: Any) -> Any:
+        return self.arrays[path][rows]
+
+
+VIEWS = {**twins.VIEWS, "sequence": lambda: Sequence(3, burn_in=1)}
+
+
+@pytest.mark.parametrize(("view", "dress"), covering(list(VIEWS), twins.DRESSES, full=2))
+def test_every_view_reads_what_the_oracle_says(dress: str, view: str) -> None:
+    twin = twins.Twin(2, 9, dress=dress, view=VIEWS[view](), store=Columns)
+    for plays in (PLAYS[:9], PLAYS[9:], PLAYS):
+        twin.play(*plays)
+        if len(twin.buffer):
+            twin.check_batch(twin.buffer.sample(6))
+    twin.buffer.check()
+    if view != "sequence":
+        twin.check()
+
+
+@pytest.mark.parametrize("dress", ["box", "image", "mixed"])
+def test_transitions_without_order(dress: str) -> None:
+    twin = twins.Twin(2, 4, dress=dress, ordered=False, sampler=Prioritized(), store=Columns)
+    twin.play(*(play for play in PLAYS if play != "|")).check()
+
+
+def test_a_long_log_is_stored_like_single_steps() -> None:
+    twin = twins.Twin(2, 7, dress="mixed", store=Columns)
+    twin.extend(["..", ".T", "..", "U.", "..", "..", ".."])
+    twin.check()
+
+
+@pytest.mark.parametrize("dress", ["box", "mixed"])
+def test_a_save_moves_from_a_store_to_ram_and_back(dress: str, tmp_path: File) -> None:
+    twin = twins.Twin(2, 9, dress=dress, view=NStep(2, 0.5), store=Columns).play(*PLAYS)
+    twin.buffer.save(tmp_path / "replay")
+    want = twin.buffer.data()
+    for options in ({}, {"store": Columns}):
+        twin.buffer = ReplayBuffer.load(tmp_path / "replay", **options)
+        twin.check()
+    assert twins.same_batches(want, twin.buffer.data())
+
+
+def test_hindsight_finds_its_goals_there() -> None:
+    def reward(achieved: Any, desired: Any, info: Any) -> Any:
+        return (achieved == desired).all(-1).astype(np.float32)
+
+    def filled(**options: Any) -> ReplayBuffer:
+        schema = twins.Schema.from_example({"obs": GOALS, "action": np.float32(0), "reward": np.float32(0),
+                                            "terminated": np.bool_(), "truncated": np.bool_()})  # fmt: skip
+        buffer = ReplayBuffer(schema, 20, view=Hindsight(reward), seed=0, **options)
+        for t in range(12):
+            obs = {name: np.full((1, 2), t, np.float32) for name in GOALS}
+            buffer.add(obs=obs, action=np.zeros(1), reward=np.zeros(1), terminated=[False], truncated=[t % 5 == 4],
+                       next_obs=obs)  # fmt: skip
+        return buffer
+
+    assert twins.same_batches(filled().sample(32), filled(store=Columns).sample(32))
+
+
+GOALS = {name: np.zeros(2, np.float32) for name in ("observation", "achieved_goal", "desired_goal")}
+
+
+class Full(Columns):
+    """A disk that is full when it is told to be."""
+
+    full = False
+
+    def write(self, path: Any, rows: Any, values: Any) -> None:
+        if self.full and path == ("action",):
+            raise OSError("no space left")
+        super().write(path, rows, values)
+
+
+def test_a_write_that_fails_leaves_no_half_of_a_step() -> None:
+    twin = twins.Twin(2, 9, store=Full).play(*PLAYS)
+    step = twin.step("..")
+    twin.buffer._ring.store._home.full = True
+    with pytest.raises(OSError, match="no space"):
+        twin.buffer.add(step)
+    twin.buffer._ring.store._home.full = False
+    twin.buffer.sample(4)
+    twin.buffer.check()
+
+
+class Short(Columns):
+    def read(self, path: Any, rows: Any) -> Any:
+        return super().read(path, rows)[1:]
+
+
+class Wide(Columns):
+    def read(self, path: Any, rows: Any) -> Any:
+        return super().read(path, rows).astype(np.float64)
+
+
+@pytest.mark.parametrize(("store", "error", "match"), [(Short, ShapeError, "shape"), (Wide, DTypeError, "float64")])
+def test_what_a_store_gives_is_checked(store: Any, error: Any, match: str) -> None:
+    twin = twins.Twin(2, 9, store=store).play("..", "..", "..")
+    with pytest.raises(error, match=match):
+        twin.buffer.sample(2)
+
+
+def test_what_is_no_store_is_refused() -> None:
+    for wrong in (3, lambda fields, rows: Columns):
+        with pytest.raises(ParameterError, match="write and read"):
+            twins.Twin(store=wrong)
+    with pytest.raises(ParameterError, match="leave device out"):
+        twins.Twin(store=Columns, device="meta")
+
+
+def test_the_block_of_a_store_is_refused() -> None:
+    with pytest.raises(LifecycleError, match="slice"):
+        _ = twins.Twin(store=Columns).buffer.block
