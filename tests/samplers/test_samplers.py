@@ -167,9 +167,7 @@ def test_only_priorities_can_be_updated() -> None:
     for make in (Uniform, WithoutReplacement, lambda: Recent(0.9, 2)):
         twin = Twin(1, 6, sampler=make()).play(".", ".")
         assert not twin.buffer.has_priorities
-        with pytest.raises(
-            LifecycleError, match=r"knows no priorities; create the buffer with sampler=Prioritized\(\)"
-        ):
+        with pytest.raises(LifecycleError, match=r"has no priorities; create the buffer with sampler=Prioritized\(\)"):
             twin.buffer.update_priorities([0], [1.0])
     assert Twin(1, 6, sampler=Recent(0.9, 2, inner=Prioritized())).buffer.has_priorities
 

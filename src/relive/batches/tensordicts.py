@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 __all__ = ["as_tensordict"]
+
+
+_name = itemgetter(0)
 
 
 @cache
@@ -37,5 +41,5 @@ def as_tensordict(
     if device is not None:
         leaves = {path: leaf.to(device) for path, leaf in leaves.items()}
     flat = sum(map(len, leaves)) == len(leaves)  # paths of one name each, as most often
-    tree = {path[0]: leaf for path, leaf in leaves.items()} if flat else nest(leaves)
+    tree = dict(zip(map(_name, leaves), leaves.values(), strict=True)) if flat else nest(leaves)
     return _tensordict()(tree, batch_size=torch.Size(batch_size), device=device)

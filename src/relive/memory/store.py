@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -219,7 +219,8 @@ class Store(ABC):
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
-        return [torch.from_numpy(array) for array in arrays]
+        from_numpy = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
+        return list(map(from_numpy, arrays))
 
     def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
         """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""

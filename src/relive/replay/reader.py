@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
+from torch import Tensor
 
 from ..batches.sequences import SequenceBatch
 from ..batches.states import swap_layers
@@ -19,6 +20,7 @@ from ..ring.sequences import FACTS
 from ..samplers.contract import Sampler
 from ..steps.arrays import Ints, as_host
 from ..steps.schema import Schema
+from ..steps.trees import Path
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
 from .arguments import whole_numbers
@@ -95,13 +97,22 @@ class Reader:
                 raise
             raise type(error)(f"{self.view!r}: {error}") from error
         if extras:
-            tensors = self.ring.tensors(*extras.values())
-            batch |= {(name,): tensor for name, tensor in zip(extras, tensors, strict=True)}
+            tensors = self.ring.store.tensors(*extras.values())
+            for name, tensor in zip(extras, tensors, strict=True):
+                batch[name,] = tensor
         time_first = time_first_of(self.view)
         if time_first is None:
             return as_tensordict(batch, (len(places),))
-        facts = {name: batch.pop((name,)) for name in (*FACTS, *extras)}
-        states = {path: swap_layers(batch.pop(path)).contiguous() for path in list(batch) if path[0] == "hidden"}
+        return self._sequences(batch, (*FACTS, *extras), time_first)
+
+    def _sequences(self, batch: dict[Path, Tensor], known: tuple[str, ...], time_first: bool) -> SequenceBatch:
+        """The batch of sequences of these fields. Those named in ``known`` are facts about each sequence."""
+        facts, states = dict[str, Tensor](), dict[Path, Tensor]()
+        for name in known:
+            facts[name] = batch.pop((name,))
+        for path in list(batch):
+            if path[0] == "hidden":
+                states[path] = swap_layers(batch.pop(path)).contiguous()
         hidden = self.schema.rebuild("hidden", states.__getitem__) if states else None
         return SequenceBatch(batch, facts, hidden, time_first=time_first)
 

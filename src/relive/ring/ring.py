@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from operator import attrgetter
+from typing import Any, cast, get_args
 
 import numpy as np
 from torch import Tensor
@@ -93,18 +94,7 @@ class Ring(RingState):
         ahead = (self.state[:, COUNT] - self.order[places]) % 2**32
         return int(ahead[some].sum())
 
-    @property
-    def rule(self) -> Rule:
-        """What can be drawn; set by the view that reads it.
-
-        Raises:
-            ParameterError: it makes no sense.
-            SchemaError: it asks for windows of several steps where steps have no order.
-        """
-        return self._rule
-
-    @rule.setter
-    def rule(self, rule: Rule) -> None:
+    def _follow(self, rule: Rule) -> None:
         _require_rule(rule)
         if self.alone and rule.length > 1:
             raise SchemaError("sequences need steps in order that share observations; here each has its own")
@@ -112,6 +102,14 @@ class Ring(RingState):
         self.counters[RULE:NOT_FINITE] = rule[:4]
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
+
+    rule: Rule = cast("Any", property(attrgetter("_rule"), _follow))  # every batch reads it, this way without a call
+    """What can be drawn; set by the view that reads it.
+
+    Raises:
+        ParameterError: it makes no sense.
+        SchemaError: it asks for windows of several steps where steps have no order.
+    """
 
     def add(
         self, envs: Ints, steps: Sequence[Any], final: Sequence[Any] | None, events: bool, cut: Ints | None = None

@@ -1,4 +1,4 @@
-"""Sequences of a ring: the rows of windows of steps, planned in RAM and then read, with facts about each window."""
+"""Sequences of a ring: the rows of windows of steps, found in RAM and then read, with facts about each window."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..errors import SchemaError
 from ..kernels.reference.sequences import FIRST
 from ..memory.layout import RowLayout, field_groups
 from ..memory.store import Store, require_rows, vector
-from ..steps.arrays import Array, Ints
+from ..steps.arrays import Ints
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .ring import Ring
 
-__all__ = ["FACTS", "Cut", "SequencePlan", "Sequences"]
+__all__ = ["FACTS", "Cut", "Sequences"]
 
 
 RESULTS = {
@@ -34,6 +34,9 @@ RESULTS = {
 
 FACTS = ("index", "lengths", "burn_in", "env", "start")
 """Facts about each window in the kernel's order; the place of its row 0 comes after them."""
+
+
+FACT_PATHS: list[Path] = [(name,) for name in FACTS]
 
 
 WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask", "is_start")
@@ -59,20 +62,8 @@ class Cut(NamedTuple):
     """Fields of the step before each row, read as ``last_<name>``."""
 
 
-class SequencePlan(NamedTuple):
-    """A batch of sequences, found in RAM."""
-
-    rows: Array
-    """uint8 ``[T', B, W]`` or ``[B, T', W]``: the small fields, packed."""
-    facts: Ints
-    """int64 ``[6, B]``: :data:`FACTS`, and the place of each sequence's row 0."""
-    table: Ints
-    """int64 ``[T', B]`` or ``[B, T']``: the place of each row, -1 for padding, and -2 - place for the observation that
-    an episode ended on. Empty if no field needs it."""
-
-
 class Sequences:
-    """Plans and reads the sequences of one ring. It keeps the layout of a batch's rows, which the kernel fills.
+    """Reads the sequences of one ring. It keeps the layout of a batch's rows, which the kernel fills.
 
     Args:
         ring: the ring; each call gets the same one.
@@ -104,38 +95,37 @@ class Sequences:
         self.stored, self.derived = _lasts(leaves, cut.last)
         self.tabled = bool(self.has_large or self.stored or self.derived)
         small = field_groups(leaves, store.large)[:2]
-        order = *RowLayout(*small, RESULTS).fields, *((name,) for name in FACTS), *store.large, *self.derived
+        order = *RowLayout(*small, RESULTS).fields, *FACT_PATHS, *store.large, *self.derived
         self.order = list(dict.fromkeys(order))
 
-    def plan(self, ring: Ring, places: Any, gamma: float) -> SequencePlan:
-        """The sequences whose windows end at ``places`` ``[B]``.
+    def read(self, ring: Ring, places: Any, gamma: float) -> dict[Path, Tensor]:
+        """The fields ``[T', B, ...]`` of the sequences whose windows end at ``places``, and facts ``[B]`` about each.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows, or their windows are no longer stored.
         """
-        places, total = vector(places), self.cut.rows
+        places, store, total, width = vector(places), ring.store, self.cut.rows, self.layout.nbytes
         count = len(places)
         shape = (total, count) if self.cut.time_first else (count, total)
-        rows, facts = np.empty((total * count, self.layout.nbytes), np.uint8), np.empty((6, count), np.int64)
+        rows = np.empty((total * count, width), np.uint8)  # the small fields, packed
+        facts = np.empty((6, count), np.int64)  # FACTS, and the place of each sequence's row 0
+        # the place of each row, -1 for padding, and -2 - place for the observation that an episode ended on
         table = np.empty(shape if self.tabled else 0, np.int64)
         bad = kernels.fast().read_sequences(
             ring.handle, self.handle, gamma, places, rows, self.blank, facts, table.reshape(-1)
         )
-        require_rows(places, bad, ring.store.num_rows)
-        return SequencePlan(rows.reshape(*shape, self.layout.nbytes), facts, table)
-
-    def read(self, ring: Ring, plan: SequencePlan) -> dict[Path, Tensor]:
-        """The fields ``[T', B, ...]`` of planned sequences, and facts about each window, ``[B, ...]``."""
-        store, first = ring.store, plan.facts[FIRST]
-        fields, known = store.unpacked(self.layout, plan.rows, plan.facts[:FIRST])
-        fields |= {(name,): fact for name, fact in zip(FACTS, known.unbind(), strict=True)}
+        if bad >= 0:
+            require_rows(places, bad, store.num_rows)
+        fields: dict[Path, Tensor]
+        fields, known = store.unpacked(self.layout, rows.reshape(*shape, width), facts[:FIRST])
+        fields.update(zip(FACT_PATHS, known.unbind(), strict=True))
         if self.has_large:
-            fields |= self._large_fields(store, first, plan.table)
+            fields |= self._large_fields(store, facts[FIRST], table)
         elif self.states:
-            fields |= store.gather(self.states, *store.places(first))
+            fields |= store.gather(self.states, *store.places(facts[FIRST]))
         if self.stored or self.derived:
-            self._complete(ring, first, plan.table, fields)
-        return {path: fields[path] for path in self.order}
+            self._complete(ring, facts[FIRST], table, fields)
+        return dict(zip(self.order, map(fields.__getitem__, self.order), strict=True))
 
     def _large_fields(self, store: Store, first: Ints, table: Ints) -> dict[Path, Tensor]:
         """Fields that the kernel does not read: hidden states before the ``first`` rows, large fields of all rows."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..errors import EmptyError, NotFiniteError, ShapeError
 from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
+from ..kernels.ring_state import DRAWABLE
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
@@ -210,7 +211,7 @@ class Prioritized(Sampler):
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``, with ``probability`` and ``weight``."""
-        if self._ring is None or not self._ring.drawable:
+        if self._ring is None or not self._ring.counters.item(DRAWABLE):
             raise nothing_to_draw(self._ring)
         bound = self._bound()
         lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
@@ -235,7 +236,7 @@ class Prioritized(Sampler):
         )
         if not found:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
-        self._draws += 1
+        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
         return places, {"weight": weight, "probability": probability}
 
     def _bound(self) -> _Binding:

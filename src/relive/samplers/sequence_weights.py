@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..errors import EmptyError, InvariantError
 from ..kernels.reference.random import mix
+from ..kernels.ring_state import DRAWABLE
 from ..ring.ring import Ring
 from ..ring.rule import Rule
 from ..steps.arrays import Ints
@@ -54,17 +55,17 @@ class WindowWeights:
         Raises:
             EmptyError: there is no window to draw.
         """
-        ring = self._ring
-        if not ring.drawable:
+        ring, recent = self._ring, None
+        if not ring.counters.item(DRAWABLE):
             raise nothing_to_draw(ring)
         if newest:
             recent = recent_leaves(self._tree, ring, newest)
             places = self._tree.find(_uniform(count, key, recent.cover.total), recent.cover)
-            oldest = ring.heads - (recent.ends - recent.begins).reshape(-1, 2).sum(1)
         else:
-            places, oldest = self._tree.find(_uniform(count, key, self._tree.total)), ring.oldest
+            places = self._tree.find(_uniform(count, key, self._tree.total))
         if ring.rule.weigh == "episodes":
-            return self._of_episodes(places, oldest, _uniform(count, mix(key), 1.0))
+            some = ring.oldest if recent is None else ring.heads - recent.rows_of_envs()
+            return self._of_episodes(places, some, _uniform(count, mix(key), 1.0))
         return places
 
     def check(self) -> None:
@@ -123,6 +124,10 @@ class RecentLeaves(NamedTuple):
     begins: Ints
     ends: Ints
     """Their runs of places, two of each env, each from a begin up to, not including, its end: ``[2 N]``."""
+
+    def rows_of_envs(self) -> Ints:
+        """How many places each env has among them, ``[N]``."""
+        return (self.ends - self.begins).reshape(-1, 2).sum(1)
 
 
 def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:

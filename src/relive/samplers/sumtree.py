@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,10 +89,8 @@ class SumTree:
         """The nodes and the offsets of the levels, for compiled code; the same arrays for life."""
         return self._nodes, self._offsets
 
-    @property
-    def minima(self) -> Doubles:
-        """The minima of the nodes, for compiled code; empty until the first call of :meth:`minimum_positive`."""
-        return self._minima
+    minima: Doubles = cast("Any", property(attrgetter("_minima")))  # every batch reads it, this way without a call
+    """The minima of the nodes, for compiled code; empty until the first call of :meth:`minimum_positive`."""
 
     def get(self, positions: ArrayLike) -> Doubles:
         """The weights ``[B]`` (float64) of the leaves at ``positions`` (integers, ``[B]``).
@@ -148,7 +147,7 @@ class SumTree:
         """
         wanted = _flat(np.ascontiguousarray(masses, np.float64), "masses")
         out = np.empty(wanted.size, np.int64)
-        places, until = self.whole if among is None else among
+        places, until = (self._root, self._nodes[-1:]) if among is None else among
         bad = kernels.fast().tree_find(self._nodes, self._offsets, places, until, wanted, out)
         if bad >= 0:
             self._refuse_empty()

@@ -22,8 +22,15 @@ __all__ = ["Sequence"]
 
 
 @cache
-def _rule(history: int, length: int, overlap: Overlap, drop_tail: bool, weigh: Weigh) -> Rule:
+def _rule(length: int, burn_in: int, before: bool, overlap: Overlap, drop_tail: bool, weigh: Weigh) -> Rule:
+    """The rule of windows that are read with ``burn_in`` rows, and with one more if the step ``before`` counts."""
+    history = burn_in + length - 1 + before
     return Rule(int(history), int(length), int(stride_of(length, overlap)), not drop_tail, weigh)
+
+
+@cache
+def _cut(length: int, burn_in: int, n: int, time_first: bool, last: tuple[str, ...]) -> Cut:
+    return Cut(burn_in + length + n, burn_in, n, time_first, last)
 
 
 @checked(
@@ -106,7 +113,7 @@ class Sequence:
     @property
     def history(self) -> int:
         """The number of rows before a window's last."""
-        return self.burn_in + self.length - 1 + bool(self.last)
+        return self.rule.history
 
     @property
     def rows(self) -> int:
@@ -120,7 +127,7 @@ class Sequence:
         Raises:
             ParameterError: the overlap does not fit the length.
         """
-        return _rule(self.history, self.length, self.overlap, self.drop_tail, self.weigh)
+        return _rule(self.length, self.burn_in, bool(self.last), self.overlap, self.drop_tail, self.weigh)
 
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the windows that end at ``places``, and facts about each window, ``[B, ...]``.
@@ -131,8 +138,8 @@ class Sequence:
         """
         if ring.rule != self.rule:
             raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
-        cut = Cut(self.rows, self.burn_in, self.n, self.time_first, tuple(self.last))
+        cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
         sequences = self._kept.get(ring)
         if sequences is None or sequences.cut != cut:
             sequences = self._kept[ring] = Sequences(ring, cut)
-        return sequences.read(ring, sequences.plan(ring, places, self.gamma))
+        return sequences.read(ring, places, self.gamma)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,7 +24,13 @@ def mix(z: int) -> int:
 
 def key(seed: int, counter: int) -> int:
     """The stream of random numbers that belongs to draw number ``counter`` of a seed."""
-    return mix((mix(seed & MASK) + counter * GOLDEN) & MASK)
+    return mix((_first(seed) + counter * GOLDEN) & MASK)
+
+
+@lru_cache(maxsize=64)
+def _first(seed: int) -> int:
+    """The stream of draw number 0, from which the others follow; kept, as every draw needs it."""
+    return mix(seed & MASK)
 
 
 def uniform(stream: int, number: int) -> float:
