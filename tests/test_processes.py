@@ -8,8 +8,6 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,80 +18,17 @@ import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
 from elsewhere import ELSEWHERE, far_device
+from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
 from relive import (
     GAE,
     Collector,
     Field,
-    FrameStack,
-    NStep,
-    Prioritized,
-    Recent,
     ReplayBuffer,
     RolloutBuffer,
     Schema,
-    Sequence,
-    Uniform,
-    errors,
 )
 from relive.memory import forks
-from twins import contents, same_batches
-
-LARGE = Schema({"obs": (256,), "action": Field((), torch.int64), "reward": (), "terminated": Field((), torch.bool)})
-LARGE = LARGE.extend(truncated=Field((), torch.bool), value=(), hidden=(2, 3), image=Field((4, 4), torch.uint8))
-LARGE = LARGE.extend(half=Field((3,), torch.bfloat16))
-
-
-def written(schema: Schema, envs: int, number: int, arrays: bool = False) -> dict[str, Any]:
-    """A vector step in which every value says its number; every other field comes as a tensor, if not all as arrays."""
-    step: dict[str, Any] = {}
-    for i, (path, field) in enumerate(schema.leaves.items()):
-        name = path[0]
-        if name in ("terminated", "truncated"):
-            step[name] = np.zeros(envs, np.bool_)
-            continue
-        value = torch.full((envs, *field.shape), number % 100, dtype=field.dtype)
-        if arrays and field.dtype is torch.bfloat16:
-            step[name] = value.to(torch.float32).numpy()
-        else:
-            step[name] = value.numpy() if (arrays or i % 2) and field.dtype is not torch.bfloat16 else value
-    return step
-
-
-def fill(rollout: RolloutBuffer, how: str, first: int) -> None:
-    """One whole rollout whose steps are numbered from ``first`` on."""
-    steps = [written(rollout.schema, rollout.num_envs, first + t) for t in range(rollout.num_steps)]
-    if how == "add":
-        for step in steps:
-            rollout.add(step)
-    else:
-        rows = rollout.reserve()
-        for t, step in enumerate(steps):
-            for name, value in step.items():
-                rows[name][t] = torch.as_tensor(value)
-        rollout.commit()
-    rollout.set_last(value=torch.zeros(rollout.num_envs))
-
-
-def holds(rollout: RolloutBuffer, first: int) -> bool:
-    """Whether columns, minibatches and advantages are those of the steps numbered from ``first`` on."""
-    rollout.finish(GAE())
-    batch = torch.cat(list(rollout.minibatches(num_batches=2)))
-    for (name, *_), field in rollout.schema.leaves.items():
-        if name in ("terminated", "truncated"):
-            continue
-        numbers = (torch.arange(first, first + rollout.num_steps) % 100).to(field.dtype)
-        column, rows = rollout[name].flatten(1), batch[name].reshape(len(batch), -1)
-        served = numbers.repeat_interleave(rollout.num_envs)
-        if not torch.equal(column, numbers[:, None].expand_as(column)):
-            return False
-        if not torch.equal(rows.sort(0).values, served.sort().values[:, None].expand_as(rows)):
-            return False
-    return True
-
-
-def sent(thing: Any) -> Any:
-    """What a queue of torch.multiprocessing, or Process(args=...) that spawns, makes of it, on both of its sides."""
-    return ForkingPickler.loads(ForkingPickler.dumps(thing))
+from twins import same_batches
 
 
 def shared(thing: Any) -> None:
@@ -205,18 +140,6 @@ def test_views_of_a_rollout_are_still_views() -> None:
         assert rollout.env_major["value"][:, 2].tolist() == [7.5 * k] * 3
     rollout.last["value"][1] = -3.0
     assert rollout.block["value"][4].tolist() == [0.0, -3.0, 0.0]
-
-
-IMAGES = Schema({"obs": Field((40, 32), torch.uint8), "small": (3,), "reward": (), "terminated": Field((), torch.bool)})
-IMAGES = IMAGES.extend(truncated=Field((), torch.bool))
-
-
-def replay_of(steps: int, rows: int = 64, schema: Schema = IMAGES, **options: Any) -> ReplayBuffer:
-    """Two envs, each step with its number in every field."""
-    replay = ReplayBuffer(schema, rows, 2, seed=0, **options)
-    for t in range(steps):
-        replay.add(written(schema, 2, t))
-    return replay
 
 
 @pytest.mark.parametrize(
@@ -374,131 +297,6 @@ def test_a_lock_that_is_gone_is_forgotten() -> None:
     assert len(forks._locks) == before + 5
     del locks
     assert len(forks._locks) == before
-
-
-# Copies
-
-
-class Mine(Uniform):
-    """A sampler of the user's that is one of relive's."""
-
-
-class Wrapped:
-    """One that has one of relive's, and keeps the ring in its own way."""
-
-    per_row = ()
-
-    def __init__(self, inner: Any = None) -> None:
-        self.inner, self.rings, self.drawn = inner or Uniform(), {}, 0
-
-    @property
-    def watches(self) -> bool:
-        return self.inner.watches
-
-    def attach(self, ring: Any) -> None:
-        self.rings["only"] = ring
-        self.inner.attach(ring)
-
-    def changed(self, places: Any, drawable: Any) -> None:
-        self.inner.changed(places, drawable)
-
-    def draw(self, count: int, key: int, update: int, of: int) -> Any:
-        assert self.rings["only"] is self.inner._ring
-        self.drawn += count
-        return self.inner.draw(count, key, update, of)
-
-    def nbytes(self, rows: int) -> int:
-        return self.inner.nbytes(rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = state["drawn"]
-
-
-def doubled(rewards: Any) -> Any:
-    return 2 * rewards
-
-
-SAMPLERS: dict[str, Callable[[], Any]] = {
-    "Uniform": Uniform,
-    "Mine": Mine,
-    "Wrapped": Wrapped,
-    "Wrapped(Prioritized)": lambda: Wrapped(Prioritized()),
-    "Recent(Prioritized)": lambda: Recent(c_min=5, inner=Prioritized()),
-}
-VIEWS: dict[str, Callable[[], Any]] = {
-    "NStep": lambda: NStep(3),
-    "NStep with a function": lambda: NStep(2, each_reward=doubled),
-    "FrameStack with a function": lambda: FrameStack(2, NStep(2, each_reward=doubled)),
-    "Sequence": lambda: Sequence(4),
-}
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
-    "multiprocessing": sent,
-}
-
-
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_copy_of_a_replay_goes_on_alike_and_apart(view: str, sampler: str, how: str) -> None:
-    replay = replay_of(30, view=VIEWS[view](), sampler=SAMPLERS[sampler]())
-    replay.sample(8)
-    again = COPIES[how](replay)
-    assert type(again.sampler) is type(replay.sampler)
-    assert again.sampler is not replay.sampler
-    assert again.view == replay.view
-    assert again.view is not replay.view
-    for t in range(30, 45):
-        for each in (replay, again):
-            each.add(written(IMAGES, 2, t))
-    again.check()
-    for _ in range(3):
-        assert same_batches(replay.sample(8), again.sample(8))
-    before = contents(replay)
-    for t in range(60):
-        again.add(written(IMAGES, 2, t))
-    assert contents(replay) == before
-    if "function" in view:
-        view_of = again.view.window if view.startswith("Frame") else again.view
-        assert view_of.each_reward is doubled
-
-
-@pytest.mark.parametrize("how", COPIES)
-def test_a_copy_of_a_rollout_has_memory_of_its_own(how: str) -> None:
-    rollout = RolloutBuffer(LARGE, 4, 3, seed=0)
-    fill(rollout, "add", 0)
-    again = COPIES[how](rollout)
-    assert holds(again, 0)
-    again.clear()
-    fill(again, "add", 50)
-    assert holds(again, 50)
-    assert holds(rollout, 0)
-
-
-def test_a_copy_made_while_rows_are_reserved_leaves_them_to_the_original() -> None:
-    rollout = RolloutBuffer(Schema({"x": ()}), 2, 1)
-    rows = rollout.reserve()
-    again = sent(rollout)
-    rows["x"][:] = 3
-    for each in (rollout, again):
-        each.commit()
-    assert rollout["x"].flatten().tolist() == [3, 3]
-    assert again["x"].flatten().tolist() == [0, 0]
-
-
-def test_a_view_with_a_function_is_not_saved_without_it(tmp_path: Path) -> None:
-    for number, view in enumerate((NStep(2, each_reward=doubled), FrameStack(2, NStep(2, each_reward=doubled)))):
-        replay = replay_of(30, view=view)
-        replay.save(tmp_path / str(number))
-        with pytest.raises(errors.FileFormatError, match=r"functions of yours.*view="):
-            ReplayBuffer.load(tmp_path / str(number))
-        again = ReplayBuffer.load(tmp_path / str(number), view=copy.deepcopy(view))
-        assert same_batches(replay.sample(8), again.sample(8))
 
 
 # Other processes, for real

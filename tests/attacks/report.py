@@ -16,7 +16,13 @@ import tally
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "security.md"
-SUITES = ("tests/attacks", "tests/files/test_save.py", "tests/replay/test_saving.py", "tests/test_processes.py")
+SUITES = (
+    "tests/attacks",
+    "tests/files",
+    "tests/replay/test_saving.py",
+    "tests/test_processes.py",
+    "tests/test_copies.py",
+)
 MARKS = "<!-- attacks: written by tests/attacks/report.py -->", "<!-- end of attacks -->"
 
 

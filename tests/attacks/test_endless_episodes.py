@@ -10,8 +10,8 @@ import pytest
 
 import twins
 from attacks.tally import record
-from attacks.test_interrupts import Watcher
 from covering import covering
+from interrupting import Watcher
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
 from relive.kernels.ring_state import LONGEST, NEXT
