@@ -28,6 +28,7 @@ FACE = [
     "GroupAdvantage",
     "Hindsight",
     "Mixture",
+    "Monitor",
     "MonteCarlo",
     "NStep",
     "Prioritized",

@@ -8,6 +8,7 @@ from .batches.sequences import SequenceBatch
 from .collect.collector import Collector
 from .errors import ReliveError
 from .look.audit import audit
+from .look.monitor import Monitor
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -31,6 +32,7 @@ __all__ = [
     "GroupAdvantage",
     "Hindsight",
     "Mixture",
+    "Monitor",
     "MonteCarlo",
     "NStep",
     "Prioritized",

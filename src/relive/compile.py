@@ -82,7 +82,7 @@ def _play_rollout() -> None:
         rollout.set_final_value([STEPS // 2], [1], [0.0])
         rollout.finish(estimator)
     for batches in (
-        rollout.minibatches(ENVS, normalize_advantage=True),
+        rollout.minibatches(ENVS, epochs=2, normalize_advantage=True),  # packed, from the second epoch on
         rollout.sequences(4, num_batches=2),
         rollout.sequences(4, overlap="half", num_batches=2),
         rollout.sequences(num_batches=2),

@@ -2,5 +2,6 @@
 
 from .audit import audit
 from .findings import Finding, Report
+from .monitor import Monitor
 
-__all__ = ["Finding", "Report", "audit"]
+__all__ = ["Finding", "Monitor", "Report", "audit"]

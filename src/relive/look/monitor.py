@@ -1,0 +1,202 @@
+"""Monitor: what a replay holds and how training uses it, as a flat dict of numbers for a log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import FieldError, LifecycleError, ParameterError, ReliveError
+from ..parameters import COUNT_RULE, require
+from ..replay.buffer import ReplayBuffer
+from ..ring.ring import Ints, Ring
+from ..steps.arrays import as_host
+from .counts import DrawCounts, places_of
+
+__all__ = ["Monitor"]
+
+
+LOOKED_AT = 256
+"""Batches that are kept between two calls of ``scalars``, at most; older ones are dropped."""
+
+
+class Monitor:
+    """Ages, staleness, replay ratio, priorities and weights of a replay: numbers for TensorBoard, W&B or a console.
+
+    Call :meth:`update` with each batch, and :meth:`scalars` when you write to the log. Only every ``every``-th batch is
+    looked at, the first one included, so that an update takes next to no time. With ``counts=True`` every batch is
+    counted, and the monitor knows exactly how often each stored transition was drawn.
+
+    Args:
+        replay: the buffer. It is only read, and what it draws does not change.
+        counts: count the draws of each transition. It takes 4 bytes per row of the capacity, and up to half of the
+            time to sample a small batch.
+        every: look at the staleness and the weights of one batch in so many.
+
+    Raises:
+        ParameterError: ``replay`` is not a :class:`relive.ReplayBuffer`, or ``every`` is not a positive whole number.
+
+    Example:
+        ``monitor = relive.Monitor(replay)``, then ``monitor.update(batch)`` and
+        ``for name, value in monitor.scalars("replay/").items(): writer.add_scalar(name, value, step)``
+    """
+
+    def __init__(self, replay: ReplayBuffer, *, counts: bool = False, every: int = 1000) -> None:
+        if not isinstance(cast("object", replay), ReplayBuffer):
+            raise ParameterError(f"Monitor: expected a relive.ReplayBuffer, got {type(replay).__name__}")
+        require("Monitor", COUNT_RULE, every=every)
+        self.replay, self.every = replay, every
+        inside: Any = replay
+        self._ring: Ring = inside._ring
+        self._counts = DrawCounts(self._ring) if counts else None
+        self._left = 1
+        self._staleness: deque[Any] = deque(maxlen=LOOKED_AT)
+        self._weights: deque[Any] = deque(maxlen=LOOKED_AT)
+        figures = replay.stats()
+        self._since = figures["sampled"], figures["completed"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the counts; 0 without them."""
+        return 0 if self._counts is None else self._counts.nbytes
+
+    def update(self, batch: Any) -> None:
+        """Take note of a batch that the replay drew; call it before you add further steps.
+
+        Args:
+            batch: with ``index``, and with ``weight`` if the sampler gives one.
+
+        Raises:
+            FieldError: the batch has no ``index``.
+            ParameterError: its ``index`` was never issued by this replay.
+        """
+        self._left -= 1
+        if self._left > 0 and self._counts is None:
+            return
+        self._note(batch)
+
+    def draws(self, index: Any) -> Any:
+        """How often the transitions ``index`` ``[B]`` were drawn since the monitor was made, int64 ``[B]``.
+
+        It is exact for the batches that :meth:`update` was given, and -1 where a transition can no longer be drawn.
+
+        Raises:
+            LifecycleError: the monitor does not count.
+            ParameterError: an index was never issued.
+        """
+        if self._counts is None:
+            raise LifecycleError("draws: this monitor does not count; create it with Monitor(replay, counts=True)")
+        with self.replay.lock:
+            len(self.replay)  # repairs what a call that was interrupted left half done
+            return self._counts.of_index(np.asarray(as_host(index), np.int64).reshape(-1))
+
+    def scalars(self, prefix: str = "") -> dict[str, float]:
+        """The figures, by name. One that is not known, such as a weight without priorities, is left out.
+
+        All of :meth:`relive.ReplayBuffer.stats`, and:
+
+        - ``age_p50``, ``age_p90``: quantiles of the ages of what is stored, in transitions completed later;
+        - ``staleness_mean``, ``staleness_p50``, ``staleness_p90``, ``staleness_max``: the same ages of what was drawn,
+          at the time of the draw, in the batches that were looked at;
+        - ``replay_ratio_recent``: rows drawn per transition completed;
+        - ``weight_min``, ``weight_mean``, ``weight_max``, ``weight_std``, and ``weight_effective``: (Σw)² / (B Σw²),
+          the share of a batch that counts, 1 where all weights are equal; of the batches that were looked at;
+        - ``priority_entropy``: -Σ p ln p of the probabilities of being drawn, in nats; ``priority_evenness``: the same
+          as a share of the most there can be, ln n; ``effective_share``: ``effective_size`` per stored transition;
+        - with counts: ``never_sampled``: the share of stored transitions that were not drawn since the monitor was
+          made; ``draws_mean``, ``draws_max``: draws per stored transition. They are exact.
+
+        What was looked at, and ``replay_ratio_recent``, is about the time since the last call. All of it takes time
+        in proportion to what is stored, so call it once in some hundred batches.
+
+        Args:
+            prefix: put before each name, such as ``"replay/"``.
+        """
+        with self.replay.lock:
+            figures = self.replay.stats()
+            found = figures | self._recent(figures) | self._stored(figures)
+        return {prefix + name: float(value) for name, value in found.items()}
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _note(self, batch: Any) -> None:
+        """Count a batch, and look at it if its turn has come."""
+        index = index_of(batch)
+        if self._counts is not None and self._counts.note(index):
+            with self.replay.lock:
+                self._counts.settle()
+        if self._left > 0:
+            return
+        self._left = self.every
+        with self.replay.lock:
+            len(self.replay)  # repairs what a call that was interrupted left half done
+            self._staleness.append(self._ring.completed - 1 - self._ring.stamp[places_of(self._ring, index)])
+        if "weight" in batch.keys():
+            self._weights.append(np.array(as_host(batch["weight"]), np.float64).reshape(-1))
+
+    def _recent(self, figures: dict[str, float]) -> dict[str, float]:
+        """What happened since the last call; the next one begins anew."""
+        sampled, completed = figures["sampled"] - self._since[0], figures["completed"] - self._since[1]
+        self._since = figures["sampled"], figures["completed"]
+        found = {"replay_ratio_recent": sampled / completed} if completed > 0 else {}
+        staleness, weights = (np.concatenate([*kept, np.empty(0)]) for kept in (self._staleness, self._weights))
+        self._staleness.clear()
+        self._weights.clear()
+        if len(staleness):
+            low, high = np.quantile(staleness, (0.5, 0.9))
+            found |= {"staleness_mean": staleness.mean(), "staleness_p50": low, "staleness_p90": high,
+                      "staleness_max": staleness.max()}  # fmt: skip
+        if len(weights):
+            found |= {name: measure(weights) for name, measure in OF_WEIGHTS.items()}
+        return found
+
+    def _stored(self, figures: dict[str, float]) -> dict[str, float]:
+        """What all stored transitions are like."""
+        ring, count, found = self._ring, figures["size"], dict[str, float]()
+        if not count:
+            return found
+        ages = ring.completed - 1 - ring.stamp[ring.anchors()]
+        found["age_p50"], found["age_p90"] = np.quantile(ages, (0.5, 0.9))
+        if "effective_size" in figures:
+            inside: Any = self.replay
+            entropy = entropy_of(inside._ratings.prioritized.priorities())
+            found |= {"priority_entropy": entropy, "effective_share": figures["effective_size"] / len(ages)}
+            found["priority_evenness"] = entropy / np.log(len(ages)) if len(ages) > 1 else 1.0
+        if self._counts is not None:
+            draws = self._counts.of_stored()
+            found |= {"never_sampled": np.mean(draws == 0), "draws_mean": draws.mean(), "draws_max": draws.max()}
+        return found
+
+
+OF_WEIGHTS: dict[str, Callable[[Any], float]] = {
+    "weight_min": np.min,
+    "weight_mean": np.mean,
+    "weight_max": np.max,
+    "weight_std": np.std,
+    "weight_effective": lambda w: w.sum() ** 2 / (len(w) * (w**2).sum()),
+}
+"""Figures of importance weights."""
+
+
+def entropy_of(priorities: Any) -> float:
+    """-Σ p ln p of draws in proportion to ``priorities`` ``[S]``, in nats. A priority of 0 adds nothing."""
+    positive = priorities[priorities > 0]
+    if not len(positive):
+        return 0.0
+    share = positive / positive.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def index_of(batch: Any) -> Ints:
+    """The ``index`` of a batch, int64 ``[B]``.
+
+    Raises:
+        FieldError: the batch has none.
+    """
+    try:
+        index = batch["index"]
+    except (KeyError, TypeError, IndexError, ReliveError) as error:
+        raise FieldError("Monitor.update: expected a batch with 'index', as the replay draws them") from error
+    return np.asarray(as_host(index), np.int64).reshape(-1)
