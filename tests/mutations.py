@@ -130,8 +130,8 @@ MUTATIONS = [
     Mutation(
         "the row before a window of sequences need not be there",
         "views/sequences.py",
-        "return self.burn_in + self.length - 1 + bool(self.last)",
-        "return self.burn_in + self.length - 1",
+        "history = burn_in + length - 1 + before",
+        "history = burn_in + length - 1",
         "views/test_sequences.py",
     ),
     Mutation(
@@ -216,15 +216,15 @@ MUTATIONS = [
     Mutation(
         "a masked mean counts every step",
         "returns/functions.py",
-        "mean = torch.where(mask, wide, 0.0).sum() / count.clamp(min=1)",
-        "mean = torch.where(mask, wide, 0.0).sum() / x.numel()",
+        ".sum(axes, keepdim=True) / count.clamp(min=1)",
+        ".sum(axes, keepdim=True) / entries.numel()",
         "returns/test_functions_of_groups.py",
     ),
     Mutation(
         "the deviation of a masked normalisation is that of a population",
         "returns/functions.py",
-        "centred.square().sum() / (count - 1).clamp(min=1)",
-        "centred.square().sum() / count.clamp(min=1)",
+        "_moments(wide, mask, tuple(range(x.dim())), 1)",
+        "_moments(wide, mask, tuple(range(x.dim())), 0)",
         "returns/test_functions_of_groups.py",
     ),
     Mutation(
@@ -237,8 +237,8 @@ MUTATIONS = [
     Mutation(
         "TD(λ)'s advantage leaves the return as it is",
         "returns/estimators.py",
-        'return _attached(ret - columns["value"][:-1], ret, columns["mask"], self.normalize)',
-        'return _attached(ret - columns["value"][1:], ret, columns["mask"], self.normalize)',
+        'lam=self.lam)\n        return ret - columns["value"][:-1], ret',
+        'lam=self.lam)\n        return ret - columns["value"][1:], ret',
         "returns/test_estimators.py rollout/test_finishing.py",
     ),
     # -- rollouts
@@ -329,16 +329,16 @@ MUTATIONS = [
     # -- collecting
     Mutation(
         "truncated episodes end on the next episode's first observation: a stale final observation",
-        "collect/collector.py",
-        "following[path] = kept.index_copy(0, where, rows)",
-        "following[path] = kept",
+        "collect/transitions.py",
+        "after[path] = kept.index_copy(0, where, rows)",
+        "after[path] = kept",
         "collect/test_collector.py replay/test_buffer.py",
     ),
     Mutation(
         "a rollout values the next episode's first observation: a stale final observation",
-        "collect/collector.py",
+        "collect/transitions.py",
         "inputs.leaf(path, pick(given, path[1:], envs)) for path in inputs.obs_paths",
-        "inputs.leaf(path, pick(obs, path[1:], envs)) for path in inputs.obs_paths",
+        "inputs.leaf(path, pick(answer[0], path[1:], envs)) for path in inputs.obs_paths",
         "collect/test_finals.py",
     ),
     Mutation(
