@@ -94,7 +94,7 @@ def test_a_view_with_a_function_is_not_saved_without_it(tmp_path: Path) -> None:
     for number, view in enumerate((NStep(2, each_reward=doubled), FrameStack(2, NStep(2, each_reward=doubled)))):
         replay = replay_of(30, view=view)
         replay.save(tmp_path / str(number))
-        with pytest.raises(errors.FileFormatError, match=r"functions of yours.*view="):
+        with pytest.raises(errors.FileFormatError, match=r"your own functions.*view="):
             ReplayBuffer.load(tmp_path / str(number))
         again = ReplayBuffer.load(tmp_path / str(number), view=copy.deepcopy(view))
         assert same_batches(replay.sample(8), again.sample(8))
