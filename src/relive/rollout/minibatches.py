@@ -152,7 +152,7 @@ def parts(
         ParameterError: sizes that do not fit.
     """
     if (batch_size is None) == (num_batches is None):
-        raise ParameterError(f"{batch_size=}, {num_batches=}: pass exactly one of them")
+        raise ParameterError(f"pass either batch_size or num_batches, got {batch_size=}, {num_batches=}")
     if num_batches is not None:
         if not (is_count(num_batches, 1) and num_batches <= total):
             raise ParameterError(f"num_batches={num_batches!r}: {total} {items} make 1 to {total} minibatches")
