@@ -45,6 +45,10 @@ class Experience:
         live: bool ``[R]``, whether row r holds a transition that may be drawn.
         lacks: sentences on what the source does not keep.
         place: int64 ``[S]``, where each step lies in the source, as its batches name it; None for 0, 1, ...
+        step: int64 ``[S]``, the index of each step in its episode; None where the source does not keep it.
+        age: int64 ``[S]``, how many transitions were completed later; None where the source does not keep it.
+        begins: whether the first step of each env is known to begin an episode, where ``step`` is None.
+        ordered: whether steps have an order, so that they make up episodes.
     """
 
     source: str
@@ -61,6 +65,10 @@ class Experience:
     live: Bools | None = None
     lacks: tuple[str, ...] = ()
     place: Ints | None = None
+    step: Ints | None = None
+    age: Ints | None = None
+    begins: bool = False
+    ordered: bool = True
 
     def __len__(self) -> int:
         return len(self.reward)
