@@ -19,14 +19,14 @@ FLOORS: list[set[str]] = [
     {"ring", "rollout"},
     {"samplers", "views"},
     {"replay"},
-    {"collect", "compat", "processes"},
-    {"cluster", "look", "compile"},
+    {"collect", "compat"},
+    {"look", "compile"},
     {"__main__"},
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.
 
-The rooms ``processes`` and ``cluster`` are kept free: for lanes and slots, and for shards. The flat face is above them
-all. The command that compiles every kernel plays through buffers of every kind.
+The flat face is above them all. The command that compiles every kernel plays through buffers of every kind.
+CONTRIBUTING says what each room is for.
 """
 
 PLACES = {"numba": "kernels.cpu", "triton": "kernels.gpu", "ray": "cluster"}
@@ -150,6 +150,13 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
             seen |= steps
             paths += [[*path, step] for step in sorted(steps)]
     return found
+
+
+def test_every_room_exists_and_contributing_says_what_it_is_for():
+    rooms = {part_of(module_name(path)) for path in read_sources()} - {""}
+    assert set().union(*FLOORS) == rooms
+    table = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE)) == rooms
 
 
 def test_imports_point_downwards_without_a_cycle():

@@ -27,7 +27,16 @@ def ring(num_steps: int = 3, wrap: bool = True, **leaves: Field) -> Columns:
 def write(columns: Columns, *values: Any) -> None:
     """Write one row and go on."""
     columns.write(columns.next_row, values)
-    columns.advance(1)
+    advance(columns)
+
+
+def advance(columns: Columns) -> None:
+    """Take in one row, as the writer does: of a full ring it replaces the oldest."""
+    columns.detach()
+    if columns.is_full:
+        columns.start = (columns.start + 1) % columns.num_steps
+    else:
+        columns.count += 1
 
 
 @pytest.mark.parametrize("total", range(9))
@@ -90,7 +99,7 @@ def test_an_attached_column_is_in_the_order_of_time_and_goes_with_the_next_row(t
     columns.attach({("y",): column})
     assert torch.equal(columns.ordered(("y",)), column)
     assert columns.live == [("x",), ("y",)]
-    columns.advance(1)
+    advance(columns)
     assert columns.live == [("x",)]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from ..errors import FieldError, ParameterError, ShapeError
 from ..parameters import is_count
 from ..steps.schema import unknown_field
-from ..steps.trees import Path
+from ..steps.trees import Path, map_leaves
+from .states import joined_states, state_part
 from .tensordicts import as_tensordict
 
 if TYPE_CHECKING:
@@ -59,18 +61,6 @@ def stride_of(length: int | None, overlap: Overlap) -> int:
             f"overlap={overlap}: successive sequences of {length} steps share 0 to {length - 1} of them"
         )
     return length - cast("int", overlap)
-
-
-def concatenate(states: Sequence[Any]) -> Any:
-    """Join recurrent states ``[layers, B, size]`` or ``[B, size]``, of the same nesting, along B."""
-    some = states[0]
-    if some is None:
-        return None
-    if isinstance(some, dict):
-        return {name: concatenate([state[name] for state in states]) for name in cast("dict[str, Any]", some)}
-    if isinstance(some, tuple):
-        return tuple(concatenate(members) for members in zip(*states, strict=True))
-    return torch.cat(list(states), 1 if some.dim() > 2 else 0)
 
 
 def padding(path: Path) -> bool:
@@ -210,7 +200,7 @@ class SequenceBatch(Mapping[str, Any]):
     def to(self, device: str | torch.device) -> SequenceBatch:
         """The same batch on another device."""
         facts = {name: fact.to(device) for name, fact in self._facts.items()}
-        hidden = mapped(self._hidden, lambda state: state.to(device))
+        hidden = map_leaves(methodcaller("to", device), self._hidden)
         leaves = {path: leaf.to(device) for path, leaf in self._leaves.items()}
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
@@ -219,7 +209,7 @@ class SequenceBatch(Mapping[str, Any]):
         rows = (slice(None), slice(low, high)) if self.time_first else (slice(low, high),)
         leaves = {path: leaf[rows] for path, leaf in self._leaves.items()}
         facts = {name: fact[low:high] for name, fact in self._facts.items()}
-        hidden = mapped(self._hidden, lambda x: x[:, low:high].contiguous() if x.dim() > 2 else x[low:high])
+        hidden = map_leaves(partial(state_part, low=low, high=high), self._hidden)
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
     @staticmethod
@@ -238,7 +228,7 @@ class SequenceBatch(Mapping[str, Any]):
         leaves = {path: torch.cat([batch._leaves[path] for batch in batches], axis) for path in paths}
         shared = [name for name in some._facts if name in names]
         known = {name: torch.cat([batch._facts[name] for batch in batches]) for name in shared}
-        hidden = concatenate([batch._hidden for batch in batches])
+        hidden = map_leaves(joined_states, *[batch._hidden for batch in batches])
         return SequenceBatch(leaves, {**known, **facts}, hidden, time_first=some.time_first)
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -266,14 +256,3 @@ class EnvBatch:
     """``[T, B, ...]``."""
     sequences: SequenceBatch
     """``[T, K, ...]``: the trajectories of the first env in order of time, then those of the next."""
-
-
-def mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Nested dicts and tuples with ``function`` applied to every leaf."""
-    if tree is None:
-        return None
-    if isinstance(tree, dict):
-        return {name: mapped(member, function) for name, member in cast("dict[str, Any]", tree).items()}
-    if isinstance(tree, tuple):
-        return tuple(mapped(member, function) for member in cast("tuple[Any, ...]", tree))
-    return function(tree)

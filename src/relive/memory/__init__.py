@@ -1,1 +1,1 @@
-"""The memory of rows: in RAM or on a device, its layout, and how much a replay needs."""
+"""The memory of rows: in RAM, on a device or in a store of the user; its layout, and how much a replay needs."""

@@ -54,21 +54,13 @@ class DeviceRows(Store):
         alone = any(path[0] == "next_obs" for path in leaves)
         self._host = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
         self.layout, self.groups, self.batch = self._host.layout, self._host.groups, self._host.batch
+        self.target, self.arrays = self._host.target, self._host.arrays
         self._order = tuple(BatchLayout(field_groups(leaves, large), self._saved, alone).fields)
         self._parts = [_Part(layout, num_rows, device) for layout in _layouts(leaves)]
         self._part_of = {path: part for part in self._parts for path in part.layout.fields}
         self._packed = [part for part in self._parts if not any(path in large for path in part.layout.fields)]
         self._following = [path for path in leaves if path[0] == ("next_obs" if alone else "obs") and path not in large]
         self._ended: Any = np.zeros(0, np.bool_)
-
-    @property
-    def target(self) -> Array:
-        """Rewards, flags and bookkeeping of all rows, uint8 ``[num_rows, 32]``."""
-        return self._host.target
-
-    def meta(self, name: str) -> Array:
-        """See :class:`relive.memory.store.Store`."""
-        return self._host.meta(name)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

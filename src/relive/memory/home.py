@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DTypeError, LifecycleError, ParameterError, ShapeError
+from ..errors import DTypeError, ParameterError, ShapeError
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
@@ -68,15 +68,7 @@ class HomeRows(Store):
         alone = any(path[0] == "next_obs" for path in leaves)
         self._near = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
         self.layout, self.groups, self.batch = self._near.layout, self._near.groups, self._near.batch
-
-    @property
-    def target(self) -> Array:
-        """Rewards, flags and bookkeeping of all rows, uint8 ``[num_rows, 32]``."""
-        return self._near.target
-
-    def meta(self, name: str) -> Array:
-        """See :class:`relive.memory.store.Store`."""
-        return self._near.meta(name)
+        self.target, self.arrays = self._near.target, self._near.arrays
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """See :class:`relive.memory.store.Store`."""
@@ -91,14 +83,7 @@ class HomeRows(Store):
         rows = places[kept]
         for path, value in apart if len(rows) else ():
             array = numpy_view(value.detach()) if isinstance(value, Tensor) else value
-            self._put(path, rows, np.asarray(array, numpy_dtype(self.leaves[path].dtype))[kept])
-
-    def _put(self, path: Path, rows: Ints, values: Array) -> None:
-        self._home.write(path, rows, values)
-
-    def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
-        """See :class:`relive.memory.store.Store`."""
-        return self.gather(self.leaves if paths is None else paths, places)
+            self._home.write(path, rows, np.asarray(array, numpy_dtype(self.leaves[path].dtype))[kept])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """See :class:`relive.memory.store.Store`."""
@@ -126,38 +111,14 @@ class HomeRows(Store):
         found[rows < 0] = 0
         return typed(found.reshape(*places.shape, *field.shape), field.dtype)
 
-    def views(self) -> dict[Path, Tensor]:
-        """Refused, as rows in a home have no tensors over them.
-
-        Raises:
-            LifecycleError: always.
-        """
-        raise LifecycleError("block: a replay with a store of its own has no rows to share; read data() or slice()")
-
-    def dump(self, places: Ints) -> Array:
-        """See :class:`relive.memory.store.Store`."""
-        rows = np.zeros((len(places), self._saved.nbytes), np.uint8)
-        arrays = self._saved.arrays(rows)
-        for path, array in self._near.arrays.items():
-            arrays[path][:] = array[places]
-        for path in self._small():
-            arrays[path][:] = numpy_view(self._get(path, places))
-        return rows
-
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`relive.memory.store.Store`."""
         require_dump(self.leaves, len(places), rows, self._saved.nbytes, large)
         arrays = self._saved.arrays(rows)
-        for path, array in self._near.arrays.items():
+        for path, array in self.arrays.items():
             array[places] = arrays[path]
-        for path in self._small():
-            self._put(path, places, np.ascontiguousarray(arrays[path]))
-        for path, block in large.items():
-            self._put(path, places, numpy_view(block))
-
-    def _small(self) -> list[Path]:
-        """The fields in the home that a save packs with others."""
-        return [path for path in self.apart if path not in self.large]
+        for path in self.apart:
+            self._home.write(path, places, numpy_view(large[path]) if path in large else arrays[path].copy())
 
 
 def away(leaves: Mapping[Path, Field]) -> dict[Path, Field]:

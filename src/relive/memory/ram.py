@@ -46,24 +46,14 @@ class ReplayRows(Store):
         self.leaves, self.num_rows = dict(leaves), num_rows
         self.layout, large = row_layout(leaves)
         self.large = self.apart = tuple(path for path in leaves if path in large)
-        self._bytes = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
+        self.target = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
-        self.arrays = self.layout.arrays(self._bytes)
+        self.arrays = self.layout.arrays(self.target)
         self._batches = Recycled()
         self._staged = Bounded[tuple[str, int], tuple[Array, StepCopier]]()
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
-
-    def meta(self, name: str) -> Array:
-        """See :class:`Store`."""
-        array = self.arrays[name,]
-        return array.view(np.uint8) if array.dtype == np.bool_ else array
-
-    @property
-    def target(self) -> Array:
-        """All packed rows, uint8 ``[num_rows, W]``."""
-        return self._bytes
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """See :class:`Store`."""
@@ -139,7 +129,7 @@ class ReplayRows(Store):
         """See :class:`Store`."""
         places = as_places(places)
         rows, flat = np.empty((places.size, self.layout.nbytes), np.uint8), places.reshape(-1)
-        bad = kernels.fast().gather_rows(self._bytes, flat, rows, 0, self.layout.nbytes)
+        bad = kernels.fast().gather_rows(self.target, flat, rows, 0, self.layout.nbytes)
         require_rows(flat, bad, self.num_rows)
         packed = self.layout.arrays(rows.reshape(*places.shape, self.layout.nbytes))
         return {
@@ -154,7 +144,7 @@ class ReplayRows(Store):
 
     def dump(self, places: Ints) -> Array:
         """See :class:`Store`."""
-        return self._bytes[_run(places)]
+        return self.target[_run(places)]
 
     def dump_large(self, path: Path, places: Ints) -> Tensor:
         """See :class:`Store`."""
@@ -163,7 +153,7 @@ class ReplayRows(Store):
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:
         """See :class:`Store`."""
         require_dump(self.leaves, len(places), rows, self.layout.nbytes, large)
-        self._bytes[places] = rows
+        self.target[places] = rows
         for path, block in self.blocks.items():
             block[places] = numpy_view(large[path])
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DTypeError, ParameterError, ShapeError
-from ..steps.arrays import Array, Ints
+from ..errors import DTypeError, LifecycleError, ParameterError, ShapeError
+from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .copier import StepCopier
-from .layout import BatchLayout, RowLayout
+from .layout import BatchLayout, RowLayout, row_layout
 
 __all__ = [
     "Apart",
@@ -118,7 +118,8 @@ class Store(ABC):
 
     A place is the position of a row (int64); a negative one reads as zeros. ``target``, the part that the ring's
     kernels read and write, is in RAM: at least the bookkeeping, rewards and flags. All other fields may be anywhere.
-    Batches are on ``device``. The defaults are those of a home whose batches are in RAM.
+    Batches are on ``device``. A store defines ``stage``, ``write``, ``gather`` and ``restore``. The defaults of
+    the rest are those of a store whose batches are in RAM. Users write less: see :class:`relive.memory.home.Home`.
     """
 
     device: torch.device
@@ -135,14 +136,15 @@ class Store(ABC):
     batch: BatchLayout
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
-    @property
-    @abstractmethod
-    def target(self) -> Array:
-        """The packed rows in RAM, uint8 ``[num_rows, W]``."""
+    target: Array
+    """The packed rows in RAM, uint8 ``[num_rows, W]``."""
+    arrays: dict[Path, Array]
+    """The fields of ``target``, ``[num_rows, *shape]``, over the same memory."""
 
-    @abstractmethod
     def meta(self, name: str) -> Array:
         """A bookkeeping field, the reward or a flag of all rows, ``[num_rows]``; flags as uint8."""
+        array = self.arrays[name,]
+        return array.view(np.uint8) if array.dtype == np.bool_ else array
 
     @abstractmethod
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
@@ -203,13 +205,17 @@ class Store(ABC):
         """One field of the rows ``now`` and ``then`` ``[B, depth]``, which share most rows."""
         return self.gather([path], now)[path], self.gather([path], then)[path]
 
-    @abstractmethod
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Fields (default: all) of the rows ``places`` ``[...]``, copied as ``[..., *shape]``."""
+        return self.gather(self.leaves if paths is None else paths, *self.places(places))
 
-    @abstractmethod
     def views(self) -> dict[Path, Tensor]:
-        """All fields of all rows ``[num_rows, *shape]`` in the schema's order, as tensors over the storage."""
+        """All fields of all rows ``[num_rows, *shape]`` in the schema's order, as tensors over the storage.
+
+        Raises:
+            LifecycleError: there are no such tensors.
+        """
+        raise LifecycleError("block: a replay with a store of its own has no rows to share; read data() or slice()")
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
@@ -220,9 +226,17 @@ class Store(ABC):
         """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""
         return layout.tensors(rows), *self.tensors(*arrays)
 
-    @abstractmethod
     def dump(self, places: Ints) -> Array:
         """Packed rows for a save, in RAM, in the order of ``row_layout``; they may share memory with the storage."""
+        layout, _ = row_layout(self.leaves)
+        rows = np.zeros((len(places), layout.nbytes), np.uint8)
+        packed = layout.arrays(rows)
+        for path, array in self.arrays.items():
+            packed[path][:] = array[places]
+        rest = [path for path in packed if path not in self.arrays]
+        for path, field in self.gather(rest, *self.places(places)).items():
+            packed[path][:] = numpy_view(field.cpu())
+        return rows
 
     def dump_large(self, path: Path, places: Ints) -> Tensor:
         """A large field of the rows ``places``, ``[K, *shape]``, which is saved by itself."""

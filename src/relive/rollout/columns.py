@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,29 +14,10 @@ from ..memory.blocks import zeroed
 from ..memory.copier import StepCopier
 from ..memory.layout import typed
 from ..steps.arrays import numpy_dtype, numpy_view
-from ..steps.schema import Field, unknown_field
+from ..steps.schema import Field
 from ..steps.trees import Path
 
-if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-__all__ = ["Columns", "unfinished"]
-
-
-def unfinished(batch: TensorDict) -> TensorDict:
-    """A batch of a rollout before ``finish``, whose error for a missing advantage says so.
-
-    TensorDict asks a private method for its error. Where it does not, the error is TensorDict's own.
-    """
-    cast("Any", batch)._default_get = partial(_missing, tuple(map(str, batch.keys())))
-    return batch
-
-
-def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
-    """As TensorDict's own method, which marks a missing default by a type of this name."""
-    if type(default).__name__ != "_NoDefault":
-        return default
-    raise KeyError(unknown_field(key, known, "this batch"))
+__all__ = ["Columns"]
 
 
 class Columns:
@@ -143,22 +123,10 @@ class Columns:
             )
         return (self.start + self.count) % self.num_steps
 
-    def advance(self, rows: int) -> None:
-        """Take in the next ``rows``, which are written; attached columns no longer fit."""
-        self.release(self.count + rows - self.num_steps)
-        self.detach()
-        self.count += rows
-
     def detach(self) -> None:
         """Forget what was attached."""
         if self._attached:
             self._attached.clear()
-
-    def release(self, rows: int) -> None:
-        """Give up the oldest rows, if ``rows`` is positive."""
-        if rows > 0:
-            self.detach()
-            self.start, self.count = (self.start + rows) % self.num_steps, self.count - rows
 
     def write(self, row: int, values: Sequence[Any]) -> None:
         """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""

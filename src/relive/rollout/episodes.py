@@ -1,18 +1,25 @@
-"""Episodes: where the episodes of a rollout start and end, and whether the last ones go on."""
+"""Episodes: where the episodes of a rollout start and end, and the windows that they are cut into."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..steps.arrays import as_host
+from .. import kernels
+from ..batches.sequences import WHOLE
+from ..steps.arrays import Ints, as_host
 from .columns import Columns
 from .named import NamedColumns
-from .windows import Flags
 
-__all__ = ["Episodes"]
+__all__ = ["BEGINS", "ENV", "LENGTH", "ORIGIN", "START", "Episodes", "Flags", "cut"]
+
+ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
+"""The columns of a table of windows: the env, the first step, how many steps, the episode's first step in this rollout
+or 0, and 1 if the episode begins there."""
 
 _CUTS = ("terminated", "truncated", "mask")
 """The columns that show where episodes end, and which steps are real."""
@@ -61,3 +68,31 @@ class Episodes:
         if not self.are_known:
             return self.ended
         return self._flags([self._columns.view((name,), rows) for name in _CUTS]).ended.view(np.bool_)
+
+
+class Flags:
+    """What cuts a rollout into episodes: ``done``, ``real`` and ``starts``, uint8 ``[T, N]``.
+
+    Args:
+        done: bool ``[T, N]``, ``terminated | truncated``.
+        real: bool ``[T, N]``, the rollout's mask.
+        ended: bool ``[N]``, whether the episode before the first row had ended.
+    """
+
+    def __init__(self, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> None:
+        self.done, self.real = (np.ascontiguousarray(x).view(np.uint8) for x in (done, real))
+        self.starts, self.ended = np.empty_like(self.done), ended.astype(np.uint8)
+        """The first steps of episodes; and whether the last episodes have ended by now, ``[N]``."""
+        kernels.fast().episode_starts(self.done, self.real, self.ended, self.starts)
+
+
+def cut(flags: Flags, length: int | None, stride: int, drop_tail: bool, complete: bool) -> Ints:
+    """The windows of ``length`` steps, or of whole episodes if it is None, as a table ``[K, 5]``."""
+    size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
+    arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
+    room = np.empty((flags.done.size // min(stride, size) + flags.done.size // 8 + 8, 5), np.int64)
+    found = kernels.fast().plan_windows(*arguments, room)
+    if found > len(room):
+        room = np.empty((found, 5), np.int64)
+        kernels.fast().plan_windows(*arguments, room)
+    return room[:found]

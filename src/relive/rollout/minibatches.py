@@ -18,8 +18,7 @@ from ..memory.blocks import Recycled
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
 from ..returns.functions import normalize
 from ..steps.trees import Path
-from .columns import unfinished
-from .named import ADVANTAGE, NamedColumns
+from .named import ADVANTAGE, NamedColumns, unfinished
 from .packed import PackedRows
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,13 +15,13 @@ from ..steps.arrays import check_castable, numpy_view
 from ..steps.checker import refuse_sparse
 from ..steps.schema import unknown_field
 from ..steps.trees import Path, dotted
-from .columns import Columns, unfinished
+from .columns import Columns
 from .fields import KEPT_APART, Fields
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["ADVANTAGE", "Name", "NamedColumns"]
+__all__ = ["ADVANTAGE", "Name", "NamedColumns", "unfinished"]
 
 
 Name = str | Path
@@ -189,3 +190,19 @@ class NamedColumns:
 
 def _path(name: Name) -> Path:
     return (name,) if isinstance(name, str) else name
+
+
+def unfinished(batch: TensorDict) -> TensorDict:
+    """A batch of a rollout before ``finish``, whose error for a missing advantage says so.
+
+    TensorDict asks a private method for its error. Where it does not, the error is TensorDict's own.
+    """
+    cast("Any", batch)._default_get = partial(_missing, tuple(map(str, batch.keys())))
+    return batch
+
+
+def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
+    """As TensorDict's own method, which marks a missing default by a type of this name."""
+    if type(default).__name__ != "_NoDefault":
+        return default
+    raise KeyError(unknown_field(key, known, "this batch"))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..batches.sequences import EnvBatch, Overlap, SequenceBatch
 from .minibatches import Minibatches
 from .named import Name, NamedColumns
-from .sequences import Sequences
-from .windows import splitter
+from .sequences import Sequences, splitter
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -143,7 +143,7 @@ def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: M
         target = columns.view(name)
         column = fitting(tensors, dotted(name), (*front, *target.shape[2:]), target.dtype)
         target[: steps + 1] = column.to(target.device)
-    columns.advance(steps)
+    columns.count = steps
     for name in attached:
         column = fitting(tensors, dotted(name), front)
         columns.attach({name: column[:steps].to(columns.device)})

@@ -7,26 +7,27 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import torch
 
 from ..batches.sequences import WHOLE, EnvBatch, Overlap, SequenceBatch, stride_of
+from ..batches.tensordicts import as_tensordict
 from ..errors import ParameterError
 from ..memory.blocks import Recycled
 from ..memory.layout import LARGE_FIELD
 from ..parameters import COUNT_RULE, require
 from ..steps.arrays import Ints
 from ..steps.trees import Path
-from .columns import unfinished
-from .episodes import Episodes
+from .episodes import ENV, LENGTH, Episodes, cut
 from .fields import Fields
-from .minibatches import Permutations, parts, require_advantage
-from .named import NamedColumns
+from .minibatches import Permutations, parts, parts_by_steps, require_advantage
+from .named import NamedColumns, unfinished
 from .states import KeptStates
-from .windows import WindowReader, cut, env_batches
+from .windows import WindowReader
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["Sequences"]
+__all__ = ["Sequences", "splitter"]
 
 Split = Callable[[Ints], list[tuple[int, int]]]
 """How an epoch's windows, in their order, are split into batches: (begin, end) of each."""
@@ -102,7 +103,7 @@ class Sequences:
             own = [path for path in own if path not in padded]
         readers = self._reader(padded, 0), self._reader(own, 0, with_states=False)
         order = self._order(self._fields.num_envs, shuffle) if shuffle else None
-        batches = env_batches(*readers, windows, order, bounds, epochs)
+        batches = _env_batches(*readers, windows, order, bounds, epochs)
         return batches if self._columns.is_finished else _without_advantage(batches)
 
     def chunks(self, length: int | None, fields: tuple[str, ...] | None) -> Iterator[SequenceBatch]:
@@ -133,3 +134,65 @@ def _without_advantage(batches: Iterator[EnvBatch]) -> Iterator[EnvBatch]:
     for batch in batches:
         unfinished(cast("TensorDict", batch.steps))
         yield batch
+
+
+def splitter(total: int, batch_size: int | None, num_batches: int | None, batch_steps: int | None) -> Split:
+    """How to split the windows of an epoch into batches; without a size, all into one.
+
+    Raises:
+        ParameterError: sizes that make no sense.
+    """
+    given = [size for size in (batch_size, num_batches, batch_steps) if size is not None]
+    if len(given) > 1:
+        raise ParameterError("sequences: pass at most one of batch_size, num_batches and batch_steps")
+    if batch_steps is not None:
+        parts_by_steps(np.zeros(0, np.int64), batch_steps)
+        return lambda windows: parts_by_steps(windows[:, LENGTH], batch_steps)
+    split = parts(max(total, 1), batch_size if given else total or 1, num_batches, items="sequences")
+    return lambda _: split if total else []
+
+
+def _env_batches(
+    trajectories: WindowReader,
+    columns: WindowReader,
+    windows: Ints,
+    order: Ints | None,
+    bounds: list[tuple[int, int]],
+    epochs: int,
+) -> Iterator[EnvBatch]:
+    """Whole envs, (begin, end) of them a batch: views of what is laid out once, in one order, for all epochs.
+
+    The order is a circle. Every epoch divides it from another place, a batch and a fraction of one further round. As
+    long as batches have as many envs as there are epochs, no two epochs have the same ones, and nothing moves again.
+
+    Args:
+        trajectories: reads what is wanted as sequences.
+        columns: reads what is wanted as it is.
+        windows: whole trajectories, env by env, as :func:`cut` gives them.
+        order: a permutation of the envs; None for their own order, which all epochs share.
+        bounds: of the batches.
+        epochs: passes over the rollout.
+    """
+    total, widest = bounds[-1][1], max(high - low for low, high in bounds)
+    rotates = order is not None and epochs > 1 and len(bounds) > 1
+    circle: Ints = np.arange(total) if order is None else np.append(order, order[: (widest - 1) * rotates])
+    counts = np.bincount(windows[:, ENV], minlength=total)
+    mine = windows[_runs((np.cumsum(counts) - counts)[circle], counts[circle])]
+    (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
+    steps, envs = columns.whole(None if order is None else circle), torch.from_numpy(circle)
+    until: list[int] = np.append(0, np.cumsum(counts[circle])).tolist()
+    for epoch in range(epochs):
+        begin = epoch * widest * (epochs + 1) // epochs * rotates
+        for low, high in bounds:
+            first = (begin + low) % total
+            last = first + high - low
+            leaves = {path: leaf[:, first:last] for path, leaf in steps.items()}
+            batch = as_tensordict(leaves, (trajectories.num_steps, high - low))
+            yield EnvBatch(envs[first:last], batch, sequences.part(until[first], until[last]))
+
+
+def _runs(begins: Ints, counts: Ints) -> Ints:
+    """begin, begin + 1, ... of each, as many as it counts."""
+    before: Ints = np.cumsum(counts) - counts
+    shifts: Ints = np.repeat(begins - before, counts)
+    return shifts + np.arange(len(shifts))

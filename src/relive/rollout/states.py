@@ -18,12 +18,10 @@ from ..steps.arrays import Ints
 from ..steps.schema import Schema
 from ..steps.trees import Path, descend, dotted
 from .columns import Columns
+from .episodes import ORIGIN, START
 from .fields import Fields
 
-__all__ = ["BEGINS", "ENV", "LENGTH", "ORIGIN", "START", "Empty", "KeptStates", "States", "kept_every"]
-
-ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
-"""The columns of a table of windows: the env, the first step, how many, where the episode starts, whether it does."""
+__all__ = ["Empty", "KeptStates", "States", "kept_every"]
 
 
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]

@@ -1,77 +1,29 @@
-"""The windows of a rollout: its episodes cut into sequences, and sequences read as padded batches."""
+"""WindowReader: reads windows of a rollout, each of consecutive steps of one episode, as padded batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
-from ..batches.sequences import WHOLE, EnvBatch, SequenceBatch, padding
-from ..batches.tensordicts import as_tensordict
-from ..errors import FieldError, ParameterError
+from ..batches.sequences import SequenceBatch, padding
+from ..errors import FieldError
 from ..memory.blocks import Recycled
 from ..memory.layout import RowLayout
 from ..returns.functions import normalize
 from ..steps.arrays import Ints
 from ..steps.schema import Field, Schema
 from ..steps.trees import Path
-from .minibatches import parts, parts_by_steps
+from .episodes import LENGTH, START, Flags
 from .packed import pack_columns
-from .states import ENV, LENGTH, START, Empty, States
+from .states import Empty, States
 
-__all__ = ["Flags", "WindowReader", "cut", "env_batches", "splitter"]
-
-
-class Flags:
-    """What cuts a rollout into episodes: ``done``, ``real`` and ``starts``, uint8 ``[T, N]``.
-
-    Args:
-        done: bool ``[T, N]``, ``terminated | truncated``.
-        real: bool ``[T, N]``, the rollout's mask.
-        ended: bool ``[N]``, whether the episode before the first row had ended.
-    """
-
-    def __init__(self, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> None:
-        self.done, self.real = (np.ascontiguousarray(x).view(np.uint8) for x in (done, real))
-        self.starts, self.ended = np.empty_like(self.done), ended.astype(np.uint8)
-        """The first steps of episodes; and whether the last episodes have ended by now, ``[N]``."""
-        kernels.fast().episode_starts(self.done, self.real, self.ended, self.starts)
-
-
-def cut(flags: Flags, length: int | None, stride: int, drop_tail: bool, complete: bool) -> Ints:
-    """The windows ``[K, 5]``: env, start, length, where the episode starts (or 0), whether it does start there."""
-    size, stride = WHOLE if length is None else min(length, WHOLE), min(stride, WHOLE)
-    arguments = flags.done, flags.real, flags.starts, size, stride, not drop_tail or length is None, complete
-    room = np.empty((flags.done.size // min(stride, size) + flags.done.size // 8 + 8, 5), np.int64)
-    found = kernels.fast().plan_windows(*arguments, room)
-    if found > len(room):
-        room = np.empty((found, 5), np.int64)
-        kernels.fast().plan_windows(*arguments, room)
-    return room[:found]
-
-
-def splitter(
-    total: int, batch_size: int | None, num_batches: int | None, batch_steps: int | None
-) -> Callable[[Ints], list[tuple[int, int]]]:
-    """How an epoch's windows, in their order, are split into batches: (begin, end) of each; by default all in one.
-
-    Raises:
-        ParameterError: sizes that make no sense.
-    """
-    given = [size for size in (batch_size, num_batches, batch_steps) if size is not None]
-    if len(given) > 1:
-        raise ParameterError("sequences: pass at most one of batch_size, num_batches and batch_steps")
-    if batch_steps is not None:
-        parts_by_steps(np.zeros(0, np.int64), batch_steps)
-        return lambda windows: parts_by_steps(windows[:, LENGTH], batch_steps)
-    split = parts(max(total, 1), batch_size if given else total or 1, num_batches, items="sequences")
-    return lambda _: split if total else []
+__all__ = ["WindowReader"]
 
 
 def _fresh(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -268,49 +220,3 @@ class WindowSource:
         source, pad = self._arrays
         kernels.fast().copy_windows(source, first, self._step, lengths, pad, out.numpy())
         return out
-
-
-def env_batches(
-    trajectories: WindowReader,
-    columns: WindowReader,
-    windows: Ints,
-    order: Ints | None,
-    bounds: list[tuple[int, int]],
-    epochs: int,
-) -> Iterator[EnvBatch]:
-    """Whole envs, (begin, end) of them a batch: views of what is laid out once, in one order, for all epochs.
-
-    The order is a circle. Every epoch divides it from another place, a batch and a fraction of one further round. As
-    long as batches have as many envs as there are epochs, no two epochs have the same ones, and nothing moves again.
-
-    Args:
-        trajectories: reads what is wanted as sequences.
-        columns: reads what is wanted as it is.
-        windows: whole trajectories, env by env, as :func:`cut` gives them.
-        order: a permutation of the envs; None for their own order, which all epochs share.
-        bounds: of the batches.
-        epochs: passes over the rollout.
-    """
-    total, widest = bounds[-1][1], max(high - low for low, high in bounds)
-    rotates = order is not None and epochs > 1 and len(bounds) > 1
-    circle: Ints = np.arange(total) if order is None else np.append(order, order[: (widest - 1) * rotates])
-    counts = np.bincount(windows[:, ENV], minlength=total)
-    mine = windows[_runs((np.cumsum(counts) - counts)[circle], counts[circle])]
-    (sequences,) = trajectories.batches(mine, [(0, len(mine))], trajectories.num_steps, time_first=True)
-    steps, envs = columns.whole(None if order is None else circle), torch.from_numpy(circle)
-    until: list[int] = np.append(0, np.cumsum(counts[circle])).tolist()
-    for epoch in range(epochs):
-        begin = epoch * widest * (epochs + 1) // epochs * rotates
-        for low, high in bounds:
-            first = (begin + low) % total
-            last = first + high - low
-            leaves = {path: leaf[:, first:last] for path, leaf in steps.items()}
-            batch = as_tensordict(leaves, (trajectories.num_steps, high - low))
-            yield EnvBatch(envs[first:last], batch, sequences.part(until[first], until[last]))
-
-
-def _runs(begins: Ints, counts: Ints) -> Ints:
-    """begin, begin + 1, ... of each, as many as it counts."""
-    before: Ints = np.cumsum(counts) - counts
-    shifts: Ints = np.repeat(begins - before, counts)
-    return shifts + np.arange(len(shifts))

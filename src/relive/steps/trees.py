@@ -1,11 +1,11 @@
-"""Nested fields: a path names a leaf; these functions turn paths into nested dicts and back."""
+"""Nested fields: a path names a leaf; these functions turn paths into nested dicts and back, and map over leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
-__all__ = ["Path", "descend", "dotted", "nest"]
+__all__ = ["Path", "descend", "dotted", "map_leaves", "nest"]
 
 
 Path: TypeAlias = tuple[str, ...]
@@ -34,3 +34,16 @@ def nest(leaves: Mapping[Path, Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[path[-1]] = value
     return tree
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """``function`` of each leaf of nested dicts and tuples, and of the same leaves of ``others``; None stays None."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        members = cast("dict[str, Any]", tree).items()
+        return {name: map_leaves(function, member, *[other[name] for other in others]) for name, member in members}
+    if isinstance(tree, tuple):
+        places = zip(cast("tuple[Any, ...]", tree), *others, strict=True)
+        return tuple(map_leaves(function, *members) for members in places)
+    return function(tree, *others)

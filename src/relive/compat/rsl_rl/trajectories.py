@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ...batches.sequences import WHOLE
 from ...errors import ShapeError
-from ...rollout.states import ENV, LENGTH, START
-from ...rollout.windows import Flags, cut
+from ...rollout.episodes import ENV, LENGTH, START, Flags, cut
 from ...steps.arrays import as_host
 
 __all__ = ["split_and_pad_trajectories", "unpad_trajectories"]
