@@ -181,7 +181,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     missing = [name for name in ("obs", "reward") if name not in named]
     if missing or not {"terminated", "done"} & set(named):
         wanted = missing or ["terminated"]
-        raise FieldError(f"audit: the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
+        raise FieldError(f"the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
     reward = as_host(named["reward"])
     vector = reward.ndim == 2 if vector is None else vector
     steps, envs = (reward.shape[0], reward.shape[1]) if vector else (len(reward), 1)
@@ -205,11 +205,14 @@ def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path:
     steps, envs = size
     if not vector:
         if len(values) != steps:
-            raise ShapeError(f"audit: field '{dotted((name, *path))}' has {len(values)} steps, reward has {steps}")
+            raise ShapeError(
+                f"the source's field '{dotted((name, *path))}' has {len(values)} steps, reward has {steps}"
+            )
         return values
     if values.shape[:2] != size:
         raise ShapeError(
-            f"audit: field '{dotted((name, *path))}': expected {size} in front, as reward has, got {values.shape[:2]}"
+            f"field '{dotted((name, *path))}': expected {size} in front, as the source's reward has, got "
+            f"{values.shape[:2]}"
         )
     return np.ascontiguousarray(values.swapaxes(0, 1)).reshape(steps * envs, *values.shape[2:])
 

@@ -93,7 +93,7 @@ class Inspection:
         return sum(facts.nbytes for facts in self.fields)
 
     def steps(self, start: int, stop: int) -> dict[str, Array]:
-        """Leaf -> the steps from ``start`` up to ``stop``, ``[K, ...]``; also their position ``step`` and their ``env``.
+        """Steps from ``start`` up to ``stop``: leaf -> ``[K, ...]``, also their position ``step`` and their ``env``.
 
         Raises:
             ParameterError: they are not positions with ``0 <= start < stop <= num_steps``.

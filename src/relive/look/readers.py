@@ -45,7 +45,7 @@ def experience_of(source: Any) -> Experience:
         found.begins = True
         return found
     raise FieldError(
-        f"audit: a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
+        f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
         "of a save, a buffer of a library in docs/audit.md, or a dict of arrays (obs, action, reward, terminated, ...)"
     )
 
