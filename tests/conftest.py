@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections import Counter
@@ -43,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
         descriptor, os.environ[tally.PLACE] = tempfile.mkstemp(prefix="attacks-")
         os.close(descriptor)
         config.add_cleanup(lambda: Path(os.environ.pop(tally.PLACE)).unlink(missing_ok=True))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is loaded by now out of garbage collections, each of which would look at all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,6 +11,7 @@ import pytest
 import twins
 from attacks.tally import record
 from attacks.test_interrupts import Watcher
+from covering import covering
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
 from relive.kernels.ring_state import LONGEST, NEXT
@@ -80,12 +81,8 @@ def wrong_after(view: str, sampler: str, left: int, every: int) -> tuple[int, li
     return tried, failed
 
 
-CELLS = [
-    (view, sampler)
-    for view in VIEWS
-    for sampler in SAMPLERS
-    if view != "weighed by episodes" or sampler == "uniform"  # it says how to draw uniformly
-]
+WEIGHED = "weighed by episodes"  # it says how to draw uniformly, and goes with no other sampler
+CELLS = [*covering([view for view in VIEWS if view != WEIGHED], SAMPLERS), (WEIGHED, "uniform")]
 
 
 @pytest.mark.parametrize(("view", "sampler"), CELLS)

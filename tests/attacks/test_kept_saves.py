@@ -18,6 +18,7 @@ import torch
 from attacks import forger
 from attacks.machine import AFTERMATHS, Died, Machine
 from attacks.tally import record
+from covering import covering
 from relive import ReplayBuffer, load_extra
 from relive import files as persist
 from relive.errors import FileFormatError
@@ -108,16 +109,19 @@ def test_dying_before_any_call_leaves_the_old_save_or_the_new_with_its_learner(
     assert outcomes[-1] == AFTER
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("fault", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()], ids=["error", "interrupt"])
+FAULTS: dict[str, BaseException] = {"error": OSError(errno.EIO, "I/O error"), "interrupt": KeyboardInterrupt()}
+
+
+@pytest.mark.parametrize(("fault", "late"), covering(FAULTS, ["before", "after"]))
 def test_a_failure_at_any_call_leaves_a_whole_save_that_the_same_buffer_can_replace(
-    fault: BaseException, late: bool, tmp_path: Path, tried: Tried
+    fault: str, late: str, tmp_path: Path, tried: Tried
 ) -> None:
+    raised = FAULTS[fault]
     for step in range(1, calls(tmp_path / "counted") + 1):
         saver = Saver(tmp_path / "save")
-        fault.__notes__ = []
+        raised.__notes__ = []
         tried("a save that keeps files, and one of whose calls fails or is interrupted")
-        with Machine(step, fault, late), suppress(type(fault)):
+        with Machine(step, raised, late == "after"), suppress(type(raised)):
             saver.save()
         assert saver.outcome() in (BEFORE, AFTER)
         for t in range(AFTER, AFTER + 2):  # what it knows of the directory is still right

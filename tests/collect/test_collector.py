@@ -48,7 +48,7 @@ ENDS = tuple(itertools.product((1, 2, 3), KINDS))
 # The same play through the three autoreset modes
 
 
-@pytest.mark.parametrize("num_envs", [1, 2, 3])
+@pytest.mark.parametrize("num_envs", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_small_schedule_gives_the_same_experience_in_every_mode(num_envs: int) -> None:
     """One env goes through every pair of endings, two through every two, three through every unordered three."""
     if num_envs == 1:

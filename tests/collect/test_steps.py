@@ -287,7 +287,7 @@ def test_a_collector_fills_its_buffer_or_returns_steps_and_says_which() -> None:
     assert "steps() returns the steps" in str(Collector(make, tagged.tagged_policy))
 
 
-@pytest.mark.parametrize("count", [0, -1, 2.0, True, "3"])
+@pytest.mark.parametrize("count", [0, -1, 2.0, True, "3", None])
 def test_what_is_no_number_of_steps_is_refused(count: Any) -> None:
     one = actor(AutoresetMode.SAME_STEP, "box")
     with pytest.raises(errors.ParameterError, match=r"steps"):

@@ -15,6 +15,7 @@ from torch import nn
 
 import relive
 from attacks import forger
+from covering import covering
 from elsewhere import ELSEWHERE, far_device
 from relive import NStep, Prioritized, ReplayBuffer, RolloutBuffer, SchemaChanges, Sequence, Transition, Uniform
 from relive import files as persist
@@ -35,9 +36,8 @@ def feed(twin: Twin, *plays: str) -> Twin:
 # Another capacity.
 
 
-@pytest.mark.parametrize("rows", [2, 3, 5, 8, 11, 30])
-@pytest.mark.parametrize("mode", ["shared", "own", "alone"])
-def test_a_buffer_of_another_capacity_is_one_that_held_no_more(mode: str, rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rows", "mode"), covering([2, 3, 5, 8, 11, 30], ["shared", "own", "alone"]))
+def test_a_buffer_of_another_capacity_is_one_that_held_no_more(rows: int, mode: str, tmp_path: Path) -> None:
     """It holds the newest rows: those that a buffer of that size holds, as far as the saved one has them."""
     options: dict[str, Any] = {"ordered": mode != "alone"} | ({"own_next_obs": True} if mode == "own" else {})
     saved = Twin(2, 8, dress="mixed", **options)
@@ -213,7 +213,7 @@ def test_a_cast_can_move_a_field_between_packed_rows_and_blocks(tmp_path: Path) 
         (SchemaChanges(rename={"hidden": "action"}), FieldError, "there already"),
         (SchemaChanges(rename={"hidden": "action.x"}), FieldError, "no further fields"),
         (SchemaChanges(rename={"hidden": "obs.hidden"}), FieldError, "drop the one and add the other"),
-        (SchemaChanges(rename={"hidden": "_hidden"}), SchemaError, "starts with '_'"),
+        (SchemaChanges(rename={"hidden": "_hidden"}), SchemaError, "start with '_'"),
         (SchemaChanges(cast={"hidden": "float16"}), DTypeError, "float16"),  # type: ignore[dict-item]
         (SchemaChanges(cast={"reward": torch.float64}), SchemaError, "needs 'reward'"),
         (SchemaChanges(cast={"hidden": torch.int8}), ParameterError, "hidden"),

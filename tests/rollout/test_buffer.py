@@ -327,7 +327,7 @@ class RolloutBesideAList(RuleBasedStateMachine):
 
 
 RolloutBesideAList.TestCase.settings = settings(
-    max_examples=max(200, settings.default.max_examples if settings.default else 0), stateful_step_count=30
+    max_examples=max(100, settings.default.max_examples if settings.default else 0), stateful_step_count=30
 )
 TestRolloutBesideAList = RolloutBesideAList.TestCase
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import oracle
 import relive
+from covering import covering
 from relive import GAE, Collector, Field, RolloutBuffer, Schema, SequenceBatch, errors
 from windowed import (
     FLAG,
@@ -43,8 +44,10 @@ READINGS: tuple[dict[str, Any], ...] = (
     {},
 )
 
+MODES = [mode.name for mode in AutoresetMode]
 every_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name.lower())
 every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind_in_a_mode = pytest.mark.parametrize(("kind", "mode"), covering(KINDS, MODES))
 
 
 def core_of(kind: str) -> tuple[nn.Module, Any, int]:
@@ -175,11 +178,10 @@ def real_steps(rollout: RolloutBuffer) -> set[tuple[int, int]]:
 # What was played is played again
 
 
-@every_mode
-@every_kind
-def test_a_sequence_unrolled_from_its_stored_state_gives_the_stored_outputs(kind: str, mode: AutoresetMode) -> None:
+@every_kind_in_a_mode
+def test_a_sequence_unrolled_from_its_stored_state_gives_the_stored_outputs(kind: str, mode: str) -> None:
     net = Actor(kind)
-    collector = make(net, mode)
+    collector = make(net, AutoresetMode[mode])
     rollout = collector.buffer
     assert isinstance(rollout, RolloutBuffer)
     kinds = set()
@@ -194,11 +196,10 @@ def test_a_sequence_unrolled_from_its_stored_state_gives_the_stored_outputs(kind
     assert kinds >= {(False, False), (False, True)}
 
 
-@every_mode
-@every_kind
-def test_the_state_a_sequence_ends_in_is_the_one_that_the_next_begins_with(kind: str, mode: AutoresetMode) -> None:
+@every_kind_in_a_mode
+def test_the_state_a_sequence_ends_in_is_the_one_that_the_next_begins_with(kind: str, mode: str) -> None:
     net = Actor(kind)
-    collector = make(net, mode)
+    collector = make(net, AutoresetMode[mode])
     rollout = collector.buffer
     assert isinstance(rollout, RolloutBuffer)
     checked = 0
@@ -219,13 +220,10 @@ def test_the_state_a_sequence_ends_in_is_the_one_that_the_next_begins_with(kind:
     assert checked > 10
 
 
-@every_mode
-@every_kind
-def test_states_kept_every_fourth_step_are_unrolled_to_the_one_a_sequence_begins_with(
-    kind: str, mode: AutoresetMode
-) -> None:
+@every_kind_in_a_mode
+def test_states_kept_every_fourth_step_are_unrolled_to_the_one_a_sequence_begins_with(kind: str, mode: str) -> None:
     net = Actor(kind, learned=kind in ("LSTM", "CfC"))
-    collector = make(net, mode, hidden_every=4)
+    collector = make(net, AutoresetMode[mode], hidden_every=4)
     rollout = collector.buffer
     assert isinstance(rollout, RolloutBuffer)
     burnt = 0
@@ -239,14 +237,12 @@ def test_states_kept_every_fourth_step_are_unrolled_to_the_one_a_sequence_begins
     assert burnt > 50
 
 
-@every_mode
-@every_kind
-@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize(("kind", "mode", "every"), covering(KINDS, MODES, [1, 4]))
 def test_chunks_give_the_stored_outputs_if_the_state_starts_afresh_where_episodes_do(
-    kind: str, mode: AutoresetMode, every: int
+    kind: str, mode: str, every: int
 ) -> None:
     net = Actor(kind)
-    collector = make(net, mode, hidden_every=every)
+    collector = make(net, AutoresetMode[mode], hidden_every=every)
     rollout = collector.buffer
     assert isinstance(rollout, RolloutBuffer)
     with torch.no_grad():

@@ -19,7 +19,7 @@ __all__ = ["Chunks"]
 
 
 class Chunks:
-    """Takes vector steps one by one, and gives them as ``[T, N, ...]``, as :meth:`relive.ReplayBuffer.extend` does.
+    """Takes vector steps one by one, and returns them as :meth:`relive.ReplayBuffer.extend` takes them.
 
     Every step is checked as a replay would check it. Every row has a next observation, so a chunk fits every kind of
     replay.

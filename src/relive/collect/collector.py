@@ -43,9 +43,8 @@ class Collector:
             the schema has these fields, the policy gets them as keywords, and they are stored with the step:
             ``hidden``, the fields of ``from_info``, ``is_start`` (bool ``[N]``: the first observation of an episode),
             ``last_action`` and ``last_reward`` (of the step before; 0 at an episode's start). The policy gets the
-            hidden state before the step and returns the state after it: ``[layers, N, size]``, as torch.nn.LSTM has it,
-            if the schema's shape is ``(layers, size)``, and ``[N, size]`` if it is ``(size,)``. Episodes start with
-            ``initial_hidden``.
+            hidden state before the step and returns that after it: ``[layers, N, size]``, as torch.nn.LSTM has it, if
+            the schema's shape is ``(layers, size)``, else ``[N, size]``. Episodes start with ``initial_hidden``.
         buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`; None to call :meth:`steps`.
         schema: without a buffer, the fields of a step. Default: ``Schema.from_env(envs)``.
         value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, for any B. It is called once at the end of a
@@ -94,7 +93,7 @@ class Collector:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
         if buffer is not None and n != buffer.num_envs:
             raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}")
-        fields = buffer.schema if buffer is not None else schema or Schema.from_env(self.envs)
+        fields = (schema or Schema.from_env(self.envs)) if buffer is None else buffer.schema
         self._chunks = Chunks(fields, n, device) if buffer is None else None
         self._wanted_info = from_info
         self._inputs = Inputs(fields, n, device, from_info, initial_hidden)
@@ -149,8 +148,7 @@ class Collector:
 
         Raises:
             FullError: more steps than the buffer has room for.
-            LifecycleError: there is no buffer; or another collector has played in these envs meanwhile, so call
-                :meth:`reset`.
+            LifecycleError: there is no buffer, or another collector has reset these envs since; call :meth:`reset`.
             EnvError: a truncated episode's final observation is hidden, or a field is missing from ``info``.
             FieldError: the policy's answer lacks a field of the schema, or the policy takes or returns an unknown one.
             ParameterError: ``num_steps`` is not a whole number of at least 1.
@@ -160,14 +158,16 @@ class Collector:
         buffer = self.buffer
         if buffer is None:
             raise LifecycleError("collect(): this Collector has no buffer to fill; give it one, or call steps(k)")
-        self._require_count("collect", num_steps)
+        if num_steps is not None:
+            require("collect", COUNT_RULE, num_steps=num_steps)
+        self._recover()
         count = room(buffer, num_steps) if isinstance(buffer, RolloutBuffer) else num_steps or 1
         self._begin()
         began, before = time.perf_counter(), self.total_steps
         self._play(count, progress)
         self._under_way = False
-        ended = ([r for r, _ in self._ended], [n for _, n in self._ended])
-        return CollectStats(self.total_steps - before, time.perf_counter() - began, *ended)
+        seconds, ended = time.perf_counter() - began, self._ended
+        return CollectStats(self.total_steps - before, seconds, [r for r, _ in ended], [n for _, n in ended])
 
     def steps(self, num_steps: int = 1, *, progress: bool | None = None) -> dict[str, Any]:
         """Play some steps and return them, for :meth:`relive.ReplayBuffer.extend`, here or in another process.
@@ -187,25 +187,24 @@ class Collector:
             the first row is all masked, which interrupts the episodes under way in the replay.
 
         Raises:
-            LifecycleError: the collector has a buffer; or another collector has played in these envs meanwhile.
-            EnvError, FieldError, ParameterError, ShapeError, DTypeError: as :meth:`collect`. The steps of a chunk that
-                an exception breaks off are not returned; the next chunk starts new episodes.
+            LifecycleError: there is a buffer, or another collector has reset these envs since; call :meth:`reset`.
+            EnvError, FieldError, ParameterError, ShapeError, DTypeError: as :meth:`collect`. A chunk that an exception
+                breaks off is not returned; the next one starts new episodes.
         """
         if self._chunks is None:
             raise LifecycleError("steps(): this Collector fills its buffer; call collect(k), or make one without")
-        self._require_count("steps", num_steps)
+        require("steps", COUNT_RULE, num_steps=num_steps)
+        self._recover()
         self._begin()
         self._chunks.begin(num_steps)
         self._play(num_steps, progress)
         chunk = self._chunks.end()
-        self._under_way = False  # not before: a chunk that Ctrl-C loses must not be followed by the next one
+        self._under_way = False  # not before: the next chunk must not follow one that Ctrl-C loses
         return chunk
 
-    def _require_count(self, call: str, num_steps: int | None) -> None:
+    def _recover(self) -> None:
         if self._under_way:  # an exception interrupted the last collection, and perhaps this repair, too
             self._give_up()
-        if num_steps is not None:
-            require(call, COUNT_RULE, num_steps=num_steps)
 
     def _begin(self) -> None:
         """Reset the envs if that is due; else require that their episodes are still this collector's."""

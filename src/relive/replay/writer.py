@@ -92,6 +92,8 @@ class Writer:
             refuse_sparse(values if final_obs is None else values | final_obs)
             raise
         kept = None if mask is None else _mask(mask, count)
+        if kept is not None and kept.all():  # quicker without
+            kept = None
         if kept is None and successive and count > self._piece:
             kept = np.ones(count, np.bool_)
         stored = kept
@@ -234,14 +236,17 @@ class Writer:
         cut = truncated > kept
         if self.own_next_obs or not np.count_nonzero(cut):  # quicker than any()
             return leaves, kept
-        terminal = as_host(leaves[terminal_at])
+        follows = self._follows(envs, leaves, kept)
+        leaves = list(leaves)
+        leaves[terminal_at], leaves[truncated_at] = as_host(leaves[terminal_at]) & kept, truncated & kept
+        return leaves, kept | (cut & follows)
+
+    def _follows(self, envs: Ints, leaves: Sequence[Any], kept: Any) -> Any:
+        """Which rows of successive vector steps find an episode under way in their env, bool ``[K]``."""
+        done = as_host(leaves[self._flags_at[0]]) | as_host(leaves[self._flags_at[1]])
         again = np.flatnonzero(envs[1:] == envs[0])
         width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
-        goes_on = kept & ~(terminal | truncated)
-        follows = np.concatenate([self.ring.under_way[envs[:width]], goes_on[:-width]])
-        leaves = list(leaves)
-        leaves[terminal_at], leaves[truncated_at] = terminal & kept, truncated & kept
-        return leaves, kept | (cut & follows)
+        return np.concatenate([self.ring.under_way[envs[:width]], (kept & ~done)[:-width]])
 
     @property
     def _piece(self) -> int:
@@ -252,15 +257,20 @@ class Writer:
         """Store several steps piece by piece. A row that is left out interrupts its env before the rows after it."""
         if final is None and not self.own_next_obs:
             self._require_final(leaves, envs, kept)
+        # the reset steps of NEXT_STEP autoreset come after an end, so they interrupt nothing and cost no piece
+        cuts = np.flatnonzero(~kept & self._follows(envs, leaves, kept))
+        ends, cut_envs, every = np.cumsum(stored)[cuts], envs[cuts], envs
+        if not stored.all():
+            leaves, envs = [_kept(value, stored) for value in leaves], envs[stored]
+            final = None if final is None else [_kept(value, stored) for value in final]
         piece, low = self._piece, 0
-        for end in [*np.flatnonzero(~kept).tolist(), len(envs)]:
-            until = end + 1 if end < len(envs) and stored[end] else end
-            for start in range(low, until, piece):
-                part = slice(start, min(start + piece, until))
-                ends = None if final is None else [x[part] for x in final]
-                self._store(envs[part], [x[part] for x in leaves], ends, envs)
-            self._interrupt(envs[end : end + 1])
-            low = end + 1
+        for i, end in enumerate([*ends.tolist(), len(envs)]):  # after ``end`` rows comes the i-th interruption
+            for start in range(low, end, piece):
+                part = slice(start, min(start + piece, end))
+                finals = None if final is None else [x[part] for x in final]
+                self._store(envs[part], [x[part] for x in leaves], finals, every)
+            self._interrupt(cut_envs[i : i + 1])
+            low = end
 
     def _require_final(self, leaves: Sequence[Any], envs: Ints, kept: Any) -> None:
         """Refuse a missing final observation before the first of several pieces is stored."""
