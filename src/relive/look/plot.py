@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from .inspection import Inspection
 
 __all__ = ["draw"]
 
@@ -16,8 +13,8 @@ __all__ = ["draw"]
 DARK, BLUE, RED, GREY = "#1f4e79", "#5b9bd5", "#c0504d", "#7f7f7f"
 
 
-def draw(found: Inspection, path: str | os.PathLike[str]) -> None:
-    """Draw returns, lengths, rewards, and ages or priorities into the file ``path``.
+def draw(found: Any, path: str | os.PathLike[str]) -> None:
+    """Draw returns, lengths, rewards, and ages or priorities of an inspection into the file ``path``.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -43,14 +40,14 @@ def draw(found: Inspection, path: str | os.PathLike[str]) -> None:
     figure.savefig(path)
 
 
-def _returns(axes: Any, found: Inspection) -> None:
+def _returns(axes: Any, found: Any) -> None:
     """The return of each whole episode, in the order of storage."""
     numbers = found.episodes["return"][found.episodes["complete"]]
     axes.scatter(np.arange(len(numbers)), numbers, s=8, color=DARK, alpha=0.5, linewidths=0)
     axes.set(xlabel="whole episode, env by env", ylabel="return")
 
 
-def _lengths(axes: Any, found: Inspection) -> None:
+def _lengths(axes: Any, found: Any) -> None:
     """How long whole episodes are, by how they ended."""
     table = found.episodes
     terminated, whole = table["terminated"], table["complete"]
