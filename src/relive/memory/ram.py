@@ -27,6 +27,10 @@ HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 """The fields that stay in RAM, where n-step sums are planned and computed."""
 
 
+STAGED = {"step": ("step",), "final": ("final",), "both": ("step", "final")}
+"""Role -> the rows that are staged for it."""
+
+
 def _block(field: Field, num_rows: int) -> Array:
     # An array, not a tensor: moving a tensor to shared memory would move all tensors that share its storage.
     return zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)).reshape(num_rows, *field.shape)
@@ -48,34 +52,52 @@ class ReplayRows(Store):
         self.large = self.apart = tuple(path for path in leaves if path in large)
         self.target = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
+        self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
+        """Role -> its large fields, and where each is among the values of that role."""
         self.arrays = self.layout.arrays(self.target)
         self._batches = Recycled()
-        self._staged = Bounded[tuple[str, int], tuple[Array, StepCopier]]()
+        self._staged = Bounded[tuple[str, int], tuple[Array, Array, StepCopier]]()
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """See :class:`Store`."""
-        rows, copier = self._staged[role, count] if (role, count) in self._staged else self._stage(role, count)
+        rows, _, copier = self._staged[role, count] if (role, count) in self._staged else self._stage(role, count)
         copier.write(0, values)
+        return rows, self._apart(role, values) if self.large else []
+
+    def stage_both(
+        self, count: int, steps: Sequence[Any], final: Sequence[Any]
+    ) -> tuple[tuple[Array, Apart], tuple[Array, Apart]]:
+        """See :class:`Store`; in one copy."""
+        known = self._staged
+        rows, ends, copier = known["both", count] if ("both", count) in known else self._stage("both", count)
+        copier.write(0, steps if len(steps) > len(self.leaves) else (*steps, *final))
         if not self.large:
-            return rows, []
-        wanted = zip(staged_leaves(self.leaves, role), values, strict=True)
-        return rows, [(path, value) for path, value in wanted if path in self.blocks]
+            return (rows, []), (ends, [])
+        return (rows, self._apart("step", steps)), (ends, self._apart("final", final))
+
+    def _apart(self, role: str, values: Sequence[Any]) -> Apart:
+        """The values of large fields among those of a role."""
+        return [(path, values[i]) for path, i in self._large_at[role]]
 
     def copier(self, role: str, count: int) -> StepCopier:
         """See :class:`Store`."""
-        return (self._staged[role, count] if (role, count) in self._staged else self._stage(role, count))[1]
+        return (self._staged[role, count] if (role, count) in self._staged else self._stage(role, count))[2]
 
-    def _stage(self, role: str, count: int) -> tuple[Array, StepCopier]:
-        """New memory for so many rows of a role, and what copies steps there."""
-        rows = np.zeros((count, self.layout.nbytes), np.uint8)
-        arrays, leaves = self.layout.arrays(rows), staged_leaves(self.leaves, role)
-        fields = [self.leaves[path] for path in leaves]
-        targets = [arrays[path][None] if path in arrays else None for path in leaves]  # one row of ``count`` items
+    def _stage(self, role: str, count: int) -> tuple[Array, Array, StepCopier]:
+        """New memory for so many rows of a role and, if it has both, of final observations; and what copies there."""
+        some = {name: np.zeros((count, self.layout.nbytes), np.uint8) for name in STAGED[role]}
+        fields, targets = list[Field](), list[Array | None]()
+        for name, rows in some.items():
+            arrays = self.layout.arrays(rows)
+            for path in staged_leaves(self.leaves, name):
+                fields.append(self.leaves[path])
+                targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
         copier = StepCopier([field.dtype for field in fields], targets, count, [field.shape for field in fields])
-        return self._staged.keep((role, count), (rows, copier))
+        first, *_, last = *some.values(), *some.values()
+        return self._staged.keep((role, count), (first, last, copier))
 
     def write(self, apart: Apart, places: Ints) -> None:
         """See :class:`Store`."""
@@ -177,6 +199,11 @@ def _run(places: Ints) -> slice | Ints:
 def staged_leaves(leaves: Iterable[Path], role: str) -> list[Path]:
     """The fields of staged rows of a role, in order."""
     return [path for path in leaves if role == "step" or path[0] == "obs"]
+
+
+def _positions(leaves: Sequence[Path], wanted: set[Path]) -> list[tuple[Path, int]]:
+    """The wanted ones among some fields, and where each is among them."""
+    return [(path, i) for i, path in enumerate(leaves) if path in wanted]
 
 
 def require_dump(

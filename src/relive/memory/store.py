@@ -156,8 +156,17 @@ class Store(ABC):
             rows for ``target``, valid until the next call, and the rest for :meth:`write`.
         """
 
+    def stage_both(
+        self, count: int, steps: Sequence[Any], final: Sequence[Any]
+    ) -> tuple[tuple[Array, Apart], tuple[Array, Apart]]:
+        """:meth:`stage` of steps and of their final observations, which may come again at the end of ``steps``."""
+        return self.stage("step", count, steps[: len(self.leaves)]), self.stage("final", count, final)
+
     def copier(self, role: str, count: int) -> StepCopier | None:
-        """What checks whole steps of ``count`` rows and copies them for :meth:`stage`; None if nothing does."""
+        """What checks whole steps of ``count`` rows and copies them as they are staged; None if nothing does.
+
+        Role "both" has all fields of a step, then those of the final observations, for :meth:`stage_both`.
+        """
         return None
 
     @abstractmethod

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ParameterError, ShapeError
+from ..kernels.ring_state import EPISODES
 from ..memory.bounded import Bounded
 from ..memory.store import Store
 from ..ring.adding import missing_final
@@ -62,6 +63,8 @@ class Writer:
         """Checks the first ends of episodes; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
+        self._leaves = len(paths)
+        """How many leaves a step has. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
         self._checks = Bounded[int, _Checks]()
         self._rounds_of = Bounded[int, Ints]()
@@ -82,14 +85,15 @@ class Writer:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
         count, final = len(envs), None
         mask = values.pop("mask") if "mask" in values else None
-        final_obs = {"next_obs": values.pop("next_obs")} if "next_obs" in values and not self.own_next_obs else None
         checks = self._checks[count] if count in self._checks else self._checks.keep(count, _Checks(self, count))
         try:
-            leaves = checks.step(values, checks.copier)
-            if final_obs is not None:
-                final = checks.final(final_obs, checks.final_copier())
+            if self.own_next_obs or "next_obs" not in values:
+                leaves = checks.step(values, checks.copier)
+            else:
+                leaves = checks.both(values, checks.copier_of_both())
+                final = leaves[self._leaves :]
         except (RuntimeError, TypeError):
-            refuse_sparse(values if final_obs is None else values | final_obs)
+            refuse_sparse(values)
             raise
         kept = None if mask is None else _mask(mask, count)
         if kept is not None and kept.all():  # quicker without
@@ -101,7 +105,7 @@ class Writer:
             leaves, stored = self._with_last(envs, leaves, kept)
         if self.debug:
             rows = np.ones(count, np.bool_) if stored is None else stored
-            refuse_not_finite(self.stored.leaves, leaves, final, envs, rows)
+            refuse_not_finite(self.stored.leaves, leaves[: self._leaves], final, envs, rows)
         if kept is None:
             if count:
                 self._store(envs, leaves, final)
@@ -113,7 +117,7 @@ class Writer:
         self.ring.pending = None
         if self.ends is not None:
             seen = self.ends
-            if not seen.go_on(self.ring.episodes, envs, leaves, final, kept):
+            if not seen.go_on(self.ring.counters.item(EPISODES), envs, leaves, final, kept):
                 self.ends = None
                 seen.warn()
 
@@ -291,16 +295,17 @@ class _Checks:
     What copies whole steps takes memory for them, so long runs of steps, which are stored in pieces, go without.
     """
 
-    __slots__ = ("copier", "count", "final", "final_copier", "step")
+    __slots__ = ("both", "copier", "copier_of_both", "step")
 
     def __init__(self, writer: Writer, count: int) -> None:
-        schema, device, store = writer.schema, writer.device, writer.ring.store
-        self.step = StepChecker(writer.stored, count, device, upload=False)
-        self.final = StepChecker(Schema({"next_obs": schema["obs"]}), count, device, upload=False)
-        """The check of its final observations."""
+        stored, device, store = writer.stored, writer.device, writer.ring.store
+        self.step = StepChecker(stored, count, device, upload=False)
+        both = stored if writer.own_next_obs else stored.extend(next_obs=stored["obs"])
+        self.both = StepChecker(both, count, device, upload=False)
+        """The check of a step with its final observations."""
         copiers = store.copier if 0 < count <= PIECE else _no_copier
         self.copier = copiers("step", count)
-        self.final_copier = cache(partial(copiers, "final", count))
+        self.copier_of_both = cache(partial(copiers, "both", count))  # takes memory, and many steps have none
 
 
 def _no_copier(role: str, count: int) -> None:

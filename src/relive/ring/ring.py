@@ -122,7 +122,8 @@ class Ring(RingState):
         Args:
             envs: int64 ``[K]``; no env more often than it has room.
             steps: the checked leaves ``[K, ...]`` of the store, in its order.
-            final: the leaves of the final observations ``[K, ...]``, read where an episode ended.
+            final: the leaves of the final observations ``[K, ...]``, read where an episode ended. ``steps`` may have
+                them again at its end; then what checked all of these leaves at once copies them at once.
             events: whether to list the rows that can be drawn from now on, and those that no longer can.
             cut: the envs whose episodes do not go on if this is broken off; default ``envs``.
 
@@ -133,8 +134,11 @@ class Ring(RingState):
             FieldError: an episode ended and ``final`` is None. Nothing is stored.
         """
         count, store = len(envs), self.store
-        staged, apart = store.stage("step", count, steps)
-        ends, ends_apart = (staged, NOTHING) if final is None else store.stage("final", count, final)
+        if final is None:
+            (staged, apart), ends_apart = store.stage("step", count, steps), NOTHING
+            ends = staged
+        else:
+            (staged, apart), (ends, ends_apart) = store.stage_both(count, steps, final)
         adding = self._addings.get((count, final is None, events))
         if adding is None or adding.staged is not staged or adding.final is not ends:
             adding = self._adding(envs, staged, ends, events)
