@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path as File
 from typing import Any
 
@@ -13,6 +15,7 @@ import twins
 from covering import covering
 from relive import Hindsight, NStep, Prioritized, ReplayBuffer, Sequence
 from relive.errors import DTypeError, LifecycleError, ParameterError, ShapeError
+from relive.memory.ram import ReplayRows
 from relive.steps.arrays import numpy_dtype
 
 PLAYS = ("..", ".T", "..", "U.", "B.", "..", "TT", ".U", "..", "|", "..", "..", ".T", "..", "..", "T.", "..")
@@ -138,6 +141,20 @@ def test_what_is_no_store_is_refused() -> None:
             twins.Twin(store=wrong)
     with pytest.raises(ParameterError, match="leave device out"):
         twins.Twin(store=Columns, device="meta")
+
+
+def test_a_copy_and_a_pickle_are_in_ram_and_draw_the_same() -> None:
+    twin = twins.Twin(2, 9, dress="mixed", store=Columns).play(*PLAYS)
+    for other in (deepcopy(twin.buffer), pickle.loads(pickle.dumps(twin.buffer))):
+        assert isinstance(other._ring.store, ReplayRows)
+        assert twins.same_batches(twin.buffer.data(), other.data())
+
+
+def test_only_what_is_in_ram_counts_as_its_memory(tmp_path: File) -> None:
+    twin = twins.Twin(2, 9, dress="image", store=Columns).play(*PLAYS)
+    assert twin.buffer.nbytes == 18 * 32
+    twin.buffer.save(tmp_path / "replay")
+    assert ReplayBuffer.load(tmp_path / "replay", store=Columns, capacity=10).nbytes == 10 * 32
 
 
 def test_the_block_of_a_store_is_refused() -> None:

@@ -17,7 +17,7 @@ from .layout import row_layout, typed
 from .ram import HOSTED, ReplayRows, first_beyond, require_dump, staged_leaves
 from .store import Apart, Store, Where, as_places, require_rows
 
-__all__ = ["Home", "HomeRows", "MakeHome", "made_home"]
+__all__ = ["Home", "HomeRows", "MakeHome", "in_ram", "made_home"]
 
 
 class Home(Protocol):
@@ -66,7 +66,7 @@ class HomeRows(Store):
         self.large = tuple(path for path in leaves if path in large)
         self.apart = tuple(away(leaves))
         alone = any(path[0] == "next_obs" for path in leaves)
-        self._near = ReplayRows({path: leaves[path] for path in HOSTED}, num_rows, alone=alone)
+        self._near = ReplayRows(in_ram(leaves), num_rows, alone=alone)
         self.layout, self.groups, self.batch = self._near.layout, self._near.groups, self._near.batch
         self.target, self.arrays = self._near.target, self._near.arrays
 
@@ -119,6 +119,11 @@ class HomeRows(Store):
             array[places] = arrays[path]
         for path in self.apart:
             self._home.write(path, places, numpy_view(large[path]) if path in large else arrays[path].copy())
+
+
+def in_ram(leaves: Mapping[Path, Field]) -> dict[Path, Field]:
+    """The fields that a replay over a home keeps in RAM."""
+    return {path: leaves[path] for path in HOSTED}
 
 
 def away(leaves: Mapping[Path, Field]) -> dict[Path, Field]:

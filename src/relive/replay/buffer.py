@@ -18,7 +18,7 @@ from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, storage_plan
 from ..memory.forks import shared_lock
-from ..memory.home import MakeHome, made_home
+from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_own, refuse_class, seed_or_drawn
@@ -115,9 +115,9 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         self._given_sampler = sampler or Uniform()
         self._own_sampler = is_own(self._given_sampler)
         self._sampler = completed(self._given_sampler)
-        plan = storage_plan(stored.leaves, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
-        if store is None:
-            plan.require_memory()
+        near = stored.leaves if store is None else in_ram(stored.leaves)
+        plan = storage_plan(near, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
+        plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
         home = _home(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, home, ordered)
@@ -351,9 +351,11 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
             source = Source.of_save(save)
             with contradictions(path):
                 arguments = saved_arguments(source, device, sampler, view)
+            if store is not None:
+                arguments["store"] = store
             origins = changed_arguments(arguments, capacity, changes)
             with contradictions(path, DoesNotFitError), small_pages():
-                buffer = cast("Any", cls)(**arguments, **({} if store is None else {"store": store}))
+                buffer = cast("Any", cls)(**arguments)
                 buffer._saver.restore(source, origins)
             buffer.extra = read_extra(save, free_memory())
         if seed is not None:

@@ -12,6 +12,7 @@ from .. import files
 from ..errors import FileFormatError
 from ..files.entries import entry, integers, whole
 from ..memory.estimate import storage_plan
+from ..memory.home import in_ram
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Schema
 from ..steps.trees import Path
@@ -88,6 +89,7 @@ def changed_arguments(
         own, num_envs = arguments["own_next_obs"] or not arguments["ordered"], arguments["num_envs"]
         leaves, kept = stored_fields(arguments["schema"], own).leaves, arguments["sampler"].nbytes
         device = torch.device(arguments["device"])
+        leaves = in_ram(leaves) if "store" in arguments else leaves
         storage_plan(leaves, num_envs, capacity, None, device, kept).require_memory()
         arguments["capacity"] = capacity
     return origins
