@@ -48,6 +48,7 @@ FACE = [
     "__version__",
     "audit",
     "errors",
+    "inspect",
     "load_extra",
     "returns",
 ]

@@ -8,6 +8,7 @@ from .batches.sequences import SequenceBatch
 from .collect.collector import Collector
 from .errors import ReliveError
 from .look.audit import audit
+from .look.inspection import inspect
 from .look.monitor import Monitor
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "audit",
     "errors",
+    "inspect",
     "load_extra",
     "returns",
 ]

@@ -1,4 +1,4 @@
-"""The command line: ``relive audit PATH``, or ``python -m relive audit PATH``."""
+"""The command line: ``relive audit PATH`` and ``relive inspect PATH``, also as ``python -m relive``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Plain = Literal[
 
 
 WHOLE = 2**31
-"""The length of a window over a whole trajectory: more than any rollout has."""
+"""The length of a window over a whole trajectory: more steps than any rollout has."""
 
 
 def stride_of(length: int | None, overlap: Overlap) -> int:
@@ -101,7 +101,7 @@ class SequenceBatch(Mapping[str, Any]):
     @cached_property
     def data(self) -> TensorDict:
         """The columns as one TensorDict."""
-        return as_tensordict(self._leaves, self.shape)  # made when first asked for: slower than reading a small batch
+        return as_tensordict(self._leaves, self.shape)  # made on request: it takes longer than reading a small batch
 
     # -- a mapping ----------------------------------------------------------------------------------------------
 

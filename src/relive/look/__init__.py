@@ -2,6 +2,7 @@
 
 from .audit import audit
 from .findings import Finding, Report
+from .inspection import Inspection, inspect
 from .monitor import Monitor
 
-__all__ = ["Finding", "Monitor", "Report", "audit"]
+__all__ = ["Finding", "Inspection", "Monitor", "Report", "audit", "inspect"]

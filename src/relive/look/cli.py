@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from ..errors import ReliveError
+from ..errors import ParameterError, ReliveError
+from ..memory.estimate import readable
 from .audit import audit as audited
 from .findings import Report
+from .inspection import Inspection, number, plain
+from .inspection import inspect as inspected
 
 __all__ = ["app"]
 
@@ -46,6 +51,30 @@ def audit(
     raise typer.Exit(CLEAN if report.ok else FOUND)
 
 
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="a save of a ReplayBuffer or RolloutBuffer, or an .npz of arrays")],
+    episode: Annotated[int | None, typer.Option(help="also print the steps of this episode, from 0")] = None,
+    steps: Annotated[str | None, typer.Option(help="also print the steps A:B, from A up to, not including, B")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the distributions into this file (.pdf, .png, .svg)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+) -> None:
+    """Show what is stored: exit status 0, or 2 if PATH cannot be read or has no such steps."""
+    try:
+        found = inspected(_source(path))
+        chosen = _chosen(found, episode, steps)
+        if plot is not None:
+            found.plot(plot)
+    except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
+        typer.echo(f"relive inspect: {error}", err=True)
+        raise typer.Exit(UNREADABLE) from error
+    if as_json:
+        rows = {name: plain(column.tolist()) for name, column in chosen.items()}
+        typer.echo(json.dumps(found.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
+    else:
+        show_inspection(found, chosen, Console())
+
+
 def _source(path: Path) -> Any:
     """A save, or the arrays of an .npz file, none of which is ever unpickled."""
     if path.suffix != ".npz":
@@ -71,3 +100,41 @@ def show(report: Report, console: Console) -> None:
         color = COLORS[finding.sure]
         table.add_row(finding.rule, f"[{color}]{finding.sure}[/]", f"{finding.rows:,}", f"{finding.share:.1%}", what)
     console.print(table)
+
+
+def _chosen(found: Inspection, episode: int | None, steps: str | None) -> dict[str, Any]:
+    """The steps that the options name; none without them.
+
+    Raises:
+        ParameterError: there are no such steps, or both options are given.
+    """
+    if episode is not None and steps is not None:
+        raise ParameterError("expected --episode or --steps, got both; leave one out")
+    if episode is not None:
+        return found.episode(episode)
+    if steps is None:
+        return {}
+    first, colon, last = steps.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal()):
+        raise ParameterError(f"--steps: expected A:B, such as 100:120, got {steps!r}")
+    return found.steps(int(first), int(last))
+
+
+def show_inspection(found: Inspection, chosen: dict[str, Any], console: Console) -> None:
+    """Print an inspection as tables."""
+    console.print(escape(found.source), style="bold", highlight=False)
+    for name, fact in found.facts().items():
+        console.print(f"  {name:<10}  {fact}", highlight=False)
+    for lack in found.lacks:
+        console.print(f"  not known: {lack}", style="dim")
+    table = Table("field", "dtype", "shape", "bytes", "min", "mean", "max", "not finite")
+    for facts in found.fields:
+        numbers = (number(value) for value in (facts.min, facts.mean, facts.max))
+        shape = "×".join(map(str, facts.shape)) or "-"
+        table.add_row(facts.name, facts.dtype, shape, readable(facts.nbytes), *numbers, f"{facts.not_finite:,}")
+    console.print(table)
+    if chosen:
+        rows = Table(*map(escape, chosen))
+        for row in zip(*chosen.values(), strict=True):
+            rows.add_row(*(escape(np.array2string(x, precision=3, threshold=8, separator=" ")) for x in row))
+        console.print(rows)

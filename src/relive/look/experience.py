@@ -45,6 +45,10 @@ class Experience:
         live: bool ``[R]``, whether row r holds a transition that may be drawn.
         lacks: sentences on what the source does not keep.
         place: int64 ``[S]``, where each step lies in the source, as its batches name it; None for 0, 1, ...
+        step: int64 ``[S]``, the index of each step in its episode; None where the source does not keep it.
+        age: int64 ``[S]``, how many transitions were completed later; None where the source does not keep it.
+        begins: whether the first step of each env is known to begin an episode, where ``step`` is None.
+        ordered: whether steps have an order, so that they make up episodes.
     """
 
     source: str
@@ -61,6 +65,10 @@ class Experience:
     live: Bools | None = None
     lacks: tuple[str, ...] = ()
     place: Ints | None = None
+    step: Ints | None = None
+    age: Ints | None = None
+    begins: bool = False
+    ordered: bool = True
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -173,7 +181,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     missing = [name for name in ("obs", "reward") if name not in named]
     if missing or not {"terminated", "done"} & set(named):
         wanted = missing or ["terminated"]
-        raise FieldError(f"audit: the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
+        raise FieldError(f"the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
     reward = as_host(named["reward"])
     vector = reward.ndim == 2 if vector is None else vector
     steps, envs = (reward.shape[0], reward.shape[1]) if vector else (len(reward), 1)
@@ -197,11 +205,14 @@ def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path:
     steps, envs = size
     if not vector:
         if len(values) != steps:
-            raise ShapeError(f"audit: field '{dotted((name, *path))}' has {len(values)} steps, reward has {steps}")
+            raise ShapeError(
+                f"the source's field '{dotted((name, *path))}' has {len(values)} steps, reward has {steps}"
+            )
         return values
     if values.shape[:2] != size:
         raise ShapeError(
-            f"audit: field '{dotted((name, *path))}': expected {size} in front, as reward has, got {values.shape[:2]}"
+            f"field '{dotted((name, *path))}': expected {size} in front, as the source's reward has, got "
+            f"{values.shape[:2]}"
         )
     return np.ascontiguousarray(values.swapaxes(0, 1)).reshape(steps * envs, *values.shape[2:])
 

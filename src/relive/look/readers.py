@@ -41,9 +41,11 @@ def experience_of(source: Any) -> Experience:
     if read is not None:
         return read
     if isinstance(source, Mapping) or hasattr(source, "items"):
-        return from_arrays(dict(cast("Mapping[str, Any]", source).items()))
+        found = from_arrays(dict(cast("Mapping[str, Any]", source).items()))
+        found.begins = True
+        return found
     raise FieldError(
-        f"audit: a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
+        f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
         "of a save, a buffer of a library in docs/audit.md, or a dict of arrays (obs, action, reward, terminated, ...)"
     )
 
@@ -74,9 +76,10 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         leaves = {path: numpy_view(tensor.cpu()) for path, tensor in ring.store.read(places).items()}
         complete: Bools = ring.stamp[places] >= 0
         index = numbers * ring.num_envs + envs
+        step, age = ring.step[places].astype(np.int64), ring.completed - 1 - ring.stamp[places]
         weights = _weights(replay, places)
     own = replay.own_next_obs
-    after = np.append(np.arange(1, len(places)), max(len(places) - 1, 0))
+    after = np.minimum(np.arange(1, len(places) + 1), len(places) - 1)
     obs = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "obs"}
     finals = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == "next_obs"} if own else {
         path: leaf[after] for path, leaf in obs.items()
@@ -104,6 +107,9 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         priorities=None if weights is None else weights[0],
         live=None if weights is None else weights[1],
         place=index[kept],
+        step=step[kept],
+        age=age[kept],
+        ordered=replay.ordered,
     )
 
 

@@ -48,8 +48,8 @@ class RolloutBuffer(ReadableRollout):
         device: where the columns live.
         wrap: keep the newest ``num_steps`` instead of refusing to overfill.
         debug: refuse rewards that are not finite.
-        hidden_every: keep the recurrent states of ``hidden`` for steps 0, k, 2k, ... alone, to save memory:
-            :meth:`sequences` then start where one is kept.
+        hidden_every: k; keep the recurrent states of ``hidden`` only for steps 0, k, 2k, ..., to save memory.
+            :meth:`sequences` then begin at a step whose state is kept.
         columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
             place, by ``r[name] = ...`` or by :meth:`finish`. What is not written holds what was there before.
         seed: of the permutations; permutation number k is a function of (seed, k) alone. None draws one number from
@@ -61,7 +61,7 @@ class RolloutBuffer(ReadableRollout):
     """
 
     _preset = True
-    """Whether the masks of all rows are written beforehand, which takes memory for each; a save may promise many."""
+    """Whether the masks of all rows are written at once. :meth:`load` does not: a forged save could claim any size."""
 
     extra: Any = None
     """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
@@ -303,7 +303,7 @@ class RolloutBuffer(ReadableRollout):
         return buffer
 
     def __copy__(self) -> RolloutBuffer:
-        """As ``copy.deepcopy``: two buffers over one memory would write each other's rows."""
+        """The same as ``copy.deepcopy``: two buffers over one memory would overwrite each other's rows."""
         return deepcopy(self)
 
     def __repr__(self) -> str:

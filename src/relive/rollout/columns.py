@@ -1,4 +1,4 @@
-"""Columns: where the steps of a rollout lie, ``[T + 1, N, ...]``."""
+"""Columns: the memory of a rollout, a column ``[T + 1, N, ...]`` for each field."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ __all__ = ["Columns"]
 class Columns:
     """The columns ``[T + 1, N, ...]`` of a rollout: a ring of T rows, and after the newest the bootstrap row.
 
-    ``own`` columns are there from the start; others are attached to the present steps and leave with them. Everything
-    but :meth:`view`, :meth:`write` and :meth:`put` counts rows in the order of time, oldest first.
+    ``own`` columns exist from the start. The others are attached to the present steps and leave with them.
+    :meth:`view`, :meth:`write` and :meth:`put` take the place of a row in storage. All other methods count rows from
+    the oldest.
 
     On the CPU the memory is NumPy's, and every tensor that is handed out is a new one over it. ``share_memory_()`` and
     ``torch.multiprocessing`` move the memory of a tensor: they move that tensor alone, never the columns.
@@ -39,9 +40,9 @@ class Columns:
         self._dtypes: dict[Path, torch.dtype] = {}
         self._attached: set[Path] = set()
         self.layout = object()
-        """Another one whenever a column has memory made: addresses hold as long as this is the same."""
+        """A new object whenever a column gets new memory: addresses are valid while it is the same object."""
         self.start = self.count = 0
-        """The place of the oldest row, and how many there are."""
+        """The place of the oldest row, and the number of rows."""
         self.own = frozenset[Path]()
         self.include(leaves)
 
@@ -65,12 +66,12 @@ class Columns:
             return torch.zeros(full, dtype=dtype, device=self.device)
 
     def _find(self) -> None:
-        """Note where the own columns lie: on the CPU nobody else can move them."""
+        """Note the memory of the own columns: on the CPU nobody else can move it."""
         self.layout = object()
         own = [path for path in self._memory if path in self.own]
         self._own = [self._memory[path] for path in own]
         self.copier = None
-        """What writes steps on the CPU."""
+        """Writes steps on the CPU; None on a device."""
         if self._on_host:
             dtypes = [self._dtypes[path] for path in own]
             self.copier = StepCopier(dtypes, self._own, self.num_envs, [array.shape[2:] for array in self._own])
@@ -96,7 +97,7 @@ class Columns:
             return memory
         if not torch.is_inference_mode_enabled():
             return typed(memory, self._dtypes[path])
-        with torch.inference_mode(False):  # as above
+        with torch.inference_mode(False):  # as in _zeros
             return typed(memory, self._dtypes[path])
 
     @property
@@ -129,7 +130,7 @@ class Columns:
             self._attached.clear()
 
     def write(self, row: int, values: Sequence[Any]) -> None:
-        """Assign a checked step to a row, by its place in storage: the first leaves in order, as StepChecker does."""
+        """Assign a checked step to a row by its place in storage: values of the first own columns, in their order."""
         if self.copier is not None:
             self.copier.write(row, values)
             return
@@ -162,7 +163,7 @@ class Columns:
         return [leaf for leaf in self.live if leaf[: len(path)] == path]
 
     def ordered(self, path: Path) -> Tensor:
-        """The written rows ``[T, N, ...]``: a view, or a copy where the ring has come round."""
+        """The written rows ``[T, N, ...]``: a view, or a copy once the ring has wrapped."""
         end = self.start + self.count
         if end <= self.num_steps:
             return self.view(path, slice(self.start, end))
@@ -178,7 +179,7 @@ class Columns:
     def attach(self, columns: Mapping[Path, Tensor]) -> None:
         """Write whole columns ``[T, N, ...]``, new ones where there is none of that shape and dtype.
 
-        They count as attached once all are written: a call that is broken off leaves none of them half new.
+        They count as attached once all are written: an interrupted call leaves no column half new.
         """
         self._attached -= columns.keys()
         for path, column in columns.items():
@@ -186,17 +187,17 @@ class Columns:
         self.keep(columns)
 
     def keep(self, paths: Iterable[Path]) -> None:
-        """Columns that are written whole become part of the present steps."""
+        """Count columns, all of whose rows are written, as attached to the present steps."""
         self._attached |= {*paths} - self.own
 
     def is_plain(self, path: Path, dtype: torch.dtype) -> bool:
-        """Whether there is memory in RAM for a column ``[T + 1, N]`` of this dtype, and for none below its name."""
+        """Whether a column ``[T + 1, N]`` of this dtype has memory in RAM, and no column is nested under its name."""
         memory = self._memory.get(path)
         plain = self._on_host and memory is not None and memory.ndim == 2 and self._dtypes[path] is dtype
         return plain and sum(known[0] == path[0] for known in self._memory) == 1
 
     def address(self, path: Path) -> int:
-        """Where a column in RAM begins; it holds as long as ``layout`` is the same."""
+        """The address of a column in RAM; it is valid while ``layout`` is the same object."""
         return self._memory[path].ctypes.data
 
     def _fill(self, path: Path, column: Tensor) -> None:

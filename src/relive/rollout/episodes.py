@@ -22,7 +22,7 @@ ENV, START, LENGTH, ORIGIN, BEGINS = range(5)
 or 0, and 1 if the episode begins there."""
 
 _CUTS = ("terminated", "truncated", "mask")
-"""The columns that show where episodes end, and which steps are real."""
+"""The columns that say where episodes end, and which steps are real."""
 
 
 class Episodes:
@@ -38,17 +38,17 @@ class Episodes:
         self.ended: NDArray[np.bool_] = np.ones(columns.num_envs, np.bool_)
         """Whether the episode before the first row had ended, bool ``[N]``."""
         self.interrupted = False
-        """Whether the episodes of the newest row will not go on, though its flags do not show it."""
+        """Whether the episodes of the newest row were broken off, although its flags do not say so."""
 
     def flags(self) -> Flags:
-        """What cuts the rollout into episodes."""
+        """Where the episodes of the present steps start and end."""
         leaves = [leaf for name in _CUTS for leaf in self._named.leaves((name,))]
         return self._flags([self._columns.ordered(leaf) for leaf in leaves])
 
     def _flags(self, columns: list[Tensor]) -> Flags:
         if columns[0].is_cpu:
             terminated, truncated, real = (as_host(column) for column in columns)
-        else:  # together: each copy from a device waits for it
+        else:  # in one copy: each one waits for the device
             terminated, truncated, real = as_host(torch.stack(columns))
         return Flags(terminated | truncated, real, self.ended)
 
@@ -64,14 +64,14 @@ class Episodes:
         return self.flags().ended.view(np.bool_) if self._columns.count and self.are_known else self.ended
 
     def ended_after(self, rows: slice) -> NDArray[np.bool_]:
-        """The same after the oldest rows, which lie at these places."""
+        """Whether the episodes have ended after the oldest rows, which lie at these places, bool ``[N]``."""
         if not self.are_known:
             return self.ended
         return self._flags([self._columns.view((name,), rows) for name in _CUTS]).ended.view(np.bool_)
 
 
 class Flags:
-    """What cuts a rollout into episodes: ``done``, ``real`` and ``starts``, uint8 ``[T, N]``.
+    """Where the episodes of a rollout start and end: ``done``, ``real`` and ``starts``, uint8 ``[T, N]``.
 
     Args:
         done: bool ``[T, N]``, ``terminated | truncated``.
@@ -82,7 +82,7 @@ class Flags:
     def __init__(self, done: NDArray[Any], real: NDArray[Any], ended: NDArray[Any]) -> None:
         self.done, self.real = (np.ascontiguousarray(x).view(np.uint8) for x in (done, real))
         self.starts, self.ended = np.empty_like(self.done), ended.astype(np.uint8)
-        """The first steps of episodes; and whether the last episodes have ended by now, ``[N]``."""
+        """1 at the first step of an episode, ``[T, N]``; and 1 where the newest episode has ended, ``[N]``."""
         kernels.fast().episode_starts(self.done, self.real, self.ended, self.starts)
 
 

@@ -19,7 +19,7 @@ __all__ = ["KEPT_APART", "Fields", "as_size"]
 
 
 KEPT_APART = ("mask", "final_value")
-"""Bookkeeping columns that every buffer may have and that no batch carries unless asked to."""
+"""The columns that the buffer itself adds. A batch has them only on request."""
 
 
 def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
@@ -35,18 +35,18 @@ def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
 class Fields:
     """The columns that a rollout has from the start, and what fits each.
 
-    There are three kinds: the fields of a step, which the schema names; the bookkeeping that the buffer adds to each
-    step (``apart``); and ``further`` columns, which no step brings.
+    There are three kinds: the fields of a step, which the schema names; ``mask`` and ``final_value``, which the buffer
+    adds to each step (``apart``); and ``further`` columns, which no step brings.
 
     Args:
         schema: the fields of a step.
         further: name -> field of the further columns.
         size: (T, N).
         device: where the columns live.
-        every: k; the recurrent states of ``hidden`` are kept for every k-th step alone.
+        every: k; the recurrent states of ``hidden`` are kept only for every k-th step.
 
     Raises:
-        SchemaError: the schema has a name that the buffer adds.
+        SchemaError: the schema has a field of a name that the buffer adds.
         ParameterError: the columns need more than the free memory.
     """
 
@@ -55,7 +55,7 @@ class Fields:
     ) -> None:
         for name in (*KEPT_APART, *further):
             if name in schema:
-                raise SchemaError(f"field '{name}': the buffer adds it by itself; leave it out of the schema")
+                raise SchemaError(f"field '{name}': the buffer adds this column itself; leave it out of the schema")
         (self.num_steps, self.num_envs), self.device, self.every = size, device, every
         self.sparse = frozenset({"hidden"} if every > 1 else ())
         """The fields that are kept every few steps, and so have no column ``[T + 1, N, ...]``."""
@@ -101,10 +101,10 @@ class Fields:
         }
 
     def require_memory(self, leaves: Mapping[Path, Field]) -> None:
-        """Ask for the memory of columns before it is taken.
+        """Require free memory for columns before it is allocated.
 
         Raises:
-            ParameterError: there is less.
+            ParameterError: memory is short.
         """
         taken = self.sizes(leaves)
         fields = "".join(f"\n  {name}  {readable(size)}" for name, size in taken.items())

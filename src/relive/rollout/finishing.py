@@ -82,7 +82,7 @@ class Finisher:
     def _read(self, name: str, looks: bool) -> Any:
         """A column as estimators take it: ``value`` with its bootstrap row, bookkeeping only where it matters.
 
-        Without ``looks`` it always comes: to look whether it matters would wait for the device.
+        Without ``looks`` bookkeeping always comes, because looking would wait for the device.
         """
         named = self._named
         if name == "mask" and looks and not named.has_mask():
@@ -115,12 +115,12 @@ class Finisher:
             places = ((("return" if name == "ret" else name),) for name in kernels.fast().PLACES[2:])
             addresses = [columns.address(path) if path[0] in named else 0 for path in places]
             self._places = np.array([columns.num_envs, 0, *addresses], np.int64)
-        self._layout = columns.layout  # last: a call that is broken off before is made again
+        self._layout = columns.layout  # last: after an interrupt the next call starts again
 
     def _fill(self, estimator: GAE) -> None:
-        """Let the kernel write advantages and returns into their columns; it writes nothing if it refuses.
+        """Let the kernel write advantages and returns into their columns; after an error nothing is written.
 
-        The kernel is one line, so an interrupted call leaves both columns as before or both as after.
+        An interrupt comes before or after the kernel, so the two columns are both old or both new.
         """
         columns, places = self._columns, self._places
         places[1] = columns.count * columns.num_envs

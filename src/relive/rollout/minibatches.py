@@ -1,4 +1,4 @@
-"""Minibatches: the transitions of a rollout in random order, and how they are divided into batches."""
+"""Minibatches: the transitions of a rollout in random order, divided into batches."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage"]
 
 MANY = 16
-"""Packing costs as much as an epoch that gathers each field by itself. It pays from the second epoch on, or if an epoch
-has so many batches that the calls for each field cost more."""
+"""Packing costs as much as an epoch that gathers each field by itself. So it pays from the second epoch on, or if an
+epoch has so many batches that their calls for each field cost more."""
 
 
 class Permutations:
@@ -60,7 +60,7 @@ class Minibatches:
         columns: of the rollout.
         device: where they lie.
         permutations: the orders in which transitions are drawn.
-        memory: what batches are made of, on the CPU.
+        memory: gives the memory of batches, on the CPU.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ def parts(
         ParameterError: sizes that do not fit.
     """
     if (batch_size is None) == (num_batches is None):
-        raise ParameterError("pass either batch_size or num_batches")
+        raise ParameterError(f"pass either batch_size or num_batches, got {batch_size=}, {num_batches=}")
     if num_batches is not None:
         if not (is_count(num_batches, 1) and num_batches <= total):
             raise ParameterError(f"num_batches={num_batches!r}: {total} {items} make 1 to {total} minibatches")
@@ -168,7 +168,7 @@ def parts(
 
 
 def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[int, int]]:
-    """(begin, end) of minibatches of at most ``batch_steps`` steps; an item that is longer comes alone.
+    """(begin, end) of minibatches of at most ``batch_steps`` steps; a longer item has a batch of its own.
 
     Raises:
         ParameterError: ``batch_steps`` is not positive.
@@ -188,7 +188,9 @@ def require_advantage(normalize_advantage: bool, wanted: list[Path]) -> None:
     """Refuse to normalise an advantage that is not among the columns.
 
     Raises:
-        FieldError: it is not.
+        FieldError: there is no such column.
     """
     if normalize_advantage and ADVANTAGE not in wanted:
-        raise FieldError("normalize_advantage: there is no 'advantage'; call finish(...) first, or ask for it")
+        raise FieldError(
+            "normalize_advantage: this batch has no 'advantage'; call finish(...) first, and name it if you pass fields"
+        )

@@ -31,7 +31,7 @@ ADVANTAGE: Path = ("advantage",)
 
 
 class NamedColumns:
-    """The columns of a rollout by name: those of every kind that it has from the start, and those attached to it."""
+    """The columns of a rollout by name, of all kinds: those from the start, and those attached to it."""
 
     def __init__(self, fields: Fields, columns: Columns) -> None:
         self._fields, self._columns = fields, columns
@@ -93,7 +93,10 @@ class NamedColumns:
             check_castable(given, target.dtype, dotted(path))
             given = given.to(target.dtype)
         elif any(path[:i] in self._columns.live for i in range(1, len(path))):
-            raise FieldError(f"column '{dotted(path)}': a column of that name without members is there already")
+            outer = next(path[:i] for i in range(1, len(path)) if path[:i] in self._columns.live)
+            raise FieldError(
+                f"column '{dotted(path)}': '{dotted(outer)}' is a column without members; pick another name"
+            )
         elif path not in self._columns.live and path in self:
             raise FieldError(f"column '{dotted(path)}' is nested; set its members, such as {self.leaves(path)[0]}")
         if tuple(given.shape) != expected:
@@ -116,7 +119,7 @@ class NamedColumns:
         return [leaf for name in names for leaf in self.leaves((name,))]
 
     def wanted_of_steps(self, fields: tuple[str, ...] | None) -> list[Path]:
-        """The same for sequences, without what these carry anyway: ``hidden``, ``is_start`` and ``mask``."""
+        """The same for sequences, without ``hidden``, ``is_start`` and ``mask``, which every sequence has."""
         anyway = "hidden", "is_start", "mask"
         if isinstance(fields, tuple) and fields:
             fields = tuple(name for name in fields if name not in anyway)
@@ -146,7 +149,7 @@ class NamedColumns:
     def has_mask(self) -> bool:
         """Whether any step is not real."""
         mask = self._columns.ordered(("mask",))
-        return not (numpy_view(mask) if mask.is_cpu else mask).all()  # NumPy's looks at many flags at once
+        return not (numpy_view(mask) if mask.is_cpu else mask).all()  # NumPy tests many flags at once
 
     def has_truncations(self) -> bool:
         """Whether a final value may be needed."""
@@ -158,7 +161,7 @@ class NamedColumns:
         return self["mask"].flatten().nonzero().squeeze(1) if self.has_mask() else None
 
     def count(self, rows: Tensor | None) -> int:
-        """How many transitions are real, if these are."""
+        """The number of real transitions, given the flat rows that :meth:`real_rows` found."""
         return self._columns.count * self._columns.num_envs if rows is None else len(rows)
 
     def ordered(self, paths: list[Path]) -> dict[Path, Tensor]:
@@ -168,12 +171,12 @@ class NamedColumns:
     # -- as TensorDicts -----------------------------------------------------------------------------------------
 
     def batch(self, leaves: Mapping[Path, Tensor], size: tuple[int, ...]) -> TensorDict:
-        """A batch, whose error for a missing advantage says so before ``finish``."""
+        """A batch; before ``finish``, its error for a missing advantage names the columns that there are."""
         batch = as_tensordict(leaves, size)
         return batch if ADVANTAGE in self._columns else unfinished(batch)
 
     def block(self) -> TensorDict:
-        """All columns with their bootstrap row as views ``[T + 1, N]``, whatever was written of them."""
+        """All columns with their bootstrap row as views ``[T + 1, N]``, written or not."""
         leaves = {path: self._columns.view(path) for path in self._columns.live}
         return self.batch(leaves, (self._columns.num_steps + 1, self._columns.num_envs))
 
@@ -193,7 +196,7 @@ def _path(name: Name) -> Path:
 
 
 def unfinished(batch: TensorDict) -> TensorDict:
-    """A batch of a rollout before ``finish``, whose error for a missing advantage says so.
+    """The batch, with an error for a missing column that names those that there are.
 
     TensorDict asks a private method for its error. Where it does not, the error is TensorDict's own.
     """
@@ -202,7 +205,7 @@ def unfinished(batch: TensorDict) -> TensorDict:
 
 
 def _missing(known: tuple[str, ...], key: Any, default: Any = None) -> Any:
-    """As TensorDict's own method, which marks a missing default by a type of this name."""
+    """Stand in for TensorDict's own method: the default of a type of this name stands for no default."""
     if type(default).__name__ != "_NoDefault":
         return default
     raise KeyError(unknown_field(key, known, "this batch"))

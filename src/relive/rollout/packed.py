@@ -21,9 +21,9 @@ __all__ = ["PackedRows"]
 Bytes = NDArray[np.uint8]
 
 SHARED_WORK = 2**20
-"""Bytes of a batch from which torch's threads copy its rows faster than one does."""
+"""A batch of at least this many bytes is copied faster by torch's threads than by one thread."""
 FEW_THREADS = 2
-"""Up to so many threads, torch is slower than one that loads rows ahead."""
+"""With at most this many threads, torch is slower than one thread that loads rows ahead."""
 
 
 class PackedRows:
@@ -33,7 +33,7 @@ class PackedRows:
         columns: path -> contiguous ``[T, N, ...]``; row ``t * N + n`` is step ``t`` of env ``n``. A field of more
             than LARGE_FIELD bytes is read where it lies.
         pack: False reads every field where it lies.
-        memory: what batches are made of, on the CPU; by default fresh memory.
+        memory: gives the memory of batches, on the CPU; by default fresh memory.
     """
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> None:
@@ -82,7 +82,7 @@ class _HostRows:
         return {path: packed[path] if path in packed else self._column(path, index) for path in self._fields}
 
     def _column(self, path: Path, index: Tensor) -> Tensor:
-        """The rows of a field that is not packed; torch picks a few at the least cost."""
+        """The rows of a field that is not packed; torch is quickest for a few."""
         field, rows = self._fields[path], self._apart[path]
         if len(index) * field.nbytes < SMALL:
             return rows.index_select(0, index)

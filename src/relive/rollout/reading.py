@@ -1,4 +1,4 @@
-"""ReadableRollout: all that reads a rollout, by column, as minibatches and as sequences."""
+"""ReadableRollout: the methods that read a rollout, by column, as minibatches and as sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ReadableRollout"]
 
 
 class ReadableRollout(ABC):
-    """The half of a rollout buffer that reads. :class:`relive.RolloutBuffer` is the one rollout there is."""
+    """The reading half of :class:`relive.RolloutBuffer`, its only subclass."""
 
     _named: NamedColumns
     _minibatches: Minibatches
@@ -154,12 +154,12 @@ class ReadableRollout(ABC):
             fields: the columns wanted; default all but ``mask``, ``final_value`` and ``hidden``, which comes anyway.
             time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``. L is ``length``, or the rollout's steps if
                 those are fewer; without a length, the longest sequence of the batch sets it. ``hidden_every`` adds
-                rows in front, which are unrolled for the state alone.
+                rows in front, which are unrolled only for the state.
             normalize_advantage: normalise ``advantage`` over each batch's steps.
 
         Raises:
             EmptyError: no step was added.
-            ParameterError: lengths, overlaps or sizes that make no sense.
+            ParameterError: a length, overlap or size that does not fit.
             FieldError: an unknown column, or no ``terminated`` and ``truncated`` in the schema.
         """
         windows = self._sequences.cut(length, overlap, complete, drop_tail, epochs)

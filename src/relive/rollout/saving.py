@@ -1,4 +1,4 @@
-"""A rollout to a save and back."""
+"""How a rollout is saved and loaded."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def arguments(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> dict
 
 
 def _further(content: Mapping[str, Any]) -> dict[str, Field] | None:
-    """The further columns of a save; those of older ones have none."""
+    """The further columns of a save; older saves have none."""
     saved = content.get("columns")
     if saved is None:
         return None
@@ -150,10 +150,10 @@ def _restore_columns(columns: Columns, tensors: Mapping[str, Tensor], content: M
 
 
 def _names(names: list[Any], columns: Columns) -> list[Path]:
-    """The names of attached columns; what is nested has no values of its own.
+    """The paths of attached columns; a nested field has no values besides those of its members.
 
     Raises:
-        FileFormatError: they are no names, or contradict each other or the columns that are there.
+        FileFormatError: an entry is not a path, or clashes with another one or with an own column.
     """
     paths = list(columns.own)
     for name in names:

@@ -42,7 +42,7 @@ class Sequences:
         episodes: of the rollout.
         states: of the rollout.
         permutations: the orders in which sequences come.
-        memory: what batches are made of, on the CPU.
+        memory: gives the memory of batches, on the CPU.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def splitter(total: int, batch_size: int | None, num_batches: int | None, batch_
     """How to split the windows of an epoch into batches; without a size, all into one.
 
     Raises:
-        ParameterError: sizes that make no sense.
+        ParameterError: a size that is not positive, or more than one of them.
     """
     given = [size for size in (batch_size, num_batches, batch_steps) if size is not None]
     if len(given) > 1:
@@ -160,17 +160,17 @@ def _env_batches(
     bounds: list[tuple[int, int]],
     epochs: int,
 ) -> Iterator[EnvBatch]:
-    """Whole envs, (begin, end) of them a batch: views of what is laid out once, in one order, for all epochs.
+    """Batches of whole envs: views of one copy of the steps, laid out in one order for all epochs.
 
-    The order is a circle. Every epoch divides it from another place, a batch and a fraction of one further round. As
-    long as batches have as many envs as there are epochs, no two epochs have the same ones, and nothing moves again.
+    The order is a circle. Each epoch begins to divide it at another place: one batch and a fraction of a batch after
+    the epoch before. If a batch has at least as many envs as there are epochs, no two epochs have the same batches.
 
     Args:
-        trajectories: reads what is wanted as sequences.
-        columns: reads what is wanted as it is.
-        windows: whole trajectories, env by env, as :func:`cut` gives them.
+        trajectories: reads the columns that are wanted as sequences.
+        columns: reads the columns that are wanted time by time.
+        windows: of whole trajectories, env by env, as :func:`cut` gives them.
         order: a permutation of the envs; None for their own order, which all epochs share.
-        bounds: of the batches.
+        bounds: (begin, end) of the envs of each batch, as places in the order.
         epochs: passes over the rollout.
     """
     total, widest = bounds[-1][1], max(high - low for low, high in bounds)
@@ -192,7 +192,7 @@ def _env_batches(
 
 
 def _runs(begins: Ints, counts: Ints) -> Ints:
-    """begin, begin + 1, ... of each, as many as it counts."""
+    """The whole numbers from each begin on, as many as its count, one run after another."""
     before: Ints = np.cumsum(counts) - counts
     shifts: Ints = np.repeat(begins - before, counts)
     return shifts + np.arange(len(shifts))

@@ -25,7 +25,7 @@ __all__ = ["Empty", "KeptStates", "States", "kept_every"]
 
 
 Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Makes a tensor of a shape and dtype, of whatever content."""
+"""Makes a tensor of a shape and dtype, with arbitrary contents."""
 
 
 class States:
@@ -34,7 +34,7 @@ class States:
     Args:
         columns: path -> ``[ceil(T / every), N, ...]``.
         every: k.
-        initial: the state that episodes start in, path -> ``[...]``; used where that of an episode's start is not kept.
+        initial: the state that episodes start in, path -> ``[...]``; used where an episode's first state is not kept.
     """
 
     def __init__(self, columns: Mapping[Path, Tensor], every: int, initial: Mapping[Path, Tensor]) -> None:
@@ -50,8 +50,12 @@ class States:
     def at(self, index: Any, kept: Any, empty: Empty) -> dict[Path, Tensor]:
         """The states before rows that :meth:`first_rows` gave, ``[layers, B, size]`` or ``[B, size]``.
 
-        ``index`` is the row's place among those that are kept, of all envs; ``kept`` is 0 where it is not one of them.
-        Both are arrays if the states are in RAM.
+        Args:
+            index: ``[B]``, the flat place of each state: number k * N + n is that of env n at step k * every.
+            kept: ``[B]``, 0 where that step is not the row itself, which then begins an episode.
+            empty: makes the results.
+
+        ``index`` and ``kept`` are arrays if the states are in RAM, and tensors if they are on a device.
         """
         found: dict[Path, Tensor] = {}
         for path, column in self._columns.items():
@@ -95,7 +99,7 @@ class KeptStates:
     def __init__(self, fields: Fields, columns: Columns) -> None:
         self._fields, self._columns = fields, columns
         self.initial: Any = None
-        """What episodes start in, nested as ``hidden`` without the env axis; None is zeros."""
+        """The state that episodes start in, nested as ``hidden`` without the env axis; None is zeros."""
         self.rows: Columns | None = None
         """One row for every k steps, if k is above 1."""
         if fields.every > 1:
@@ -103,7 +107,7 @@ class KeptStates:
             self.rows = Columns(hidden, -(-fields.num_steps // fields.every), fields.num_envs, fields.device, False)
 
     def write(self, rows: Columns, row: int, checked: Sequence[Any]) -> list[Any]:
-        """Keep the states of a step if it is their turn; what is left to store elsewhere."""
+        """Keep the states of a step if it is a k-th one; returns the other values of the step."""
         sparse = [path[0] == "hidden" for path in self._fields.schema.leaves]
         if row % self._fields.every == 0:
             states = [value for value, apart in zip(checked, sparse, strict=True) if apart]
@@ -111,7 +115,7 @@ class KeptStates:
         return [value for value, apart in zip(checked, sparse, strict=True) if not apart]
 
     def reader(self) -> States | None:
-        """The states as they are read, if there are any."""
+        """What reads the states; None if the schema has no ``hidden``."""
         hidden = [path for path in self._fields.schema.leaves if path[0] == "hidden"]
         if not hidden:
             return None
@@ -127,7 +131,7 @@ class KeptStates:
         return torch.as_tensor(descend(self.initial, path[1:])).detach().to(device, leaf.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a save holds of them beside the columns, by name."""
+        """What a save holds of them besides the columns, by name."""
         if self.rows is None:
             return {}
         states = {f".states.{dotted(path)}": self.rows.view(path) for path in self.rows.own}

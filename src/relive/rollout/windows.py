@@ -39,9 +39,9 @@ class WindowReader:
         schema: how they are nested.
         size: (T, N).
         device: where they lie.
-        pack: first copy the fields of at most so many bytes next to each other, env by env: this costs one pass over
-            them, and each window is then one run of bytes.
-        memory: what batches are made of, on the CPU.
+        pack: first pack the fields of at most this many bytes side by side, env by env. This costs one pass over them;
+            each window is then one run of bytes.
+        memory: gives the memory of batches, on the CPU.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WindowReader:
         return WindowSource(bits, pad.reshape(1, -1).view(torch.uint8)[0], self._envs, self._empty)
 
     def _pack(self) -> WindowSource:
-        """The fields of the layout next to each other, env by env."""
+        """The fields of the layout side by side, env by env."""
         layout, count = self._layout, self.num_steps * self._envs
         rows = self._empty((count, layout.nbytes), torch.uint8)
         if rows.is_cpu:
@@ -95,7 +95,7 @@ class WindowReader:
         return int((windows[:, LENGTH] + burn).max()) if burn.any() else length
 
     def burn_in(self, windows: Ints) -> Ints:
-        """How many steps of each window are unrolled for their state alone."""
+        """How many rows before each window are unrolled only for the state."""
         return windows[:, START] - (windows[:, START] if self._states is None else self._states.first_rows(windows))
 
     def batches(
@@ -106,17 +106,25 @@ class WindowReader:
         time_first: bool,
         normalize_advantage: bool = False,
     ) -> Iterator[SequenceBatch]:
-        """The windows of an epoch, (begin, end) of them a batch, of ``rows`` rows each or as the longest needs."""
+        """The batches of an epoch.
+
+        Args:
+            windows: a table of windows, as :func:`relive.rollout.episodes.cut` gives it, in the epoch's order.
+            bounds: (begin, end) of the windows of each batch.
+            rows: L; None for the rows that the longest window of the batch needs.
+            time_first: batches are ``[L, B, ...]``; else ``[B, L, ...]``.
+            normalize_advantage: normalise ``advantage`` over each batch's steps.
+        """
         table = self._table(windows)
         lengths = table[0]
-        # Kernels on the CPU take arrays; each column of a table is then one.
+        # Kernels on the CPU take arrays, and each row of this table is one.
         there = table if self._device.type == "cpu" else torch.from_numpy(table).to(self._device)
         for low, high in bounds:
             most = rows or int(lengths[low:high].max())
             yield self._batch(there[:, low:high], most, time_first, normalize_advantage)
 
     def _table(self, windows: Ints) -> Ints:
-        """What batches need to know about their windows, ``[9, K]``: one slice of it is quicker than nine."""
+        """Nine facts of each window that batches need, ``[9, K]``: one slice of a table is quicker than nine slices."""
         env, start, length, origin, begins = windows.T
         burn = self.burn_in(windows)
         first, every = start - burn, 1 if self._states is None else self._states.every
@@ -158,13 +166,13 @@ class WindowReader:
         return SequenceBatch(leaves, moved, hidden, time_first=True)
 
     def whole(self, envs: Ints | None) -> dict[Path, Tensor]:
-        """All steps of some envs, ``[T, B, ...]``, copied; None gives those of all, as they lie."""
+        """A copy of all steps of some envs, ``[T, B, ...]``; None gives the columns of all envs, uncopied."""
         if envs is None:
             return dict(self._columns)
         env = torch.from_numpy(envs).to(self._device)
         first: Any = envs if self._device.type == "cpu" else env
         lengths = first * 0 + self.num_steps
-        return {  # numbers are picked time by time: the row they are picked from is in the nearest cache by then
+        return {  # torch picks numbers time by time, so the row that it picks from is in the nearest cache
             path: self._read_column(path, first, lengths, self.num_steps, True)
             if column.dim() > 2
             else column.index_select(1, env)
@@ -203,8 +211,8 @@ class WindowSource:
 
     Args:
         rows: uint8 ``[R, W]``, contiguous.
-        pad: uint8 ``[W]``, what stands where a window has no row.
-        step: how many rows further on the next step lies.
+        pad: uint8 ``[W]``, the row that fills a window up.
+        step: the distance in rows from one step of an env to its next one.
         empty: makes the windows.
     """
 
@@ -213,7 +221,7 @@ class WindowSource:
         self._arrays = (rows.numpy().reshape(-1), pad.numpy()) if rows.is_cpu else None
 
     def windows(self, first: Any, lengths: Any, count: int) -> Tensor:
-        """``lengths`` rows each from ``first`` on, uint8 ``[B, count, W]``; both are arrays if the rows are in RAM."""
+        """Windows of ``lengths`` rows from ``first`` on, uint8 ``[B, count, W]``; both are arrays for rows in RAM."""
         if self._arrays is None:
             return kernels.reference.gather_windows(self._rows, first, self._step, lengths, self._pad, count)
         out = self._empty((len(first), count, self._rows.shape[1]), torch.uint8)

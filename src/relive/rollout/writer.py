@@ -1,4 +1,4 @@
-"""Writer: what writes the steps of a rollout, so that a call that is broken off leaves it as before or as after."""
+"""Writer: writes the steps of a rollout; an interrupted call leaves the rollout as before or as after."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = ["Writer"]
 class Writer:
     """Writes into a rollout: step by step, in place, the bootstrap row, and where episodes break off.
 
-    A call may be broken off at any line (Ctrl-C). What it writes becomes part of the rollout in one line, after all
-    else; what it overwrites is given up in one line before.
+    Ctrl-C may interrupt a call at any line. So what it writes becomes part of the rollout in one line, the last one.
+    What it overwrites leaves the rollout in one line, before the first write.
 
     Args:
         fields: of the rollout.
         columns: of the rollout.
-        named: the same by name.
+        named: the columns by name.
         episodes: of the rollout.
         states: of the rollout.
         debug: refuse rewards that are not finite.
-        preset: whether the masks of all rows are written beforehand, which takes memory for each.
+        preset: whether the masks of all rows are written at once, which takes memory for every row.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class Writer:
         self.has_last = False
         """Whether the value of the bootstrap row is written."""
         self._reserved = 0
-        """How many rows after the newest are handed out."""
+        """How many rows after the newest are reserved."""
         self._handed: list[tuple[Path, Tensor, int]] = []
-        """Their columns, and the addresses of those."""
+        """The path, the view and the address of each reserved column."""
         if preset:
             self._write_apart(slice(None), {})
         self._apart_used = not preset
-        """Whether rows to come may hold other bookkeeping than the defaults."""
+        """Whether a row that is not written yet may hold another mask or final value than the defaults."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: everything but the reserved rows that somebody else may hold."""
+        """For pickle and deepcopy: everything but the views that :meth:`reserve` handed out."""
         return {**self.__dict__, "_handed": []}
 
     # -- step by step -------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Writer:
         self._advance(1)
 
     def _advance(self, rows: int, last: bool = False) -> None:
-        """The next rows are written, and are part of the rollout from the last line on."""
+        """Take in the next rows, which are written; they belong to the rollout from the last line on."""
         columns, episodes = self._columns, self._episodes
         self._apart_used |= columns.wrap and columns.is_full
         self._handed = []
@@ -108,7 +108,7 @@ class Writer:
         columns.count, episodes.interrupted, self._reserved, self.has_last = columns.count + rows, False, 0, last
 
     def _give_up(self, rows: slice) -> None:
-        """The oldest rows, at these places, leave the rollout; what they say of the next ones stays."""
+        """Drop the oldest rows, at these places; whether their episodes ended is still known."""
         columns, count = self._columns, rows.stop - rows.start
         ended = self._episodes.ended_after(rows)
         columns.detach()
@@ -116,25 +116,25 @@ class Writer:
         self._episodes.ended, columns.start, columns.count = ended, start, columns.count - count  # at once
 
     def _write_apart(self, rows: int | slice, given: Mapping[str, Any]) -> None:
-        """Mask and final values of rows that are, or will be, written: as given, else True and NaN."""
-        self._apart_used = True  # rows to come may hold something else than the defaults
+        """Write the mask and the final values of rows: as given, else True and NaN."""
+        self._apart_used = True  # before the write, in case it is interrupted
         for (name,) in self._fields.apart:
             default = True if name == "mask" else float("nan")
             self._columns.put((name,), rows, given.get(name, default))
 
     def _refuse_nonfinite(self, reward: Tensor, steps: int) -> None:
-        """Look at the rewards of the next ``steps`` steps, checked already."""
+        """Refuse rewards of the next ``steps`` steps that are not finite; dtype and shape are checked already."""
         finite = reward.isfinite()
         if not bool(finite.all()):
             position, envs = int((~finite).flatten().nonzero()[0]), self._columns.num_envs
             step, env = divmod(position * steps * envs // reward.numel(), envs)
             raise NotFiniteError(
                 f"field 'reward': step {self._columns.count + step} of env {env} is "
-                f"{float(reward.flatten()[position])}; mend the env"
+                f"{float(reward.flatten()[position])}; fix the env"
             )
 
     def add_fields(self, fields: Mapping[str, Spec]) -> None:
-        """From now on a step has these fields as well."""
+        """Add fields to the steps from now on."""
         schema = self._fields.schema
         wider = schema.extend(**fields)
         taken = [name for name in fields if name in KEPT_APART or (name in self._named and name not in schema)]
@@ -143,7 +143,9 @@ class Writer:
             name = (taken or list(fields))[0]
             raise SchemaError(f"field '{name}': this rollout has such a column already; give it another name")
         if self._reserved or self._states.rows is not None:
-            raise LifecycleError("add_fields() finds rows reserved, or hidden_every above 1; call it before reserve()")
+            raise LifecycleError(
+                "add_fields(): rows are reserved, or hidden_every > 1; call it before reserve(), with hidden_every=1"
+            )
         self._fields.require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in schema.leaves})
         self._fields.follow(wider)
         self._columns.include(self._fields.own)
@@ -172,31 +174,31 @@ class Writer:
         return as_tensordict(tensors, (count, columns.num_envs))
 
     def commit(self, steps: int | None, last: bool) -> None:
-        """The first ``steps`` reserved rows are written."""
+        """Take in the first ``steps`` reserved rows."""
         count = self._reserved if steps is None else steps
         if not 1 <= count <= self._reserved:
             raise LifecycleError(
-                f"commit({'' if steps is None else steps}): reserved are {self._reserved} rows; reserve rows and fill "
-                "them before they are committed"
+                f"commit({'' if steps is None else steps}): {self._reserved} rows are reserved; call reserve() "
+                "and fill the rows before you commit them"
             )
         columns = self._columns
         rows = slice(columns.next_row, columns.next_row + count)
         for path, tensor, place in self._handed:
-            if tensor.data_ptr() != place:  # it was shared or sent meanwhile, and written elsewhere than here
+            if tensor.data_ptr() != place:  # the view was shared or sent, so it was written elsewhere
                 columns.put(path, rows, tensor[:count])
         if self.debug and ("reward",) in columns.own:
             self._refuse_nonfinite(columns.view(("reward",), rows), count)
         self._advance(count, last)
 
-    # -- beside the steps ---------------------------------------------------------------------------------------
+    # -- besides the steps --------------------------------------------------------------------------------------
 
     def set_last(self, fields: Mapping[str, Any]) -> None:
         """Write fields of the bootstrap row."""
         for name in KEPT_APART:
             if name in fields:
-                raise FieldError(f"field '{name}': it belongs to a step, and the bootstrap row is none")
+                raise FieldError(f"field '{name}': the bootstrap row is not a step and has none; pass it to add()")
         checked = [self._fields.checked(name, value) for name, value in fields.items()]
-        had, self.has_last = self.has_last, False  # half of it is none
+        had, self.has_last = self.has_last, False  # a row that is half written does not count
         for leaves in checked:
             for path, value in leaves.items():
                 self._columns.put(path, self._columns.last_row, value)
@@ -221,7 +223,10 @@ class Writer:
         count, num_envs = self._columns.count, self._columns.num_envs
         beyond = (rows < 0) | (rows >= count) | (columns < 0) | (columns >= num_envs)
         if bool(beyond.any()):
-            raise ParameterError(f"set_final_value: steps are below {count}, envs below {num_envs}")
+            step, env = (int(vector[beyond][0]) for vector in (rows, columns))
+            raise ParameterError(
+                f"set_final_value: got step {step} of env {env}; steps are 0 to {count - 1}, envs 0 to {num_envs - 1}"
+            )
         check_castable(given, target.dtype, "final_value")
         rows = self._columns.place(rows).to(target.device)
         target[rows, columns.to(target.device)] = given.to(device=target.device, dtype=target.dtype)
@@ -233,12 +238,12 @@ class Writer:
         self._apart_used, self.has_last, self._reserved = True, False, 0
         columns.detach()
         episodes.ended, episodes.interrupted, columns.start, columns.count = ended, False, 0, 0  # at once
-        self._write_apart(slice(None), {})  # always: masks may also have been written through a view
+        self._write_apart(slice(None), {})  # always, since masks may have been written through a view
         self._apart_used = False
         self._handed = []
 
     def interrupt(self) -> None:
-        """The episodes under way will not go on."""
+        """Break off the episodes under way."""
         columns, named = self._columns, self._named
         if not columns.count:
             self._episodes.ended = np.ones(columns.num_envs, np.bool_)

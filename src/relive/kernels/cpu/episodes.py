@@ -1,4 +1,9 @@
-"""Windows of rollouts: where episodes start, which windows they are cut into, and rows as padded batches."""
+"""Windows of rollouts: where episodes start, how they are cut into windows, and windows as padded rows.
+
+``t`` is a step, ``env`` an env, ``b`` a window. ``here``, ``following`` and ``target`` count bytes: the number of a row
+times ``width``, the bytes of a row. All fit in int64, since the rows are in memory and a process has fewer than 2 ** 63
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ Bools = NDArray[np.uint8]
 LINE = 64
 """Bytes of a cache line."""
 AHEAD = 1024
-"""Bytes that are loaded ahead; the rest of a longer run the processor foresees by itself."""
+"""Bytes of a run that are loaded ahead; the processor itself loads the rest of a longer one."""
 BLOCK = 8192
 """Bytes of padding that are written at once."""
 
@@ -62,7 +67,7 @@ def _cut(
     env: int, start: int, run: int, origin: int, begins: int, length: int, stride: int, tails: bool, windows: Ints,
     found: int,
 ) -> int:  # fmt: skip
-    """The windows of one run; how many there are by now."""
+    """Add the windows of one run; ``found`` is the number before, and the result the number after."""
     for first in range(0, window_start(run - 1, length, stride) + 1, stride):
         size = min(length, run - first)
         if size == length or tails:
@@ -77,7 +82,7 @@ def gather_windows(
     source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, out: Tensor | None = None
 ) -> Tensor:
     """See :func:`relive.kernels.reference.episodes.gather_windows`."""
-    # NumPy asks for huge pages, torch does not: finding 4 kB pages would take as long as the copy
+    # NumPy asks for huge pages and torch does not; mapping pages of 4 kB would take as long as the copy
     if out is None:
         out = torch.from_numpy(np.empty((len(first), length, source.shape[1]), np.uint8))
     copy_windows(source.numpy().reshape(-1), first.numpy(), step, lengths.numpy(), pad.numpy(), out.numpy())
@@ -92,7 +97,7 @@ def copy_windows(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes,
     for b in range(count):
         here, steps = source.ctypes.data + first[b] * width, lengths[b]
         following = first[min(b + 1, count - 1)] * width
-        if step == 1:  # one run of bytes, whose lines the processor foresees; not where the next one begins
+        if step == 1:  # one run of bytes: the processor loads its lines ahead, but not those of the next window
             for line in range(0, AHEAD, LINE):
                 prefetch(source, following + line)
             memcpy(address_t(target), address_t(here), steps * width)
@@ -107,13 +112,15 @@ def copy_windows(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes,
 
 @jit
 def _repeat(target: int, nbytes: int, row: Bytes) -> None:
-    """The same row again and again, at an address."""
+    """Fill ``nbytes`` bytes at an address with copies of a row."""
     width = np.intp(row.size)
     block = max(BLOCK // max(width, 1), 1) * width
     filled = min(width, nbytes)
     memcpy(address_t(target), address_t(row.ctypes.data), filled)
     while filled < nbytes:
-        more = min(filled, nbytes - filled, block)  # of what is written already, as far as it is in the nearest cache
+        more = min(
+            filled, nbytes - filled, block
+        )  # copied from what is written already, a block that stays in the nearest cache
         memcpy(address_t(target + filled), address_t(target), more)
         filled += more
 

@@ -87,7 +87,7 @@ _operation(operator.invert, (marks_t,), marks_t, lambda builder, x: builder.not_
 
 
 def _masked(builder: Any, action: str, args: Any, result: Any, suffix: str) -> Any:
-    """Call llvm.masked.load or llvm.masked.store: lanes that are not within touch no memory."""
+    """Call llvm.masked.load or llvm.masked.store: lanes that are not marked touch no memory."""
     function: Any = _ir.FunctionType(result, [arg.type for arg in args])
     name = f"llvm.masked.{action}.v{LANES}{suffix}.p0v{LANES}{suffix}"
     declared: Any = cast("Any", cgutils).get_or_insert_function(builder.module, function, name)

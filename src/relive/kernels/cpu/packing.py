@@ -1,6 +1,7 @@
 """Rows of several fields side by side: how they are packed, and how they are picked in any order.
 
-Addresses and bytes are int64; an address plus the bytes of any array in memory fits.
+Addresses and bytes are int64, and ``n * steps + t`` numbers a packed row. An address plus the bytes of an array in
+memory fits, since a process has fewer than 2 ** 63 bytes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ Ints = NDArray[np.int64]
 LINE = 64
 """Bytes of a cache line."""
 AHEAD = 16
-"""How many rows before its turn a row is loaded: long enough for memory, and few enough for the nearest cache."""
+"""A row is loaded this many rows before its turn: enough for memory to answer, and few enough for the nearest cache."""
 FORESEEN = 1024
-"""Bytes of a row that are loaded ahead; the rest the processor foresees by itself."""
+"""Bytes of a row that are loaded ahead; the processor itself loads the rest of a longer one."""
 BLOCK = 64
 """Envs, or steps, that are packed together: field after field, while they stay in a near cache."""
 NARROW_BLOCK = 8

@@ -27,8 +27,8 @@ Lanes = Any
 Marks = Any
 
 NARROW = 2 * LANES
-"""Up to so many envs, a pass follows eight envs through all of time: what goes from step to step stays in a register.
-With more, it takes row after row: the processor loads ahead best what follows in memory."""
+"""With at most this many envs, a pass follows eight envs through all of time: what one step passes to the next stays in
+a register. With more, it takes row after row, as the processor loads ahead best what follows in memory."""
 
 
 class Places(NamedTuple):
@@ -46,13 +46,13 @@ class Places(NamedTuple):
     final_value: int
     mask: int
     ratio: int
-    """Of V-trace: what the acting probabilities have to be multiplied by; overwritten."""
+    """Of V-trace: π/μ, the ratio of the two policies' probabilities; overwritten by vs - v."""
     advantage: int
     ret: int
 
 
 PLACES = Places._fields
-"""What each number of the array means that :func:`fill_gae` takes."""
+"""The names of the numbers in the array that :func:`fill_gae` takes."""
 
 
 def gae(grid: Grid, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`relive.kernels.reference.returns.vtrace`."""
     advantage, ret = torch.empty_like(grid.reward), torch.empty_like(grid.reward)
-    ratio = log_rho.exp()  # torch's exp is vectorized, and so both twins share it to the bit
+    ratio = log_rho.exp()  # both twins call torch's exp, so they agree to the bit
     places = _places(grid, ratio=ratio, advantage=advantage, ret=ret)
     refuse_missing(_fill_vtrace(places, *map(float, (gamma, lam, rho_clip, c_clip))), grid.reward.shape[1])
     return advantage, ret

@@ -1,4 +1,4 @@
-"""Windows of rollouts: where episodes start, which windows they are cut into, and rows as padded batches."""
+"""Windows of rollouts: where episodes start, how they are cut into windows, and windows as padded rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ Bools = NDArray[np.uint8]
 
 
 def episode_starts(done: Bools, real: Bools, ended: Bools, starts: Bools) -> None:
-    """Which steps ``[T, N]`` are the first of their episode.
+    """Mark the steps that are the first of their episode.
 
-    A step that is not real and ends no episode says nothing: it may be the one in which ``NEXT_STEP`` autoreset resets,
-    or one that was left out in the middle of an episode. ``ended`` ``[N]``, whether the episode before had ended by the
-    first row, is brought up to the newest.
+    A step that is not real and ends no episode changes nothing: it may be the one in which ``NEXT_STEP`` autoreset
+    resets, or one that was left out in the middle of an episode.
+
+    Args:
+        done: ``[T, N]``, ``terminated | truncated``.
+        real: ``[T, N]``, the mask.
+        ended: ``[N]``, whether the episode before the first row had ended; overwritten by the same for the newest row.
+        starts: ``[T, N]``, written.
     """
     for t in range(len(done)):
         for env in range(done.shape[1]):
@@ -34,12 +39,23 @@ def episode_starts(done: Bools, real: Bools, ended: Bools, starts: Bools) -> Non
 def plan_windows(
     done: Bools, real: Bools, starts: Bools, length: int, stride: int, tails: bool, complete: bool, windows: Ints
 ) -> int:
-    """Cut the runs of real steps of one episode into windows; how many there are.
+    """Cut runs into windows; a run is as many successive real steps of one episode as there are.
 
-    Windows of a run of K steps begin at its steps 0, stride, 2 stride, ... and have ``length`` steps, or as many as are
-    left; there is one as long as it brings a step that no window before it has. ``tails`` False leaves out those that
-    are shorter, ``complete`` True all but whole episodes. Noted are, env by env in the order of time, (env, start,
-    length, where the episode starts or 0, whether it starts there) in ``windows`` ``[K, 5]``, as far as there is room.
+    The windows of a run begin at its steps 0, stride, 2 stride, ... as long as each has a step that no window before it
+    has. A window has ``length`` steps, or as many as the run has left.
+
+    Args:
+        done: ``[T, N]``, as for :func:`episode_starts`; ``real`` and ``starts`` too.
+        length: steps of a window.
+        stride: steps from the start of one window to that of the next.
+        tails: False leaves out windows of fewer than ``length`` steps.
+        complete: True leaves out all but whole episodes.
+        windows: ``[K, 5]``, written as far as there is room, env by env in the order of time: the env, the window's
+            first step, how many steps it has, the episode's first step in this rollout or 0, and 1 if the episode
+            begins there.
+
+    Returns:
+        The number of windows, which may be more than there is room for.
     """
     found = 0
     steps, envs = done.shape
@@ -71,11 +87,19 @@ def plan_windows(
 def gather_windows(
     source: Tensor, first: Tensor, step: int, lengths: Tensor, pad: Tensor, length: int, out: Tensor | None = None
 ) -> Tensor:
-    """Rows ``first``, ``first + step``, ... of ``source`` (uint8 ``[R, W]``), ``lengths`` of them for each window.
+    """Copy windows out of rows, and fill each up with padding.
+
+    Args:
+        source: uint8 ``[R, W]``.
+        first: ``[B]``, the first row of each window; its next rows are ``first + step``, ``first + 2 step``, ...
+        step: the distance in rows from one step of a window to the next.
+        lengths: ``[B]``, how many rows each window has.
+        pad: uint8 ``[W]``, the row that fills a window up.
+        length: rows of every window with its padding.
+        out: a contiguous tensor of the result's shape, to write to instead of a fresh one.
 
     Returns:
-        uint8 ``[B, length, W]``; ``pad`` (uint8 ``[W]``) stands where a window has no row. ``out``,
-        if it is given, a contiguous tensor of that shape.
+        uint8 ``[B, length, W]``.
     """
     time = torch.arange(length, device=source.device)
     inside = time < lengths[:, None]
@@ -86,16 +110,16 @@ def gather_windows(
 
 
 def mark_windows(lengths: Tensor, burn_in: Tensor, is_start: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Which rows of windows begin an episode, as only first ones can, and which are to be learned from.
+    """Which rows of windows begin an episode (only first rows can), and which are steps to learn from.
 
     Args:
-        lengths: of each window ``[B]``, how many rows it has; the rest is padding.
-        burn_in: how many of those are unrolled for their state alone.
-        is_start: 1 where the first row begins an episode.
+        lengths: ``[B]``, how many rows each window has; the rest is padding.
+        burn_in: ``[B]``, how many of those are unrolled only for the state.
+        is_start: ``[B]``, 1 where the first row begins an episode.
         length: rows of the batch.
 
     Returns:
-        two bool ``[B, length]``.
+        Both, bool ``[B, length]``.
     """
     time = torch.arange(length, device=lengths.device)
     return (time == 0) & (is_start[:, None] == 1), (time < lengths[:, None]) & (time >= burn_in[:, None])

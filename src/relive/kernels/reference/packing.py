@@ -15,13 +15,13 @@ Ints = NDArray[np.int64]
 
 
 def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int) -> None:
-    """Copy columns next to each other: bytes ``offset`` to ``offset + size`` of a packed row are a field of a step.
+    """Copy columns side by side: bytes ``offset`` to ``offset + size`` of a packed row are a field of a step.
 
     Args:
         columns: the address of each column. Its row t * N + n is step t of env n.
         sizes: bytes of a row of each.
-        offsets: where they go in a packed row, in bytes.
-        rows: ``[N * T, W]``; row n * T + t is to be step t of env n.
+        offsets: the byte of a packed row at which each begins.
+        rows: ``[N * T, W]``, written; row n * T + t becomes step t of env n.
         steps: T. With 1, packed rows come in the order of the columns' rows.
     """
     envs = len(rows) // steps
@@ -36,7 +36,7 @@ def take_rows(source: Bytes, index: Ints, out: Any) -> int:
     """Copy the rows ``index`` of ``source`` ``[R, W]`` to ``out`` ``[B, W]``, all contiguous.
 
     Returns:
-        -1, or the first place in ``index`` that names no row; what comes before it is written.
+        -1, or the first place in ``index`` whose number is no row; the rows before it are written.
     """
     for b, r in enumerate(index.tolist()):
         if not 0 <= r < len(source):

@@ -13,7 +13,7 @@ __all__ = ["Grid", "discounted_return", "gae", "refuse_missing", "vtrace"]
 
 
 class Grid(NamedTuple):
-    """What every estimator reads: tensors ``[T, N]`` of one device, time first."""
+    """The columns that every estimator reads: tensors ``[T, N]`` on one device."""
 
     reward: Tensor
     value: Any
@@ -84,7 +84,7 @@ def _require_final_values(grid: Grid) -> None:
         missing &= grid.mask
     if grid.final_value is not None:
         missing &= grid.final_value.isnan()
-    if bool(missing.any()):  # the one question that waits for a device
+    if bool(missing.any()):  # the only line that waits for a device
         refuse_missing(int(missing.flatten().nonzero()[0]), missing.shape[1])
 
 

@@ -1,0 +1,246 @@
+"""inspect: what stored experience consists of."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import ParameterError
+from ..memory.estimate import readable
+from ..parameters import is_count
+from ..steps.trees import Path, dotted
+from .episodes import episodes_of
+from .experience import Array, Experience
+from .readers import experience_of
+
+__all__ = ["FieldFacts", "Inspection", "inspect"]
+
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""The quantiles of each distribution; 0 is the least and 1 the most."""
+
+Distribution = dict[str, float]
+"""``mean``, and a quantile by its name, such as ``p50``."""
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """One leaf of the stored steps.
+
+    Args:
+        name: its path, with dots.
+        dtype: of NumPy.
+        shape: of one step.
+        nbytes: of all steps.
+        min: the least finite number; None if there is none.
+        mean: the mean of the finite numbers; of bools, the share that is True.
+        max: the largest finite number.
+        not_finite: how many numbers are NaN or infinite.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    min: float | None
+    mean: float | None
+    max: float | None
+    not_finite: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The result of :func:`relive.inspect`.
+
+    Args:
+        source: what was read.
+        num_steps: how many transitions.
+        num_envs: of how many envs.
+        fields: the leaves.
+        episodes: a table: column -> ``[E]``; ``env``, ``start``, ``length``, ``return``, ``terminated``, ``truncated``
+            and ``complete``. :func:`relive.look.episodes.episodes_of` explains the columns.
+        returns: of the complete episodes; None if there is none. Undiscounted.
+        lengths: of the complete episodes, in steps; None if there is none.
+        truncated_share: the share of the episodes that ended that were cut off and did not terminate; None if none
+            ended, or the source does not keep it.
+        ages: how many transitions were completed later; None if the source does not keep it.
+        priorities: what a prioritized sampler draws in proportion to; None if the source has none.
+        lacks: what the source does not keep.
+    """
+
+    source: str
+    num_steps: int
+    num_envs: int
+    fields: tuple[FieldFacts, ...]
+    episodes: dict[str, Array]
+    returns: Distribution | None
+    lengths: Distribution | None
+    truncated_share: float | None
+    ages: Distribution | None
+    priorities: Distribution | None
+    lacks: tuple[str, ...]
+    experience: Experience = field(repr=False)
+    """The steps themselves."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fields of all steps."""
+        return sum(facts.nbytes for facts in self.fields)
+
+    def steps(self, start: int, stop: int) -> dict[str, Array]:
+        """Steps from ``start`` up to ``stop``: leaf -> ``[K, ...]``, also their position ``step`` and their ``env``.
+
+        Raises:
+            ParameterError: they are not positions with ``0 <= start < stop <= num_steps``.
+        """
+        if not (is_count(start) and is_count(stop) and start < stop <= self.num_steps):
+            raise ParameterError(
+                f"steps: expected 0 <= start < stop <= {self.num_steps}, the number of steps, got {start}:{stop}"
+            )
+        rows = slice(start, stop)
+        leaves = {dotted(path): leaf[rows] for path, leaf in leaves_of_steps(self.experience).items()}
+        return {"step": np.arange(start, stop), "env": self.experience.env[rows]} | leaves
+
+    def episode(self, number: int) -> dict[str, Array]:
+        """The steps of row ``number`` of :attr:`episodes`, as :meth:`steps` gives them.
+
+        Raises:
+            ParameterError: there is no such episode.
+        """
+        count = len(self.episodes["start"])
+        if not (is_count(number) and number < count):
+            raise ParameterError(f"episode: expected a number from 0 up to, not including, {count}, got {number!r}")
+        start = int(self.episodes["start"][number])
+        return self.steps(start, start + int(self.episodes["length"][number]))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw returns, lengths, rewards, and ages or priorities into a file, whose ending names its format.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed; ``pip install 'relive[plot]'``.
+        """
+        from .plot import draw
+
+        draw(self, path)
+
+    def facts(self) -> dict[str, str]:
+        """The summary in words: name -> fact."""
+        columns = self.episodes
+        ended = int((columns["terminated"] | columns["truncated"]).sum())
+        counts = f"{len(columns['start']):,}, {ended:,} ended, {int(columns['complete'].sum()):,} stored as a whole"
+        found = {
+            "steps": f"{self.num_steps:,} of {envs(self.num_envs)}, {readable(self.nbytes)}",
+            "episodes": counts if self.experience.ordered else "none: the transitions have no order",
+        }
+        if self.truncated_share is not None:
+            found["truncated"] = f"{self.truncated_share:.1%} of the episodes that ended"
+        named = {"returns": self.returns, "lengths": self.lengths, "ages": self.ages, "priorities": self.priorities}
+        return found | {name: in_words(numbers) for name, numbers in named.items() if numbers is not None}
+
+    def __str__(self) -> str:
+        lines = [self.source, *(f"  {name:<10}  {fact}" for name, fact in self.facts().items())]
+        lines += [f"  {facts.name}: {facts.dtype}{list(facts.shape) if facts.shape else ''}, "
+                  f"{number(facts.min)} to {number(facts.max)}" for facts in self.fields]  # fmt: skip
+        return "\n".join(lines + [f"  not known: {lack}" for lack in self.lacks])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the steps themselves, as plain dicts, lists, numbers and strings."""
+        names = ("source", "num_steps", "num_envs", "nbytes", "returns", "lengths", "truncated_share", "ages",
+                 "priorities", "lacks")  # fmt: skip
+        fields = [asdict(facts) for facts in self.fields]
+        table = {name: column.tolist() for name, column in self.episodes.items()}
+        return plain({name: getattr(self, name) for name in names} | {"fields": fields, "episodes": table})
+
+    def to_json(self) -> str:
+        """The same as JSON; numbers that are NaN or infinite are null."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def inspect(source: Any) -> Inspection:
+    """Look at stored experience: fields, episodes, distributions of returns, lengths, ages and priorities.
+
+    Nothing is changed. The newest step of a running episode is not a transition yet, so it is not among the steps.
+
+    Args:
+        source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; the path of a save; or any other source
+            of :func:`relive.audit`. Arrays are taken to begin with the first step of an episode.
+
+    Raises:
+        FieldError, ShapeError, FileFormatError: the source cannot be read.
+    """
+    steps = experience_of(source)
+    table = episodes_of(steps)
+    whole = table["complete"]
+    ended = table["terminated"] | table["truncated"]
+    cut = table["truncated"] & ~table["terminated"]
+    known = steps.truncated is not None and bool(ended.any())
+    return Inspection(
+        steps.source,
+        len(steps),
+        len(np.unique(steps.env)),
+        tuple(facts_of(path, leaf) for path, leaf in leaves_of_steps(steps).items()),
+        table,
+        distribution(table["return"][whole]),
+        distribution(table["length"][whole]),
+        float(cut.sum() / ended.sum()) if known else None,
+        None if steps.age is None else distribution(steps.age),
+        None if steps.priorities is None else distribution(steps.priorities),
+        steps.lacks,
+        steps,
+    )
+
+
+def leaves_of_steps(steps: Experience) -> dict[Path, Array]:
+    """All leaves of the steps ``[S, ...]`` that the source stores once per step."""
+    found: dict[Path, Array] = {("obs", *path): leaf for path, leaf in steps.obs.items()}
+    found |= {("action", *path): leaf for path, leaf in steps.action.items()}
+    found |= {("reward",): steps.reward, ("terminated",): steps.terminated}
+    return found | ({} if steps.truncated is None else {("truncated",): steps.truncated}) | steps.others
+
+
+def facts_of(path: Path, leaf: Array) -> FieldFacts:
+    """What a leaf ``[S, ...]`` is like."""
+    finite = np.isfinite(leaf) if leaf.dtype.kind in "fc" else np.ones(1, np.bool_)
+    numbers: Any = leaf if finite.all() else leaf[finite]
+    low, mean, high = ((float(numbers.min()), float(numbers.mean(dtype=np.float64)), float(numbers.max()))
+                       if numbers.size and numbers.dtype.kind in "biuf" else (None, None, None))  # fmt: skip
+    missing = int(finite.size - np.count_nonzero(finite))
+    return FieldFacts(dotted(path), str(leaf.dtype), leaf.shape[1:], leaf.nbytes, low, mean, high, missing)
+
+
+def distribution(numbers: Array) -> Distribution | None:
+    """The mean and the quantiles of numbers ``[K]``; None if there are none."""
+    if not len(numbers):
+        return None
+    values = np.quantile(numbers, QUANTILES).tolist()
+    names = ("min" if q == 0 else "max" if q == 1 else f"p{round(100 * q)}" for q in QUANTILES)
+    return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
+
+
+def envs(count: int) -> str:
+    """A number of envs in words."""
+    return f"{count:,} env" if count == 1 else f"{count:,} envs"
+
+
+def number(value: float | None) -> str:
+    """A number for people."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def in_words(numbers: Distribution) -> str:
+    """A distribution in one line."""
+    return ", ".join(f"{name} {number(value)}" for name, value in numbers.items())
+
+
+def plain(value: Any) -> Any:
+    """Nested containers with None for what is not finite, and lists for tuples."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in cast("list[Any]", value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

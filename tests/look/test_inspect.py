@@ -1,0 +1,154 @@
+"""What an inspection says, beside the episodes that the steps were made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import planted
+import relive
+from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
+from relive.look.cli import app
+
+SCHEMA = Schema({
+    "obs": (3,), "action": (2,), "reward": (), "terminated": Field((), torch.bool),
+    "truncated": Field((), torch.bool),
+})  # fmt: skip
+
+
+def filled(episodes: list[Any], capacity: int = 10_000, **kwargs: Any) -> ReplayBuffer:
+    replay = ReplayBuffer(SCHEMA, capacity, seed=0, **kwargs)
+    for episode in episodes:
+        fields = {name: x for name, x in episode.items() if name != "obs"}
+        after = {"next_obs": episode["obs"][1:]}
+        replay.extend({k: v[:, None] for k, v in {**fields, **after, "obs": episode["obs"][:-1]}.items()})
+    return replay
+
+
+def truth(episodes: list[Any]) -> tuple[list[int], list[float]]:
+    return [len(e["reward"]) for e in episodes], [float(e["reward"].astype(np.float64).sum()) for e in episodes]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_table_of_episodes_is_that_of_the_play(own: bool) -> None:
+    episodes = planted.walk(20)
+    found = relive.inspect(filled(episodes, own_next_obs=own))
+    lengths, returns = truth(episodes)
+    assert found.episodes["length"].tolist() == lengths
+    assert found.episodes["return"] == pytest.approx(returns)
+    assert found.episodes["terminated"].tolist() == [bool(e["terminated"][-1]) for e in episodes]
+    assert found.episodes["complete"].all()
+    assert found.returns is not None
+    assert found.returns["p50"] == pytest.approx(np.quantile(returns, 0.5))
+    assert found.truncated_share == pytest.approx(np.mean([e["truncated"][-1] for e in episodes]))
+    third = found.episode(3)
+    np.testing.assert_array_equal(third["obs"], episodes[3]["obs"][:-1])
+    np.testing.assert_array_equal(third["reward"], episodes[3]["reward"])
+    assert third["step"].tolist() == list(range(sum(lengths[:3]), sum(lengths[:4])))
+
+
+def test_an_episode_whose_start_was_overwritten_or_that_goes_on_is_not_complete() -> None:
+    episodes = planted.walk(20)
+    replay = filled(episodes, 100)
+    replay.add(obs=np.zeros(3), action=np.zeros(2), reward=1.0, terminated=False, truncated=False)
+    replay.add(obs=np.zeros(3), action=np.zeros(2), reward=1.0, terminated=False, truncated=False)
+    found = relive.inspect(replay)
+    complete = found.episodes["complete"]
+    assert not complete[0]
+    assert not complete[-1]
+    lengths, returns = truth(episodes)
+    kept = int(complete.sum())
+    assert found.episodes["length"][complete].tolist() == lengths[-kept:]
+    assert found.episodes["return"][complete] == pytest.approx(returns[-kept:])
+    ages = replay.stats()
+    assert found.ages is not None
+    assert found.ages["mean"] == pytest.approx(ages["age_mean"])
+    assert found.ages["max"] == ages["age_max"]
+
+
+def test_arrays_begin_with_an_episode() -> None:
+    episodes = planted.walk(9)
+    found = relive.inspect(planted.stored(episodes))
+    assert found.episodes["length"].tolist() == truth(episodes)[0]
+    assert found.episodes["complete"].all()
+    assert found.ages is None
+    assert found.priorities is None
+
+
+def test_transitions_without_order_have_no_episodes() -> None:
+    found = relive.inspect(filled(planted.walk(5), ordered=False))
+    assert found.returns is None
+    assert len(found.episodes["start"]) == 0
+    assert "no order" in str(found)
+
+
+def test_fields_priorities_and_an_empty_replay() -> None:
+    episodes = planted.walk(6)
+    episodes[2]["reward"][0] = np.nan
+    replay = filled(episodes, sampler=Prioritized())
+    found = relive.inspect(replay)
+    facts = {f.name: f for f in found.fields}
+    rewards = np.concatenate([e["reward"] for e in episodes])
+    assert (facts["reward"].not_finite, facts["obs"].shape, facts["obs"].dtype) == (1, (3,), "float32")
+    assert facts["reward"].max == pytest.approx(np.nanmax(rewards))
+    assert facts["obs"].nbytes == found.num_steps * 12
+    assert found.priorities is not None
+    json.loads(found.to_json())
+    assert relive.audit(ReplayBuffer(SCHEMA, 10, seed=0)).ok
+    empty = relive.inspect(ReplayBuffer(SCHEMA, 10, seed=0))
+    assert (empty.num_steps, empty.returns, empty.truncated_share) == (0, None, None)
+    json.loads(empty.to_json())
+
+
+def test_a_rollout_is_inspected() -> None:
+    rollout = RolloutBuffer(SCHEMA, num_steps=6, num_envs=2, seed=0)
+    for t in range(6):
+        rollout.add(obs=np.full((2, 3), t), action=np.zeros((2, 2)), reward=np.ones(2),
+                    terminated=np.array([t == 2, t == 4]), truncated=np.zeros(2, bool))  # fmt: skip
+    found = relive.inspect(rollout)
+    assert found.episodes["length"].tolist() == [3, 3, 5, 1]
+    assert not found.episodes["complete"].any()  # whether the first rows begin episodes is not known
+
+
+def test_the_command(tmp_path: Path) -> None:
+    episodes, runner = planted.walk(8), CliRunner()
+    filled(episodes, sampler=Prioritized()).save(tmp_path / "save")
+    shown = runner.invoke(app, ["inspect", str(tmp_path / "save"), "--episode", "2"])
+    assert shown.exit_code == 0, shown.output
+    assert "8 stored as a whole" in shown.output
+    done = runner.invoke(app, ["inspect", str(tmp_path / "save"), "--json", "--steps", "3:5"])
+    found = json.loads(done.output)
+    assert found["chosen"]["step"] == [3, 4]
+    assert found["episodes"]["length"] == truth(episodes)[0]
+    for wrong in (["--steps", "5"], ["--steps", "9:2"], ["--episode", "99"], ["--episode", "1", "--steps", "1:2"]):
+        failed = runner.invoke(app, ["inspect", str(tmp_path / "save"), *wrong])
+        assert failed.exit_code == 2
+        assert "expected" in failed.output
+    assert runner.invoke(app, ["inspect", str(tmp_path / "none")]).exit_code == 2
+
+
+@pytest.mark.parametrize("sampler", [None, Prioritized()])
+def test_the_picture(tmp_path: Path, sampler: Any) -> None:
+    pytest.importorskip("matplotlib")
+    found = relive.inspect(filled(planted.walk(8), sampler=sampler))
+    for name in ("found.png", "found.pdf"):
+        found.plot(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    relive.inspect(planted.stored(planted.walk(4))).plot(tmp_path / "arrays.png")
+    relive.inspect(ReplayBuffer(SCHEMA, 10, seed=0)).plot(tmp_path / "empty.png")
+
+
+def test_positions_that_are_not_there_are_refused() -> None:
+    found = relive.inspect(planted.stored(planted.walk(2)))
+    with pytest.raises(errors.ParameterError, match="0 <= start < stop"):
+        found.steps(0, 10**6)
+    with pytest.raises(errors.ParameterError, match="episode: expected a number from 0"):
+        found.episode(2)
+    with pytest.raises(errors.FieldError, match="not known"):
+        relive.inspect(3)
