@@ -183,7 +183,8 @@ class _Log:
         """The observations after the rows ``take``. After a terminal without one it is that of the row itself."""
         if self.after is not None:
             return {path: leaf[take] for path, leaf in self.after.items()}
-        rows: Any = np.where(self.ended[take], take, np.minimum(take + 1, self.size - 1))
+        ended: Any = self.ended[take]
+        rows = np.minimum(take + ~ended, self.size - 1)
         return {path: leaf[rows] for path, leaf in self.leaves.items() if path[0] == "obs"}
 
 
