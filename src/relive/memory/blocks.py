@@ -84,12 +84,19 @@ class Recycled:
             return self._take(nbytes)
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
-        free = [i for i in range(len(self._blocks)) if sys.getrefcount(self._blocks[i]) == UNUSED]
-        fits = [i for i in free if self._blocks[i].size >= nbytes]
-        if fits:
-            return self._blocks[min(fits, key=lambda i: self._blocks[i].size)][:nbytes]
-        if len(self._blocks) >= KEPT and free:  # all free blocks are too small
-            del self._blocks[min(free, key=lambda i: self._blocks[i].size)]
+        blocks, smallest, fits = self._blocks, -1, -1
+        for i in range(len(blocks)):
+            if sys.getrefcount(blocks[i]) != UNUSED:
+                continue
+            size = blocks[i].size
+            if smallest < 0 or size < blocks[smallest].size:
+                smallest = i
+            if size >= nbytes and (fits < 0 or size < blocks[fits].size):
+                fits = i
+        if fits >= 0:
+            return blocks[fits][:nbytes]
+        if len(blocks) >= KEPT and smallest >= 0:  # all free blocks are too small
+            del blocks[smallest]
         block = zeroed(nbytes + nbytes // 8)  # batches differ a little in size
         self._blocks.append(block)
         return block[:nbytes]

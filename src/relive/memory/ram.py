@@ -52,6 +52,10 @@ class ReplayRows(Store):
         self.large = self.apart = tuple(path for path in leaves if path in large)
         self.target = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
         self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
+        self._sources = {
+            path: (leaves[path], _bytes_of(x), x.dtype, leaves[path].nbytes) for path, x in self.blocks.items()
+        }
+        """Of each large field: its rows as bytes, their dtype, and how many bytes a row has."""
         self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
         """Role -> its large fields, and where each is among the values of that role."""
         self.arrays = self.layout.arrays(self.target)
@@ -104,7 +108,7 @@ class ReplayRows(Store):
         for path, value in apart:
             array, block = numpy_view(value.detach()) if type(value) is Tensor else value, self.blocks[path]
             rows = np.ascontiguousarray(array, block.dtype).reshape(len(places), -1).view(np.uint8)
-            kernels.fast().scatter_rows(rows, places, _bytes_of(block), rows.shape[1])
+            kernels.fast().scatter_rows(rows, places, self._sources[path][1], rows.shape[1])
 
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """See :class:`Store`."""
@@ -133,19 +137,19 @@ class ReplayRows(Store):
         source, target, rows = self._batch_of(path, now)
         _, following, next_rows = self._batch_of(path, then)
         bad = kernels.fast().gather_pairs(source, now, then, rows, next_rows)
-        require_rows(np.maximum(now, then).max(1, initial=0), bad, self.num_rows)
+        if bad >= 0:
+            require_rows(np.maximum(now, then).max(1, initial=0), bad, self.num_rows)
         dtype = self.leaves[path].dtype
         return typed(target, dtype), typed(following, dtype)
 
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
-        field = self.leaves[path]
-        nbytes = where.size * field.nbytes
+        field, source, dtype, width = self._sources[path]
+        nbytes = where.size * width
         # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
         memory = np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
-        target = memory.view(numpy_dtype(field.dtype)).reshape(*where.shape, *field.shape)
-        rows = memory.reshape(where.size, field.nbytes)
-        return _bytes_of(self.blocks[path]), target, rows
+        target = memory.view(dtype).reshape(*where.shape, *field.shape)
+        return source, target, memory.reshape(where.size, width)
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """See :class:`Store`."""

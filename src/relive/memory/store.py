@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +33,9 @@ _INT64 = np.dtype(np.int64)
 
 
 LAST = np.iinfo(np.int64).max
+
+
+_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 
 Where = Any
@@ -187,11 +191,10 @@ class Store(ABC):
 
     def add_apart(self, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
         """Add to the fields of a batch those of :attr:`apart`, of the rows ``now`` and ``then``, and the stacks."""
-        following = "next_obs" if any(path[0] == "next_obs" for path in self.leaves) else "obs"
         stacked, *places = plan.stacks or ([],)
-        alone = [path for path in self.apart if path not in stacked]
-        fields = self.gather([path for path in alone if path[0] != "next_obs"], now)
-        after = self.gather([path for path in alone if path[0] == following], then)
+        first, later = _apart_of(tuple(self.leaves), self.apart, tuple(stacked))
+        fields = self.gather(first, now) if first else {}
+        after = self.gather(later, then) if later else {}
         frames = self.places(*places) if places else ()
         for path in self.leaves if stacked else self.apart:
             if path in stacked:
@@ -228,8 +231,7 @@ class Store(ABC):
 
     def tensors(self, *arrays: Array) -> list[Tensor]:
         """Arrays as tensors on the device."""
-        from_numpy = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
-        return list(map(from_numpy, arrays))
+        return list(map(_from_numpy, arrays))
 
     def unpacked(self, layout: RowLayout, rows: Array, *arrays: Array) -> tuple[Any, ...]:
         """The fields of rows ``[..., W]`` that were packed in RAM, by path, and arrays as :meth:`tensors`."""
@@ -258,3 +260,13 @@ class Store(ABC):
         Raises:
             ValueError: the rows or a large field have another shape or dtype.
         """
+
+
+@lru_cache(maxsize=64)
+def _apart_of(
+    leaves: tuple[Path, ...], apart: tuple[Path, ...], stacked: tuple[Path, ...]
+) -> tuple[list[Path], list[Path]]:
+    """Those of the fields ``apart`` that are read by themselves: of a window's first row, and of the row after it."""
+    following = "next_obs" if any(path[0] == "next_obs" for path in leaves) else "obs"
+    alone = [path for path in apart if path not in stacked]
+    return [path for path in alone if path[0] != "next_obs"], [path for path in alone if path[0] == following]

@@ -275,7 +275,8 @@ class Ring(RingState):
         places = vector(places)
         frames = np.empty((len(places), depth), np.int64)
         bad = kernels.fast().stack_places(self.handle, places, depth, repeat, frames)
-        require_rows(places, bad, self.store.num_rows)
+        if bad >= 0:
+            require_rows(places, bad, self.store.num_rows)
         return frames
 
     def require_anchors(self, places: Any) -> Ints:

@@ -231,8 +231,9 @@ class Prioritized(Sampler):
     def _drawn(self, bound: _Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
         """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
         places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
+        beta = self._scheduled_beta() if isinstance(self.beta, tuple) else float(self.beta)
         found = kernels.fast().draw_weighted(
-            bound.handle, np.uint64(key), self.stratified, self._beta_now(), lowest, *among, places, probability, weight
+            bound.handle, np.uint64(key), self.stratified, beta, lowest, *among, places, probability, weight
         )
         if not found:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
@@ -316,10 +317,8 @@ class Prioritized(Sampler):
     def _weights(self, errors: Any) -> Any:
         return _powers(errors, self.alpha, self.eps)
 
-    def _beta_now(self) -> float:
-        if not isinstance(self.beta, tuple):
-            return float(self.beta)
-        first, last, draws = self.beta
+    def _scheduled_beta(self) -> float:
+        first, last, draws = cast("tuple[float, float, int]", self.beta)
         return float(first + (last - first) * min(self._draws / draws, 1.0))
 
     def __repr__(self) -> str:

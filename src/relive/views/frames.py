@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from torch import Tensor
@@ -60,7 +61,7 @@ class FrameStack:
         """
         if ring.alone:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
-        stacked = self._stacked(ring)
+        stacked = list(_stacked(tuple(ring.leaves), None if self.keys is None else tuple(self.keys)))
         plan = self.window.plan(ring, places)
         repeat = self.pad == "repeat"
         plan.stacks = (
@@ -70,11 +71,17 @@ class FrameStack:
         )
         return ring.read(plan)
 
-    def _stacked(self, ring: Ring) -> list[Path]:
-        """The fields of the observation that are stacked."""
-        fields = [path for path in ring.store.leaves if path[0] == "obs"]
-        members = {path[1] for path in fields if len(path) > 1}
-        unknown = [key for key in self.keys or () if key not in members]
-        if unknown:
-            raise SchemaError(f"FrameStack(keys={self.keys}): the observation has no member {unknown[0]!r}")
-        return [path for path in fields if self.keys is None or (len(path) > 1 and path[1] in self.keys)]
+
+@lru_cache(maxsize=64)
+def _stacked(leaves: tuple[Path, ...], keys: tuple[str, ...] | None) -> list[Path]:
+    """The fields of the observation that are stacked.
+
+    Raises:
+        SchemaError: the observation has no member of that name.
+    """
+    fields = [path for path in leaves if path[0] == "obs"]
+    members = {path[1] for path in fields if len(path) > 1}
+    unknown = [key for key in keys or () if key not in members]
+    if unknown:
+        raise SchemaError(f"FrameStack(keys={keys}): the observation has no member {unknown[0]!r}")
+    return [path for path in fields if keys is None or (len(path) > 1 and path[1] in keys)]

