@@ -92,6 +92,8 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         here, there = kept[:-1], kept[1:]
         gap = there - here - 1
         follows[:-1] = (envs[here] == envs[there]) & ((gap == 0) | ((gap == 1) & (done[here] != 0) & (not own)))
+        if own:  # an episode that was interrupted leaves no row of its own: the next one counts its steps anew
+            follows[:-1] &= (done[here] != 0) | (step[there] == step[here] + 1)
     named = ("obs", "next_obs", "action", "reward", "terminated", "truncated")
     return Experience(
         f"relive {type(replay).__name__}",

@@ -30,6 +30,7 @@ from ..steps.schema import Field, Schema, not_named
 from ..steps.trees import Path
 from ..views.transitions import Transition
 from .arguments import require_alike
+from .arrays import filled
 from .fields import stored_fields
 from .loading import changed_arguments, open_save, saved_arguments
 from .locked import one_at_a_time
@@ -152,6 +153,11 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         """
         leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, completed(sampler or Uniform()).nbytes
         return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], schema: Schema | None = None, **options: Any) -> ReplayBuffer:
+        """A replay of one env with a data set's flat arrays ``[S, ...]``; see :func:`relive.replay.arrays.filled`."""
+        return filled(cls, arrays, schema, options)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,247 @@
+"""Flat arrays of a data set, with ``terminals`` and ``timeouts``, as a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import FieldError, ParameterError, ShapeError
+from ..steps.arrays import as_host
+from ..steps.schema import Schema
+from ..steps.trees import Path, descend, dotted
+
+__all__ = ["filled"]
+
+
+ALIASES = {
+    "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated",
+    "timeouts": "truncated", "next_observations": "next_obs", "dones": "done",
+}  # fmt: skip
+"""The names of a data set -> those of a step."""
+
+STEP = "obs", "action", "reward", "terminated", "truncated"
+"""The fields of a step that a schema is inferred from; all others need a schema."""
+
+PIECE = 2**16
+"""Rows that are prepared and added at once."""
+
+
+def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema | None, options: dict[str, Any]) -> Any:
+    """A replay of one env that holds the transitions of flat arrays: :meth:`relive.ReplayBuffer.from_arrays`.
+
+    With ``next_obs``, every row becomes a transition, also where the next row does not go on from it: an episode is
+    interrupted there. Without, the observation after a row is that of the next row. A row that was truncated, and a
+    last row that has not ended, are then left out, since nobody knows what came after them. After a terminal the row's
+    own observation stands for the next one: its discount is 0, so no target reads it, but hindsight goals would.
+
+    Args:
+        make: the class of the buffer.
+        arrays: in the order of time, NumPy or torch, nested where observations are: ``obs`` (or ``observations``),
+            ``action`` (``actions``), ``reward`` (``rewards``, ``[S]`` or ``[S, 1]``), ``terminated`` (``terminals``)
+            and ``truncated`` (``timeouts``), bools or 0 and 1. If there are any, ``next_obs`` (``next_observations``)
+            and ``done`` (``dones``), which has to agree. With ``next_obs``, ``truncated`` may be missing. Other arrays
+            are read only if the schema has fields of their names.
+        schema: the fields to store; None infers those of a step, with the dtypes of the arrays.
+        options: of the buffer. Without a capacity, the rows that are needed are counted.
+
+    Raises:
+        FieldError: an array is missing, or comes under two names.
+        ShapeError: an array has another number of rows than ``reward``, or there are none.
+        ParameterError: flags are not 0 and 1, ``done`` contradicts them, or ``num_envs`` is not 1.
+        SchemaError: as the constructor's.
+    """
+    log = _Log(_named(arrays), schema)
+    if options.get("num_envs", 1) != 1:
+        raise ParameterError(f"from_arrays(num_envs={options['num_envs']}): flat arrays are of one env; leave it out")
+    own = bool(options.get("own_next_obs")) or not options.get("ordered", True)
+    if options.get("capacity") is None and options.get("capacity_bytes") is None:
+        options = options | {"capacity": max(log.capacity(own), 2)}
+    buffer = make(log.schema, **options)
+    for low in range(0, log.size, PIECE):
+        steps = log.rows(low, min(low + PIECE, log.size), own)
+        buffer.extend({name: _with_env(value) for name, value in steps.items()})
+    buffer.interrupt()  # what is added later does not follow the last row
+    return buffer
+
+
+class _Log:
+    """Checked arrays ``[S, ...]``, and what is known about the end of each row.
+
+    Args:
+        fields: arrays by the names of a step.
+        schema: the fields to store; None infers those of a step.
+    """
+
+    def __init__(self, fields: dict[str, Any], schema: Schema | None) -> None:
+        wanted = STEP if schema is None else schema.names
+        if "next_obs" in fields and "reward" in fields and "truncated" not in fields:
+            fields["truncated"] = np.zeros(len(as_host(fields["reward"])), np.bool_)  # next_obs shows where it goes on
+        missing = [name for name in wanted if name not in fields]
+        if missing:
+            raise FieldError(
+                f"from_arrays: the arrays lack {', '.join(missing)}; they have {', '.join(fields)}. 'truncated' is "
+                "also called 'timeouts': without it and without next observations nobody knows where episodes were cut "
+                "off. Pass zeros if none was"
+            )
+        self.size = len(as_host(fields["reward"]))
+        if not self.size:
+            raise ShapeError("from_arrays: the arrays have no rows; create an empty buffer with ReplayBuffer(schema)")
+        fields["reward"] = _column(fields["reward"], "reward", self.size)
+        self.terminated = fields["terminated"] = _flags(fields["terminated"], "terminated", self.size)
+        self.truncated = fields["truncated"] = _flags(fields["truncated"], "truncated", self.size)
+        if schema is None:
+            schema = Schema.from_example({name: _hosted(fields[name]) for name in STEP}, num_envs=self.size)
+        self.schema, self.fields = schema, fields
+        self.leaves = {path: self._leaf(path) for path in schema.leaves}
+        self.after: dict[Path, Any] | None = None
+        if "next_obs" in fields:
+            self.after = {path: self._leaf(("next_obs", *path[1:])) for path in self.leaves if path[0] == "obs"}
+        self.ended = self.terminated | self.truncated
+        self._require_done()
+        self.cut = self._cut()
+
+    def _require_done(self) -> None:
+        """Compare ``done``, if there is one, with the flags.
+
+        Raises:
+            ParameterError: it contradicts them.
+        """
+        if "done" in self.fields:
+            wrong = np.flatnonzero(_flags(self.fields["done"], "done", self.size) != self.ended)
+            if len(wrong):
+                raise ParameterError(
+                    f"from_arrays: 'done' contradicts terminated | truncated first in row {wrong[0]}; leave it out, or "
+                    "pass the right flags"
+                )
+
+    def _leaf(self, path: Path) -> Any:
+        """A leaf ``[S, ...]``.
+
+        Raises:
+            FieldError, ShapeError: it is missing, or does not have S rows of the schema's shape.
+        """
+        try:
+            leaf = as_host(descend(self.fields[path[0]], path[1:]))
+        except (KeyError, IndexError, TypeError) as error:
+            raise FieldError(f"from_arrays: the arrays lack '{dotted(path)}', which the schema has") from error
+        field = self.schema.leaves["obs" if path[0] == "next_obs" else path[0], *path[1:]]
+        if leaf.shape != (self.size, *field.shape):
+            raise ShapeError(
+                f"from_arrays: field '{dotted(path)}': expected {(self.size, *field.shape)}, as reward has {self.size} "
+                f"rows, got {leaf.shape}"
+            )
+        return leaf
+
+    def _cut(self) -> Any:
+        """Whether the next row does not go on from a row that has not ended, bool ``[S]``."""
+        cut = np.zeros(self.size, np.bool_)
+        cut[-1:] = True
+        for path, leaf in (self.after or {}).items():
+            here, there = leaf[:-1].reshape(self.size - 1, -1), self.leaves[path][1:].reshape(self.size - 1, -1)
+            differs = (here != there) & ~((here != here) & (there != there))  # NaN follows NaN
+            cut[:-1] |= differs.any(1)
+        return cut & ~self.ended
+
+    @property
+    def unknown(self) -> Any:
+        """Rows whose next observation nobody knows, although training needs it: these cannot be drawn, bool ``[S]``."""
+        return (self.truncated & ~self.terminated) | self.cut if self.after is None else np.zeros(self.size, np.bool_)
+
+    def capacity(self, own: bool) -> int:
+        """Rows of memory that keep every transition that can be known."""
+        if own:
+            return self.size - int(self.unknown.sum())
+        finals = self.ended & ~self.unknown
+        return self.size + int(finals.sum()) + (int(self.cut.sum()) if self.after is not None else 0)
+
+    def rows(self, low: int, high: int, own: bool) -> dict[str, Any]:
+        """Rows from ``low`` up to ``high``, as :meth:`relive.ReplayBuffer.extend` takes them, of one env.
+
+        After a row that the next does not go on from comes a row that is left out: its observation is the one that the
+        row before it led to, and its mask interrupts the episode.
+        """
+        span = slice(low, high)
+        again = self.cut[span] if self.after is not None else np.zeros(high - low, np.bool_)
+        take = low + np.repeat(np.arange(high - low), 1 + again)
+        extra = np.append(False, take[1:] == take[:-1])
+        leaves = {path: leaf[take] for path, leaf in self.leaves.items()}
+        following = self._following(take)
+        for path in following:
+            leaves[path][extra] = following[path][extra]
+        leaves["terminated",] &= ~extra
+        left_out = extra | self.unknown[take]
+        leaves["truncated",] |= left_out
+        steps = {name: self.schema.rebuild(name, leaves.__getitem__) for name in self.schema.names}
+        steps["mask"] = ~left_out
+        if own or self.ended[span].any():
+            steps["next_obs"] = self.schema.rebuild("obs", following.__getitem__)
+        return steps
+
+    def _following(self, take: Any) -> dict[Path, Any]:
+        """The observations after the rows ``take``. After a terminal without one it is that of the row itself."""
+        if self.after is not None:
+            return {path: leaf[take] for path, leaf in self.after.items()}
+        ended: Any = self.ended[take]
+        rows = np.minimum(take + ~ended, self.size - 1)
+        return {path: leaf[rows] for path, leaf in self.leaves.items() if path[0] == "obs"}
+
+
+def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays by the names of a step.
+
+    Raises:
+        FieldError: they are no mapping, or one field comes under two names.
+    """
+    if not hasattr(arrays, "keys"):
+        raise FieldError(f"from_arrays: expected a mapping of names to arrays, got {type(arrays).__name__}")
+    named: dict[str, Any] = {}
+    for name in arrays.keys():
+        ours = ALIASES.get(name, name)
+        if ours in named:
+            raise FieldError(f"from_arrays: '{ours}' comes under two names, one of them '{name}'; leave one out")
+        named[ours] = arrays[name]
+    return named
+
+
+def _column(values: Any, name: str, size: int) -> Any:
+    """Numbers ``[S]``, given as ``[S]`` or ``[S, 1]``."""
+    column = as_host(values)
+    if column.shape not in ((size,), (size, 1)):
+        raise ShapeError(
+            f"from_arrays: field '{name}': expected ({size},), as reward has {size} rows, got {column.shape}"
+        )
+    return column.reshape(size)
+
+
+def _flags(values: Any, name: str, size: int) -> Any:
+    """Flags ``[S]`` of any dtype as bools.
+
+    Raises:
+        ParameterError: one is neither 0 nor 1.
+    """
+    column = _column(values, name, size)
+    wrong = np.flatnonzero((column != 0) & (column != 1))
+    if len(wrong):
+        raise ParameterError(f"from_arrays: {name}[{wrong[0]}] is {column[wrong[0]]}; expected 0 or 1, or bools")
+    return column.astype(np.bool_)
+
+
+def _hosted(tree: Any) -> Any:
+    """A tree with NumPy arrays for leaves."""
+    return mapped(as_host, tree)
+
+
+def _with_env(tree: Any) -> Any:
+    """Arrays ``[T, ...]`` of a tree as those of one env, ``[T, 1, ...]``."""
+    return mapped(lambda leaf: leaf[:, None], tree)
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of dicts and tuples with ``function(leaf)`` for each leaf."""
+    if isinstance(tree, Mapping):
+        return {name: mapped(function, part) for name, part in cast("Mapping[str, Any]", tree).items()}
+    if isinstance(tree, tuple):
+        return tuple(mapped(function, part) for part in cast("tuple[Any, ...]", tree))
+    return function(tree)
