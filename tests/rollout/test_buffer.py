@@ -383,3 +383,21 @@ def test_a_pickled_rollout_is_one_of_its_own_that_goes_on_alike(count: int) -> N
         assert holds(again, [*play(count), *play(2, seed=7)][-5:])
         assert [ids(x) for x in again.minibatches(3)] == [ids(x) for x in original.minibatches(3)]
     assert holds(rollout, play(count)[-5:])
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_loaded_rollout_knows_whether_its_last_episodes_were_interrupted(interrupted: bool, tmp_path: Path) -> None:
+    flags = {"terminated": Field((), torch.bool), "truncated": Field((), torch.bool)}
+    rollout = RolloutBuffer(relive.Schema({"obs": (1,), "reward": (), **flags}), 2, 1)
+    one = {"obs": [[0.0]], "reward": [0.0], "terminated": [False], "truncated": [False]}
+    for _ in range(2):  # it is full then, so its rows stay as they are
+        rollout.add(one)
+    if interrupted:
+        rollout.interrupt()
+    rollout.save(tmp_path / "rollout")
+    for each in (rollout, RolloutBuffer.load(tmp_path / "rollout")):
+        each.clear()
+        for _ in range(2):
+            each.add(one)
+        (seq,) = each.sequences(2)
+        assert bool(seq["is_start"][0, 0]) == interrupted
