@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import FileFormatError, LifecycleError, ReliveError
 
-__all__ = ["MOST", "contradictions", "entry", "fitting", "integers", "require_tensors", "whole"]
+__all__ = ["MOST", "contradictions", "entry", "fitting", "integers", "whole"]
 
 
 MOST = 2**62
@@ -63,20 +63,6 @@ def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
             f"the save's entry {name!r} is {content[name]!r:.80}; expected numbers from 0 to {MOST}, of shape {shape}"
         )
     return found
-
-
-def require_tensors(tensors: Mapping[str, Tensor], lengths: Mapping[str, tuple[int, ...]]) -> None:
-    """Require exactly these tensors, each with these lengths as its first axes.
-
-    Raises:
-        FileFormatError: names the missing, foreign or misshapen tensor.
-    """
-    if wrong := sorted(tensors.keys() ^ lengths.keys()):
-        raise FileFormatError(
-            f"the save has the tensors {list(tensors)!r:.200}; {wrong[0]!r:.80} is missing or foreign"
-        )
-    for name, front in lengths.items():
-        fitting(tensors, name, front)
 
 
 def fitting(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .episodes import episodes_of
 from .experience import Bools, Experience
 from .findings import Finding, Sureness, found
 
@@ -30,6 +31,12 @@ FAR = 3.0
 
 MOST = 0.9
 """The share of rows that must agree before a pattern counts as certain."""
+
+VARIED = 5
+"""Different lengths that episodes must have before a limit stands out among them."""
+
+NEAR = 10
+"""Episodes up to this many steps shorter than the longest show how many would end there by themselves."""
 
 
 def next_episode_after_end(steps: Experience) -> Iterator[Finding]:
@@ -143,7 +150,8 @@ def truncation_without_final(steps: Experience) -> Iterator[Finding]:
 
 def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Iterator[Finding]:
     """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
-    lengths, last = _whole_episodes(steps)
+    table = episodes_of(steps)
+    lengths, last = (x[table["complete"]] for x in (table["length"], table["start"] + table["length"] - 1))
     if len(lengths) < FEW:
         return
     limit = max_episode_steps or int(lengths.max())
@@ -166,25 +174,6 @@ def _stands_out(lengths: np.ndarray, limit: int, count: int) -> bool:
     shorter = lengths[lengths < limit]
     near = int((shorter >= limit - NEAR).sum())
     return limit > NEAR and len(np.unique(shorter)) >= VARIED and count > 10 * near / NEAR + 2
-
-
-VARIED = 5
-"""Different lengths that episodes must have before a limit stands out among them."""
-
-NEAR = 10
-"""Episodes up to this many steps shorter than the longest show how many would end there by themselves."""
-
-
-def _whole_episodes(steps: Experience) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths of the episodes that are stored from start to end, and the rows of their last steps."""
-    last = np.flatnonzero(steps.ended)
-    if not len(last):
-        return last, last
-    begin = np.flatnonzero(np.append(True, steps.ended[:-1] | ~steps.follows[:-1]))
-    first = begin[np.searchsorted(begin, last, side="right") - 1]
-    # an env's very first stored step may be in the middle of an episode
-    whole = steps.starts[first] | np.isin(first, np.flatnonzero(np.append(True, steps.env[1:] != steps.env[:-1])))
-    return (last - first + 1)[whole], last[whole]
 
 
 def _breaks(steps: Experience) -> Bools:

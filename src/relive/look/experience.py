@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -20,9 +20,6 @@ __all__ = ["Bools", "Experience", "from_arrays", "leaves_of", "same_rows"]
 
 Bools = NDArray[np.bool_]
 Leaves = dict[Path, Array]
-
-STEP = ("action", "reward", "terminated", "truncated")
-"""The fields of a step beside its observations."""
 
 
 @dataclass
@@ -264,6 +261,3 @@ def _with_finals(found: Experience, finals: Leaves) -> Leaves:
         joined[path] = after
     found.follows &= np.append(found.follows[:-1], False)
     return joined
-
-
-Reader = Callable[[Any], Experience]

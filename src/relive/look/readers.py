@@ -13,6 +13,7 @@ from ..errors import FieldError
 from ..files.save import Save
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
+from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Ints, numpy_view
 from ..views.transitions import Transition
@@ -54,7 +55,7 @@ def of_save(path: FilePath) -> Experience:
     """A saved replay or rollout. Priorities are read if relive's own samplers made them."""
     with Save(path) as save:
         content = save.content
-    if content.get("kind") == "relive.RolloutBuffer":
+    if content.get("kind") == KIND:
         found = of_rollout(RolloutBuffer.load(path))
     else:  # a sampler or view that a user wrote is not needed to read the rows
         sampler, view = (Uniform() if content.get("sampler") is None else None), None

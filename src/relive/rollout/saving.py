@@ -25,7 +25,7 @@ from .minibatches import Permutations
 from .states import KeptStates
 from .writer import Writer
 
-__all__ = ["arguments", "read", "restore", "save"]
+__all__ = ["KIND", "arguments", "read", "restore", "save"]
 
 
 KIND = "relive.RolloutBuffer"
