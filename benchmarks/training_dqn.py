@@ -82,8 +82,7 @@ class Relive:
 
     def add(self, obs: Any, action: Any, reward: Any, after: Any, terminated: Any, truncated: Any) -> None:
         flags = {"terminated": terminated, "truncated": truncated}
-        last = {"next_obs": after} if (terminated | truncated).any() else {}
-        self.replay.add(obs=obs, action=action, reward=reward, **flags, **last)
+        self.replay.add(obs=obs, action=action, reward=reward, next_obs=after, **flags)  # it keeps final ones only
 
     def sample(self) -> Batch:
         batch = self.replay.sample(self.size)

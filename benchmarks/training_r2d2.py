@@ -89,9 +89,8 @@ class Relive:
         self.size = work.batch
 
     def add(self, obs: Any, action: Any, reward: Any, after: Any, terminated: Any, truncated: Any, hidden: Any) -> None:
-        flags = {"terminated": terminated, "truncated": truncated}
-        last = {"next_obs": after} if (terminated | truncated).any() else {}
-        self.replay.add(obs=obs, action=action, reward=reward, hidden=hidden[:, None], **flags, **last)
+        step = {"obs": obs, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
+        self.replay.add(**step, hidden=hidden[:, None], next_obs=after)  # it keeps final ones only
 
     def sample(self) -> Batch:
         b = self.replay.sample(self.size)
