@@ -108,12 +108,12 @@ def threads(obs: Leaves, next_obs: Leaves) -> tuple[Ints, Ints] | None:
     after = digests([next_obs[path].reshape(size, -1) for path in obs])
     found: Any = np.unique(np.concatenate([before, after]), return_inverse=True)
     number: Any = found[1].reshape(2, size).astype(np.int64)
-    if len(np.unique(number[0])) < size * MATCHED:  # observations that come again and again name no row
+    if np.unique(number[0]).size < size * MATCHED:  # observations that come again and again name no row
         return None
     # one int64 orders rows by observation, then by time: number < 2 * S and row < S, so it is below 2 * S * S
-    keys = number[0] * size + np.arange(size)
+    keys: Ints = number[0] * size + np.arange(size)
     order = np.argsort(keys)
-    wanted = number[1] * size + np.arange(size) + 1
+    wanted: Ints = number[1] * size + np.arange(size) + 1
     at = np.minimum(np.searchsorted(keys[order], wanted), size - 1)
     following = order[at]
     matched = (keys[following] // size == number[1]) & (following > np.arange(size))
