@@ -51,7 +51,8 @@ def test_a_batch_has_what_the_episodes_paid_from_each_step_on(window: str, play:
     rows = {twin.truth.index(row): row for row in twin.anchors()}
     assert index == [twin.truth.index(row) for row in twin.anchors()]
     returns, ended = batch["return_to_go"], batch["ended"]
-    assert returns.dtype is torch.float32 and ended.dtype is torch.bool
+    assert returns.dtype is torch.float32
+    assert ended.dtype is torch.bool
     if isinstance(inner, Sequence):
         if not inner.time_first:
             returns, ended = returns.T, ended.T
