@@ -19,7 +19,7 @@ FLOORS: list[set[str]] = [
     {"ring", "rollout"},
     {"samplers", "views"},
     {"replay"},
-    {"collect", "compat"},
+    {"collect", "compat", "processes"},
     {"look", "cluster", "compile"},
     {"__main__"},
 ]
