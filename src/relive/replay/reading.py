@@ -178,8 +178,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
                 raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
             of = 1 if count is None else count
             draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
-            size = {"batch_size": batch_size, "depth": depth, "count": count}
-            ahead = Ahead(self._progress, draw, undo, self.lock, limit=limit, **size)
+            ahead = Ahead(self._progress, draw, undo, self.lock, batch_size, depth, count, limit)
             served = Served[Any](ahead, timeout)
             self._ahead = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
         return served

@@ -59,13 +59,12 @@ class Ahead:
         draw: Callable[[int], None],
         undo: Callable[[Ahead], None],
         lock: Any,
-        *,
         batch_size: int,
         depth: int,
         count: int | None,
         limit: Limit | None,
     ) -> None:
-        self.ready, self._draw, self._undo, self._lock = progress.ahead, draw, undo, lock
+        self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
         self.batch_size, self.depth, self.count, self._limit = batch_size, depth, count, limit
         self.goal, self.taken = 0, 0
         self.error: BaseException | None = None
@@ -142,7 +141,7 @@ class Ahead:
         end = None if timeout is None else time.monotonic() + timeout
         while not self.ready and self.error is None and not self.closed:
             self.arrived.clear()
-            with self._lock:
+            with self.lock:
                 self.settle()
                 if not self.ready and self.error is None and self._is_allowed():
                     self.draw()
@@ -182,7 +181,7 @@ class Ahead:
         """Draw what is due each time that the learner has taken a batch."""
         while self._wake.get() and not self.closed:
             while self.due and self._wait_for_limit():
-                with self._lock:
+                with self.lock:
                     self.settle()
 
     def _wait_for_limit(self) -> bool:
@@ -242,7 +241,7 @@ class Served(Iterator[B_co], Generic[B_co]):
         ahead = self._ahead
         if not ahead.closed:
             self._end()
-        with ahead._lock:
+        with ahead.lock:
             ahead.settle()
 
     def __enter__(self) -> Served[B_co]:
