@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Never, cast
 
 import torch
@@ -37,8 +35,8 @@ from .locked import one_at_a_time
 from .progress import Progress
 from .ratings import Ratings
 from .reader import Reader
-from .reading import ReadableReplay
-from .saving import Saver, typed_tensors
+from .savable import SavableReplay
+from .saving import Saver
 from .sources import Source
 from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
 from .writer import Writer
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer"]
 
 
-class ReplayBuffer(ReadableReplay[S_co, V_co]):
+class ReplayBuffer(SavableReplay[S_co, V_co]):
     """The newest steps of each env, in a ring per env.
 
     ``add`` stores what an env did, in the order it happened. ``sample`` draws transitions with a ``sampler`` and reads
@@ -129,8 +127,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         self._sampler.attach(self._ring)
         self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
-        self.extra: Any = None
-        """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
+        self.extra = None
 
     @staticmethod
     def plan(
@@ -285,41 +282,6 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
             self._saver.segments.forget()  # older rows get new stamps
             self._writer.append(other._ring)
 
-    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
-        """Write everything stored, and the number of the next batch, to the directory ``path``.
-
-        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded it, only new rows are
-        written. ``docs/files.md`` describes the format.
-
-        Args:
-            path: the directory.
-            extra: what else belongs to the same instant, such as the ``state_dict`` of the model and the optimizer:
-                nested dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. :attr:`extra` of the
-                loaded buffer is equal, and so is :func:`relive.load_extra`. Do not change it before this returns.
-
-        Raises:
-            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
-            OSError: the disk is full, or fails.
-        """
-        with ExitStack() as held:
-            held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
-            if self._ring.pending is not None:
-                self._writer.mend()
-            self._saver.write(path, extra, held.close)
-
-    @one_at_a_time
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
-        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
-
-    @classmethod
-    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> ReplayBuffer:
-        return cls._restored(typed_tensors(arrays), *rest)
-
-    def __copy__(self) -> ReplayBuffer:
-        """A deep copy, since two buffers cannot share memory, a sampler or a view."""
-        return deepcopy(self)
-
     @classmethod
     def load(
         cls,
@@ -368,16 +330,6 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
             buffer.seed = seed
         if changes is None:
             buffer._saver.segments.note(path, source.segments[:-1])
-        return buffer
-
-    @classmethod
-    def _restored(
-        cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any
-    ) -> ReplayBuffer:
-        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
-        source = Source.of_tensors(tensors, content)
-        buffer = cls(**saved_arguments(source, device, *parts))
-        buffer._saver.restore(source)
         return buffer
 
     @one_at_a_time

@@ -1,0 +1,69 @@
+"""SavableReplay: how a replay is saved, pickled and copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import Any, Self
+
+from .loading import saved_arguments
+from .locked import one_at_a_time
+from .reading import ReadableReplay
+from .saving import Saver, typed_tensors
+from .sources import Source
+from .typed import S_co, V_co
+
+__all__ = ["SavableReplay"]
+
+
+class SavableReplay(ReadableReplay[S_co, V_co]):
+    """The part of a replay buffer that saves, pickles and copies it. ``load`` is in :class:`relive.ReplayBuffer`."""
+
+    extra: Any
+    """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
+    _saver: Saver
+
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
+        """Write everything stored, and the number of the next batch, to the directory ``path``.
+
+        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded it, only new rows are
+        written. ``docs/files.md`` describes the format.
+
+        Args:
+            path: the directory.
+            extra: what else belongs to the same instant, such as the ``state_dict`` of the model and the optimizer:
+                nested dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. :attr:`extra` of the
+                loaded buffer is equal, and so is :func:`relive.load_extra`. Do not change it before this returns.
+
+        Raises:
+            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
+            OSError: the disk is full, or fails.
+        """
+        with ExitStack() as held:
+            held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
+            if self._ring.pending is not None:
+                self._writer.mend()
+            self._saver.write(path, extra, held.close)
+
+    @one_at_a_time
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
+        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
+
+    @classmethod
+    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> Self:
+        return cls._restored(typed_tensors(arrays), *rest)
+
+    def __copy__(self) -> Self:
+        """A deep copy, since two buffers cannot share memory, a sampler or a view."""
+        return deepcopy(self)
+
+    @classmethod
+    def _restored(cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any) -> Self:
+        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
+        source = Source.of_tensors(tensors, content)
+        buffer = cls(**saved_arguments(source, device, *parts))
+        buffer._saver.restore(source)
+        return buffer
