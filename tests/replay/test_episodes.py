@@ -101,7 +101,7 @@ def test_priorities_are_those_that_draws_follow() -> None:
 def test_a_table_has_a_row_for_each_complete_step() -> None:
     pytest.importorskip("pandas")
     twin = Twin(2, 30, dress="dict").play("..", ".T", "..", "U.", "..", "..")
-    table = twin.buffer.to_pandas(next_obs=True)
+    table: Any = twin.buffer.to_pandas(next_obs=True)
     steps = [row for episode in expected(twin) for row in episode]
     assert table["index"].tolist() == [twin.truth.index(row) for row in steps]
     assert table["env"].tolist() == [row.env for row in steps]
@@ -116,7 +116,7 @@ def test_a_table_has_a_row_for_each_complete_step() -> None:
 def test_a_table_keeps_dtypes_and_large_fields_and_needs_no_order() -> None:
     pytest.importorskip("pandas")
     images = Twin(1, 20, dress="image").play(*"..T..")
-    table = images.buffer.to_pandas()
+    table: Any = images.buffer.to_pandas()
     assert table["obs"][0].shape == (36, 32)
     assert table["terminated"].dtype == bool
     loose = ReplayBuffer(PLAIN, 20, ordered=False)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from ..steps.arrays import Array
 from ..steps.trees import Path, dotted
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = ["as_dataframe"]
 
@@ -20,8 +18,8 @@ WIDE = 64
 """A field of more numbers than this is one column of arrays, rather than a column for each number."""
 
 
-def as_dataframe(columns: Mapping[Path, Array]) -> DataFrame:
-    """Columns ``[S, ...]`` by path as a table of S rows.
+def as_dataframe(columns: Mapping[Path, Array]) -> Any:
+    """Columns ``[S, ...]`` by path as a ``pandas.DataFrame`` of S rows.
 
     A field of numbers is a column with its path, joined by dots. One of several numbers, up to 64, is a column for each
     of them: ``obs.0``, ``obs.1``, and ``image.2.5`` if there are more axes. A larger one is a column of arrays.
@@ -30,7 +28,7 @@ def as_dataframe(columns: Mapping[Path, Array]) -> DataFrame:
         ModuleNotFoundError: pandas is not installed.
     """
     try:
-        import pandas  # takes half a second
+        pandas: Any = import_module("pandas")  # takes half a second, and has no types of its own
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("to_pandas needs pandas: pip install 'relive[pandas]'", name=error.name) from error
     table: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Episode(NamedTuple):
     @property
     def final_obs(self) -> Any:
         """The observation after the last step, ``[...]``, as the schema nests it."""
-        return self.steps[-1]["next_obs"]
+        return cast("Any", self.steps)[-1]["next_obs"]
 
 
 class Run(NamedTuple):

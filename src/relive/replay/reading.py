@@ -33,7 +33,6 @@ from .typed import S_co, V_co, gives_batch, gives_batches, gives_served
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from tensordict import TensorDict
 
 __all__ = ["ReadableReplay"]
@@ -263,8 +262,8 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
         return torch.from_numpy(self._ratings.of(whole_numbers(index, "index")))
 
     @one_at_a_time
-    def to_pandas(self, *, next_obs: bool = False) -> DataFrame:
-        """All complete transitions as a table, one row a step, env by env in the order of time.
+    def to_pandas(self, *, next_obs: bool = False) -> Any:
+        """All complete transitions as a ``pandas.DataFrame``, one row a step, env by env in the order of time.
 
         ``env``, ``episode`` (counted in this table), ``step`` (within the episode) and ``index`` come first, then the
         fields. A field of several numbers is a column for each: ``obs.0``, ``obs.1``. One of more than 64 is a column

@@ -97,10 +97,10 @@ class ReturnsToGo:
         known = (steps if self.time_first else steps.T) > 0
         numbers = start - burn_in + np.arange(len(known))[:, None]
         rewards = np.where(known, ring.arrays.reward[env * ring.rows + numbers % ring.rows], 0.0)
-        found, later = np.zeros(known.shape), returns
+        found: Any = np.zeros((len(known) + 1, *returns.shape))
         for t in range(len(known) - 1, -1, -1):
-            inside = t + 1 < len(known) and known[t + 1]  # rows after the last of a window change nothing
-            later = np.where(inside, rewards[t] + self.gamma * later, returns)
-            found[t] = np.where(known[t], later, 0.0)
+            goes_on = t + 1 < len(known) and known[t + 1]  # else this is the last row of its window
+            found[t] = known[t] * np.where(goes_on, rewards[t] + self.gamma * found[t + 1], returns)
+        found = found[:-1]
         flags = known & ended
         return (found, flags) if self.time_first else (np.ascontiguousarray(found.T), flags.T)
