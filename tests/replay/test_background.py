@@ -111,7 +111,7 @@ def test_a_save_is_of_the_instant_of_its_call_whatever_is_done_between_its_write
     def fast() -> int:
         return int(random.integers(4)) if random.integers(4) == 0 else 0
 
-    for turn in range(6):
+    for turn in range(4):
         for _ in range(int(random.integers(40))):
             act(twin, random)
         before, turns = copy.deepcopy(twin.buffer), iter(range(25))
