@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -239,6 +240,45 @@ class Prioritized(Sampler):
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
         return places, {"weight": weight, "probability": probability}
+
+    # -- as the sampler of one shard of several -----------------------------------------------------------------
+
+    @property
+    def mass(self) -> float:
+        """The sum of all priorities: a shard's share of the draws of all shards."""
+        return self._tree.total
+
+    @property
+    def smallest(self) -> float:
+        """The smallest priority of a transition that can be drawn; infinity if there is none."""
+        return self._tree.minimum_positive() if self._tree.total > 0 else math.inf
+
+    @property
+    def largest_error(self) -> float:
+        """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
+        return self._largest
+
+    @largest_error.setter
+    def largest_error(self, error: float) -> None:
+        if error > self._largest:
+            self._largest = self._bound().facts[LARGEST] = float(error)
+
+    @property
+    def current_beta(self) -> float:
+        """The exponent of the next draw's weights."""
+        return self._scheduled_beta() if isinstance(self.beta, tuple) else float(self.beta)
+
+    def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
+        """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
+
+        It is no draw of the schedule of beta; :meth:`count_draw` counts one.
+        """
+        places = self._tree.find(masses)
+        return places, self._tree.get(places)
+
+    def count_draw(self) -> None:
+        """Count a draw of all shards, which moves a scheduled beta on."""
+        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
 
     def _bound(self) -> _Binding:
         """The memory of the priorities; bound again if an array was replaced."""

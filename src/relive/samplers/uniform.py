@@ -55,6 +55,13 @@ class Uniform(Sampler):
             raise nothing_to_draw(self._ring)
         return places, {}
 
+    @property
+    def mass(self) -> float:
+        """The number of transitions that can be drawn, or the summed weights of sequences: a shard's share of draws."""
+        if self._windows is not None:
+            return self._windows.total
+        return float(self._ring.drawable) if self._ring is not None else 0.0
+
     def check(self) -> None:
         """Check the weights of sequences.
 

@@ -3,6 +3,7 @@
 from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
 from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
+from .counters import mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
@@ -44,6 +45,7 @@ __all__ = [
     "live",
     "load_target",
     "magnitudes",
+    "mark_bell",
     "mark_windows",
     "masses",
     "note_drawable",
@@ -52,9 +54,12 @@ __all__ = [
     "plan_rows",
     "plan_windows",
     "powers",
+    "publish",
+    "published",
     "rate",
     "read_sequences",
     "relabel_windows",
+    "ring_bell",
     "scatter_rows",
     "set_errors",
     "stack_places",

@@ -1,6 +1,7 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
 from .append import add_rows, plan_rows, scatter_rows
+from .counters import mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
@@ -47,6 +48,7 @@ __all__ = [
     "ids_of",
     "live",
     "magnitudes",
+    "mark_bell",
     "mark_windows",
     "masses",
     "note_drawable",
@@ -55,10 +57,13 @@ __all__ = [
     "plan_rows",
     "plan_windows",
     "powers",
+    "publish",
+    "published",
     "rate",
     "read_sequences",
     "refuse_missing",
     "relabel_windows",
+    "ring_bell",
     "scatter_rows",
     "set_errors",
     "stack_places",

@@ -1,0 +1,5 @@
+"""Replay and rollouts over torch.distributed: each rank owns its ring, its rollout and its environments."""
+
+from .replay import ShardedReplay
+
+__all__ = ["ShardedReplay"]
