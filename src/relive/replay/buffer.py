@@ -179,8 +179,8 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         writer, values = self._writer, fields if step is None else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if self._ring.pending is not None:
-                writer.mend()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
             writer.add(values, chosen)
 
     @one_at_a_time

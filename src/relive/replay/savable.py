@@ -53,8 +53,8 @@ class SavableReplay(ReadableReplay[S_co, V_co]):
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
             saver.saves.settle()  # another thread may have begun one
-            if self._ring.pending is not None:
-                self._writer.mend()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
             return saver.start(path, extra) if background else saver.write(path, extra, held.close)
 
     @one_at_a_time

@@ -69,12 +69,13 @@ class Saver:
             "check_ends": writer.check_ends,
             "debug": writer.debug,
             "seed": progress.seed,
-            "counts": [progress.draws, progress.sampled, progress.late],
+            "counts": progress.counts,
             "first": progress.first,
             "not_finite_rewards": writer.ring.not_finite,
             "view": describe(self._reader.view),
         }
-        return ring_state(writer.ring, writer.sampler, facts)
+        with progress.undone(writer.sampler):  # a loaded replay draws again what the learner had not taken
+            return ring_state(writer.ring, writer.sampler, facts)
 
     def whole_state(self) -> State:
         """Everything, with all rows in memory."""

@@ -308,6 +308,14 @@ class Prioritized(Sampler):
             places = self._ring.anchors()
             require_weights(self._tree, places, self._weights(self._errors[places]))
 
+    def draw_state(self) -> int:
+        """The number of draws, for a schedule of beta."""
+        return self._draws
+
+    def undo_draws(self, draw_state: int) -> None:
+        """See :class:`Sampler`."""
+        self._draws = draw_state
+
     def state_dict(self) -> dict[str, Any]:
         """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
         return {"errors": self._errors.copy(), "largest": self._largest, "draws": self._draws}
