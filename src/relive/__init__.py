@@ -10,6 +10,7 @@ from .errors import ReliveError
 from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
+from .processes.lanes import Lanes
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -32,6 +33,7 @@ __all__ = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "Lanes",
     "Mixture",
     "Monitor",
     "MonteCarlo",

@@ -110,7 +110,8 @@ def test_a_file_goes_with_its_process_or_with_the_next_one(monkeypatch: pytest.M
     assert not list(tmp_path.iterdir())
     left = tmp_path / f"relive-{dead_process()}-{'0' * 16}"
     other = tmp_path / "relive-notes-of-mine"
-    left.touch(), other.touch()
+    left.touch()
+    other.touch()
     second = SharedBlock.create(10)
     assert not left.exists()
     assert other.exists()
