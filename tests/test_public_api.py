@@ -70,6 +70,7 @@ HIERARCHY: dict[str, tuple[type[Exception], ...]] = {
     "FullError": (errors.LifecycleError,),
     "EmptyError": (errors.LifecycleError,),
     "UnfinishedError": (errors.LifecycleError,),
+    "WaitTimeoutError": (errors.LifecycleError, TimeoutError),
     "InvariantError": (errors.ReliveError, AssertionError),
     "EnvError": (errors.ReliveError, ValueError),
     "FileFormatError": (errors.ReliveError, ValueError),

@@ -46,9 +46,9 @@ def audit(
 
     Args:
         source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; the path of a save; a live buffer of
-            Stable-Baselines3, TorchRL, Tianshou or cpprb; or a dict of arrays, ``[T, ...]`` of one env or
-            ``[T, N, ...]``: ``obs``, ``reward``, ``terminated``, and if there are any ``action``, ``truncated``,
-            ``next_obs`` or ``final_obs``.
+            another library, see docs/audit.md; or a dict of arrays, ``[T, ...]`` of one env or ``[T, N, ...]``:
+            ``obs``, ``reward``, ``terminated``, and if there are any ``action``, ``truncated``, ``next_obs`` or
+            ``final_obs``; or CleanRL's own names.
         batch: a drawn batch to compare with what is stored: ``index``, where its rows lie, ``obs``, ``reward``,
             ``next_obs`` and ``terminated``, of ``n`` steps with ``gamma``.
         n: rewards per window of ``batch``.

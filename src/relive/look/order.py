@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from ..steps.arrays import Array
+from .digests import digests
 from .experience import Bools, Experience, same_rows
 from .findings import Finding, found
 
@@ -146,7 +146,7 @@ def duplicate_rows(steps: Experience) -> Iterator[Finding]:
         return
     if not _may_repeat([numbers, steps.reward]):
         return
-    digest = _digests([numbers, *steps.action.values(), steps.reward, steps.next_numbers])
+    digest = digests([numbers, *steps.action.values(), steps.reward, steps.next_numbers])
     _, first, counts = np.unique(digest, return_index=True, return_counts=True)
     again = np.ones(len(steps), np.bool_)
     again[first] = False
@@ -160,19 +160,5 @@ def duplicate_rows(steps: Experience) -> Iterator[Finding]:
 
 def _may_repeat(columns: list[Array]) -> bool:
     """A quick look at the first few numbers of each row: whether a tenth of all rows may repeat others."""
-    ordered = np.sort(_digests([column.reshape(len(column), -1)[:, :3] for column in columns]))
+    ordered = np.sort(digests([column.reshape(len(column), -1)[:, :3] for column in columns]))
     return int(np.count_nonzero(ordered[1:] == ordered[:-1])) > len(ordered) / 10
-
-
-def _digests(columns: list[Array]) -> Array:
-    """A 64-bit number for each row ``[S]``, equal for equal rows: random odd multiples of their words, summed."""
-    rng: Any = np.random.default_rng(1)
-    total: Any = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        flat = np.ascontiguousarray(column).reshape(len(column), -1)
-        bits: Any = flat.view(f"u{flat.itemsize}")
-        factors: Any = 2 * rng.integers(2**62, size=bits.shape[1], dtype=np.uint64) + 1
-        for factor, numbers in zip(factors, bits.T, strict=True):
-            word: Any = numbers.astype(np.uint64)
-            total += (word ^ (word >> np.uint64(29))) * factor
-    return total

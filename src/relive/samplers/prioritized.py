@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -240,6 +241,45 @@ class Prioritized(Sampler):
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
         return places, {"weight": weight, "probability": probability}
 
+    # -- as the sampler of one shard of several -----------------------------------------------------------------
+
+    @property
+    def mass(self) -> float:
+        """The sum of all priorities: a shard's share of the draws of all shards."""
+        return self._tree.total
+
+    @property
+    def smallest(self) -> float:
+        """The smallest priority of a transition that can be drawn; infinity if there is none."""
+        return self._tree.minimum_positive() if self._tree.total > 0 else math.inf
+
+    @property
+    def largest_error(self) -> float:
+        """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
+        return self._largest
+
+    @largest_error.setter
+    def largest_error(self, error: float) -> None:
+        if error > self._largest:
+            self._largest = self._bound().facts[LARGEST] = float(error)
+
+    @property
+    def current_beta(self) -> float:
+        """The exponent of the next draw's weights."""
+        return self._scheduled_beta() if isinstance(self.beta, tuple) else float(self.beta)
+
+    def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
+        """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
+
+        It is no draw of the schedule of beta; :meth:`count_draw` counts one.
+        """
+        places = self._tree.find(masses)
+        return places, self._tree.get(places)
+
+    def count_draw(self) -> None:
+        """Count a draw of all shards, which moves a scheduled beta on."""
+        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
+
     def _bound(self) -> _Binding:
         """The memory of the priorities; bound again if an array was replaced."""
         bound, weighing = self._binding, self._weighing
@@ -267,6 +307,14 @@ class Prioritized(Sampler):
         if self._ring is not None:
             places = self._ring.anchors()
             require_weights(self._tree, places, self._weights(self._errors[places]))
+
+    def draw_state(self) -> int:
+        """The number of draws, for a schedule of beta."""
+        return self._draws
+
+    def undo_draws(self, draw_state: int) -> None:
+        """See :class:`Sampler`."""
+        self._draws = draw_state
 
     def state_dict(self) -> dict[str, Any]:
         """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
