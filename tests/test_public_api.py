@@ -27,6 +27,7 @@ FACE = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "Lanes",
     "Mixture",
     "Monitor",
     "MonteCarlo",

@@ -230,7 +230,9 @@ def test_a_full_lane_refuses_a_step_after_its_timeout_and_takes_it_later() -> No
     for t in range(3):
         writer.add(counted(t))
     for _ in range(2):
-        with pytest.raises(errors.FullError, match=r"lane 0 is full: 3 steps wait for the owner to call drain\(\)"):
+        with pytest.raises(
+            errors.WaitTimeoutError, match=r"lane 0 is full: 3 steps wait for the owner to call drain\(\)"
+        ):
             writer.add(counted(3))
     lanes.drain(replay)
     for t in (3, 4):

@@ -9,7 +9,7 @@ from typing import Any, Never
 import numpy as np
 import torch
 
-from ..errors import FieldError, FullError, LifecycleError, ReliveError
+from ..errors import FieldError, LifecycleError, ReliveError, WaitTimeoutError
 from ..kernels.lane_state import CUT, FOLLOWED, MASKED
 from ..parameters import require
 from ..replay.arguments import flattened, refuse_not_finite, row_mask
@@ -77,7 +77,7 @@ class LaneWriter:
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema, or the final observation
                 of an episode that ended is missing. Nothing is written.
             NotFiniteError: in debug mode, a number is NaN or infinite. Nothing is written.
-            FullError: the lane was full for ``timeout`` seconds. Nothing is written; the same step can be added again.
+            WaitTimeoutError: the lane was full for ``timeout`` seconds. Nothing is written; the same step can be added again.
             LifecycleError: the writer is closed or another process's, or the process that drained the lane has ended.
         """
         cut, self._cut = self._cut, True  # whatever breaks this off, the next step does not follow the last one
@@ -102,7 +102,7 @@ class LaneWriter:
 
         Raises:
             ShapeError: the fields differ in their number of steps. Nothing is written.
-            FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError, FullError, LifecycleError: as :meth:`add`.
+            FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError, WaitTimeoutError, LifecycleError: as :meth:`add`.
         """
         n = self.num_envs
         rows, count = flattened(steps, (n,))
@@ -171,7 +171,7 @@ class LaneWriter:
         """Sleep until the owner has taken a step.
 
         Raises:
-            FullError: it takes longer than the timeout.
+            WaitTimeoutError: it takes longer than the timeout.
             LifecycleError: the owner has ended.
         """
         require("add", TIMEOUT_RULE, timeout=self.timeout)
@@ -188,7 +188,7 @@ class LaneWriter:
             return False
 
         if not self._drained.wait(ready, self.timeout):
-            raise FullError(
+            raise WaitTimeoutError(
                 f"lane {self._place} is full: {self._steps} steps wait for the owner to call drain(), for more than "
                 f"{self.timeout} s; call it more often, or make the lanes longer"
             )
