@@ -77,7 +77,8 @@ class LaneWriter:
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema, or the final observation
                 of an episode that ended is missing. Nothing is written.
             NotFiniteError: in debug mode, a number is NaN or infinite. Nothing is written.
-            WaitTimeoutError: the lane was full for ``timeout`` seconds. Nothing is written; the same step can be added again.
+            WaitTimeoutError: the lane was full for ``timeout`` seconds. Nothing is written, and the same step can be
+                added again.
             LifecycleError: the writer is closed or another process's, or the process that drained the lane has ended.
         """
         cut, self._cut = self._cut, True  # whatever breaks this off, the next step does not follow the last one
@@ -102,7 +103,7 @@ class LaneWriter:
 
         Raises:
             ShapeError: the fields differ in their number of steps. Nothing is written.
-            FieldError, ShapeError, DTypeError, DeviceError, NotFiniteError, WaitTimeoutError, LifecycleError: as :meth:`add`.
+            FieldError, DTypeError, DeviceError, NotFiniteError, WaitTimeoutError, LifecycleError: as :meth:`add`.
         """
         n = self.num_envs
         rows, count = flattened(steps, (n,))
