@@ -35,6 +35,7 @@ FACE = [
     "Recent",
     "ReliveError",
     "ReplayBuffer",
+    "ReturnsToGo",
     "RolloutBuffer",
     "Schema",
     "SchemaChanges",
