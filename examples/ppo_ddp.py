@@ -23,10 +23,10 @@ from pathlib import Path
 import gymnasium as gym
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 from torch.distributions import Categorical
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import relive
@@ -148,7 +148,7 @@ def curve(ranks: int, args: argparse.Namespace, most: int = sys.maxsize) -> list
         if ranks == 1:
             work(0, 1, args, folder, most)
         else:
-            mp.spawn(work, (ranks, args, folder, most), ranks)
+            spawn(work, (ranks, args, folder, most), ranks)
         return json.loads((Path(folder) / "curve.json").read_text())
 
 
