@@ -36,6 +36,7 @@ FACE = [
     "Recent",
     "ReliveError",
     "ReplayBuffer",
+    "ReturnsToGo",
     "RolloutBuffer",
     "SamplesPerInsert",
     "Schema",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 import numpy as np
 import torch
 
+from ..batches.dataframes import as_dataframe
 from ..errors import LifecycleError
 from ..kernels.reference.random import key as stream
 from ..memory.estimate import StoragePlan
@@ -19,7 +21,8 @@ from ..samplers.sequence_weights import nothing_to_draw
 from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
 from ..views.contract import View
-from .arguments import require_rows
+from .arguments import require_rows, whole_numbers
+from .episodes import Episode, Run, read_run, runs_of, table
 from .figures import figures, summary
 from .locked import one_at_a_time
 from .progress import Drawn, Progress, stream_of
@@ -223,6 +226,56 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             ParameterError: a row is out of range, or cannot be drawn.
         """
         return self._reader.at(rows)
+
+    @one_at_a_time
+    def episodes(self) -> Iterator[Episode]:
+        """The stored episodes one by one, env by env in the order of time, whatever :attr:`view` is.
+
+        Each is read when its turn comes. The replay may change meanwhile: what is overwritten by then is left out, and
+        steps that were added after this call are not read.
+
+        Raises:
+            SchemaError: the transitions have no order.
+        """
+        return self._read_each(runs_of(self._ring))
+
+    def _read_each(self, runs: Iterable[Run]) -> Iterator[Episode]:
+        for run in runs:
+            with self.lock:
+                self._writer.mend()
+                episode = read_run(self._ring, run)
+            if episode is not None:
+                yield episode
+
+    @one_at_a_time
+    def priorities(self, index: Any) -> Any:
+        """The priorities p = (abs(TD error) + eps)^alpha of transitions, float64 ``[B]``; draws are in proportion to p.
+
+        Args:
+            index: int64 ``[B]``, ``batch["index"]``. A transition that can no longer be drawn has priority 0.
+
+        Raises:
+            LifecycleError: the sampler has no priorities.
+            ParameterError: an index was never issued.
+        """
+        self._reader.keep_rule()
+        return torch.from_numpy(self._ratings.of(whole_numbers(index, "index")))
+
+    @one_at_a_time
+    def to_pandas(self, *, next_obs: bool = False) -> Any:
+        """All complete transitions as a ``pandas.DataFrame``, one row a step, env by env in the order of time.
+
+        ``env``, ``episode`` (counted in this table), ``step`` (within the episode) and ``index`` come first, then the
+        fields. A field of several numbers is a column for each: ``obs.0``, ``obs.1``. One of more than 64 is a column
+        of arrays.
+
+        Args:
+            next_obs: add the observations after each step.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return as_dataframe(table(self._ring, next_obs))
 
     # -- printing -----------------------------------------------------------------------------------------------
 

@@ -294,6 +294,10 @@ class Prioritized(Sampler):
         mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
         return self.eta * absolute.max(1) + (1 - self.eta) * mean
 
+    def weights(self, places: Ints) -> Doubles:
+        """The weight p of the rows at ``places`` ``[B]``; 0 if they cannot be drawn."""
+        return self._tree.get(places)
+
     def priorities(self) -> Doubles:
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
