@@ -148,7 +148,7 @@ class RateLimit(ABC):
         Raises:
             ParameterError: they are not what :meth:`state_dict` gives; nothing is changed.
         """
-        counts = {name: state.get(name) for name in ("inserts", "samples")}
+        counts: dict[str, Any] = {name: state.get(name) for name in ("inserts", "samples")}
         require(type(self).__name__ + ".load_state_dict", NONE_RULE, **counts)
         self._counts[INSERTS], self._counts[SAMPLES] = counts["inserts"], counts["samples"]
         self._ring()
