@@ -11,6 +11,7 @@ from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
 from .processes.lanes import Lanes
+from .processes.limits import MinSize, SamplesPerInsert
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -35,6 +36,7 @@ __all__ = [
     "GroupAdvantage",
     "Hindsight",
     "Lanes",
+    "MinSize",
     "Mixture",
     "Monitor",
     "MonteCarlo",
@@ -45,6 +47,7 @@ __all__ = [
     "ReplayBuffer",
     "ReturnsToGo",
     "RolloutBuffer",
+    "SamplesPerInsert",
     "Schema",
     "SchemaChanges",
     "Sequence",
