@@ -22,6 +22,7 @@ from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
+from .views.returns_to_go import ReturnsToGo
 from .views.sequences import Sequence
 from .views.transitions import NStep, Transition
 
@@ -40,6 +41,7 @@ __all__ = [
     "Recent",
     "ReliveError",
     "ReplayBuffer",
+    "ReturnsToGo",
     "RolloutBuffer",
     "Schema",
     "SchemaChanges",

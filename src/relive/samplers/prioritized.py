@@ -294,6 +294,10 @@ class Prioritized(Sampler):
         mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
         return self.eta * absolute.max(1) + (1 - self.eta) * mean
 
+    def weights(self, places: Ints) -> Doubles:
+        """The weight p of the rows at ``places`` ``[B]``; 0 if they cannot be drawn."""
+        return self._tree.get(places)
+
     def priorities(self) -> Doubles:
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
@@ -307,6 +311,14 @@ class Prioritized(Sampler):
         if self._ring is not None:
             places = self._ring.anchors()
             require_weights(self._tree, places, self._weights(self._errors[places]))
+
+    def draw_state(self) -> int:
+        """The number of draws, for a schedule of beta."""
+        return self._draws
+
+    def undo_draws(self, draw_state: int) -> None:
+        """See :class:`Sampler`."""
+        self._draws = draw_state
 
     def state_dict(self) -> dict[str, Any]:
         """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""

@@ -125,6 +125,14 @@ class WithoutReplacement(Sampler):
         self._rest = rest  # set last: an interrupted draw must not consume indices
         return np.concatenate(found), {}
 
+    def draw_state(self) -> Ints:
+        """The indices still to come in this epoch, int64. They are never written to, so this copies nothing."""
+        return self._rest
+
+    def undo_draws(self, draw_state: Ints) -> None:
+        """See :class:`Sampler`."""
+        self._rest = draw_state
+
     def check(self) -> None:
         """Check that the epoch consists of transitions that were stored.
 
