@@ -10,6 +10,7 @@ from .errors import ReliveError
 from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
+from .processes.limits import MinSize, SamplesPerInsert
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -33,6 +34,7 @@ __all__ = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "MinSize",
     "Mixture",
     "Monitor",
     "MonteCarlo",
@@ -43,6 +45,7 @@ __all__ = [
     "ReplayBuffer",
     "ReturnsToGo",
     "RolloutBuffer",
+    "SamplesPerInsert",
     "Schema",
     "SchemaChanges",
     "Sequence",

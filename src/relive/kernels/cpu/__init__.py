@@ -9,6 +9,7 @@ from .episodes import copy_windows, episode_starts, gather_windows, mark_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .limits import add_count, admit
 from .packing import pack_rows, take_rows
 from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
@@ -23,7 +24,9 @@ __all__ = [
     "PLACES",
     "PROGRESS",
     "accept_step",
+    "add_count",
     "add_rows",
+    "admit",
     "anchors",
     "cache_folder",
     "choose_goals",
