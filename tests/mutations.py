@@ -402,8 +402,8 @@ MUTATIONS = [
     Mutation(
         "the newest row of an episode that goes on is frozen in a segment",
         "replay/segments.py",
-        "live.until - (ring.state[:, NEXT] > 0)",
-        "live.until - (ring.state[:, NEXT] < 0)",
+        "np.maximum(live.until - ring.under_way, live.first)",
+        "np.maximum(live.until, live.first)",
         "replay/test_segments.py",
     ),
     Mutation(
