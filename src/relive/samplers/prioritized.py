@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..errors import EmptyError, NotFiniteError, ShapeError
+from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
 from ..kernels.ring_state import DRAWABLE
 from ..memory.blocks import zeroed
@@ -231,7 +231,7 @@ class Prioritized(Sampler):
     def _drawn(self, bound: _Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
         """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
         places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
-        beta = self._scheduled_beta() if isinstance(self.beta, tuple) else float(self.beta)
+        beta = self.beta_at(self._draws) if isinstance(self.beta, tuple) else float(self.beta)
         found = kernels.fast().draw_weighted(
             bound.handle, np.uint64(key), self.stratified, beta, lowest, *among, places, probability, weight
         )
@@ -257,6 +257,45 @@ class Prioritized(Sampler):
     def priorities(self) -> Doubles:
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
+
+    def take_over(self, other: Prioritized, there: Ints, here: Ints) -> None:
+        """Take another sampler's TD errors at its places ``there`` for the places ``here``, where both can draw."""
+        both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
+        self.update(here[both], other._errors[there[both]])
+        self.largest = other.largest
+
+    @property
+    def total(self) -> float:
+        """Σp over all transitions that can be drawn; 0 before the buffer has the sampler."""
+        return self._tree.total if self._ring is not None else 0.0
+
+    @property
+    def least(self) -> float:
+        """The smallest p of a transition that can be drawn. The first call takes O(capacity), later ones none.
+
+        Raises:
+            EmptyError: there is none.
+        """
+        if self._ring is None or not self._ring.drawable:
+            raise nothing_to_draw(self._ring)
+        return self._tree.minimum_positive()
+
+    @property
+    def largest(self) -> float:
+        """The largest TD error that :attr:`default_error` None means: 1 at first. It can be raised, but not lowered.
+
+        Several buffers that draw as one give the same priority to new transitions if each knows the largest of all.
+        """
+        return self._largest
+
+    @largest.setter
+    def largest(self, error: float) -> None:
+        if not is_number(error, 0, LARGEST_ERROR):
+            raise ParameterError(f"largest={error!r}: expected a number of at least 0 that float32 can hold")
+        if error > self._largest:
+            self._largest = float(error)
+            if self._ring is not None:
+                self._bound().facts[LARGEST] = self._largest
 
     def check(self) -> None:
         """Check that each transition that can be drawn has the priority of its error, and no other row has one.
@@ -317,9 +356,12 @@ class Prioritized(Sampler):
     def _weights(self, errors: Any) -> Any:
         return _powers(errors, self.alpha, self.eps)
 
-    def _scheduled_beta(self) -> float:
-        first, last, draws = cast("tuple[float, float, int]", self.beta)
-        return float(first + (last - first) * min(self._draws / draws, 1.0))
+    def beta_at(self, draws: int) -> float:
+        """The exponent of the weights after so many draws."""
+        if not isinstance(self.beta, tuple):
+            return float(self.beta)
+        first, last, until = self.beta
+        return float(first + (last - first) * min(draws / until, 1.0))
 
     def __repr__(self) -> str:
         return (
