@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -485,3 +486,11 @@ def test_arguments_are_checked_before_any_shard_is_made():
         local()[0].update_priorities([0], [1.0])
     with pytest.raises(LifecycleError, match="path"):
         replay.save()
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in sys.modules if name == "relive.cluster.ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'relive\[ray\]'"):
+        Replay(SCHEMA, 400)

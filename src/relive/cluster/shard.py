@@ -99,9 +99,9 @@ class Shard:
         size, rated = len(self.replay), self.replay.sampler
         if not isinstance(rated, Prioritized):
             return Totals(self.born, self._version, size, float(size), np.inf, 0.0)
-        rated.largest = largest
-        least = rated.least if size and rated.normalize == "buffer" else np.inf
-        return Totals(self.born, self._version, size, rated.total, least, rated.largest)
+        rated.largest_error = largest
+        least = rated.smallest if rated.normalize == "buffer" else np.inf
+        return Totals(self.born, self._version, size, rated.mass, least, rated.largest_error)
 
     def sample(self, count: int, largest: float = 0.0) -> tuple[Totals, Block | None]:
         """``count`` rows as the sampler draws them here and now, and the totals that they were drawn from.

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..replay.arguments import flattened
+from ..replay.arguments import flattened, row_mask
 from ..replay.fields import stored_fields
-from ..replay.writer import row_mask
 from ..ring.adding import missing_final
 from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker

@@ -73,17 +73,20 @@ def write_file(
 
 
 def write_files(
-    files: Mapping[Path, tuple[Iterable[memoryview], int]], written: Callable[[], object] | None = None
+    files: Mapping[Path, tuple[Iterable[memoryview], int]],
+    written: Callable[[], object] | None = None,
+    alone: bool = False,
 ) -> list[FileNote]:
     """Write new files to the disk, through all caches: the parts of each, and its size in bytes.
 
-    ``written`` is called after the last part of all files is read, and before the first wait for the disk.
+    ``written`` is called after the last part of all files is read, and before the first wait for the disk. With
+    ``alone`` no other thread helps, which an interpreter that is ending could not start.
     """
     descriptors, notes = list[int](), list[FileNote]()
     try:
         for path, (parts, size) in files.items():
             descriptors.append(_create(path))
-            notes.append(_fill(descriptors[-1], parts, size))
+            notes.append(_fill(descriptors[-1], parts, size, alone))
         if written is not None:
             written()
         for descriptor in descriptors:
@@ -98,13 +101,13 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
 
 
-def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
+def _fill(descriptor: int, parts: Iterable[memoryview], size: int, alone: bool = False) -> FileNote:
     """Write all parts, which are ``size`` bytes, to a new file; not yet through the system's cache."""
     crc, start, end = 0, 0, 0
     _allocate(descriptor, size)
     with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
         for part in _gathered(parts):
-            hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
+            hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL and not alone else None
             done = 0
             while done < len(part):
                 done += os.write(descriptor, part[done:])
@@ -191,6 +194,7 @@ def turn(path: Path) -> Generator[tuple[int | None, bool]]:
 
     while True:
         descriptor = os.open(path, os.O_RDONLY)
+        _locked.add(descriptor)
         try:
             with suppress(OSError):  # some file systems have no locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -198,8 +202,26 @@ def turn(path: Path) -> Generator[tuple[int | None, bool]]:
                 yield descriptor, created
                 return
         finally:
+            _locked.discard(descriptor)
+            with suppress(OSError):  # closing would not do while a forked child has the descriptor, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
         created = make_directory(path)
+
+
+_locked: set[int] = set()
+"""Descriptors of directories that this process holds the lock of, or waits for."""
+
+
+def _let_go() -> None:
+    """In a forked child: close what it inherited. Else a lock would outlive its owner if that is killed."""
+    while _locked:
+        with suppress(OSError):
+            os.close(_locked.pop())
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -56,7 +56,11 @@ def write(
 
 
 def update(
-    path: PathLike, change: Callable[[Contents], Change], *, taken: Callable[[], object] | None = None
+    path: PathLike,
+    change: Callable[[Contents], Change],
+    *,
+    taken: Callable[[], object] | None = None,
+    alone: bool = False,
 ) -> Contents:
     """Replace the save in the directory ``path`` by what ``change`` makes of it. Kept data files are not written again.
 
@@ -64,7 +68,7 @@ def update(
 
     When this returns, the save is on the disk; the result is what it holds. If it raises or is killed, the old save is
     unchanged. In rare cases the new one is already in place; the error's last note then says so. Saves into one
-    directory take turns.
+    directory take turns. With ``alone`` no other thread helps.
     The trap: do not change the tensors before ``taken`` is called, or reading will refuse the save.
 
     Raises:
@@ -84,7 +88,7 @@ def update(
                 header = format.header(group)
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
                 sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
-            files = kept.files | dict(zip(planned, disk.write_files(sources, taken), strict=True))
+            files = kept.files | dict(zip(planned, disk.write_files(sources, taken, alone), strict=True))
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))

@@ -140,6 +140,8 @@ class Store(ABC):
     batch: BatchLayout
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
+    read_aside = True
+    """Whether another thread may read some rows while this one writes others."""
     target: Array
     """The packed rows in RAM, uint8 ``[num_rows, W]``."""
     arrays: dict[Path, Array]

@@ -179,8 +179,8 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         writer, values = self._writer, fields if step is None else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if self._ring.pending is not None:
-                writer.mend()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
             writer.add(values, chosen)
 
     @one_at_a_time
@@ -212,6 +212,8 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         Raises:
             LifecycleError: ``rewind`` where steps share observations.
         """
+        if rewind:  # then rows are not overwritten in the order of time
+            self._saver.await_rows()
         self._writer.clear(rewind)
 
     # -- settings -----------------------------------------------------------------------------------------------
@@ -265,6 +267,7 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         The rows can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
         """
         self._saver.segments.give_up()
+        self._saver.await_rows()
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
     @one_at_a_time
@@ -285,6 +288,7 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         require_alike(self, other, envs)
         with other.lock:
             other._writer.mend()
+            self._saver.await_rows()
             self._saver.segments.forget()  # older rows get new stamps
             if envs is None:
                 self._writer.append(other._ring)

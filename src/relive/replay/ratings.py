@@ -40,9 +40,7 @@ class Ratings:
 
     def update(self, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """Set the errors of the transitions ``index``. Returns how many of them were overwritten meanwhile."""
-        sampler = self.prioritized
-        if sampler is None:
-            raise LifecycleError(f"{self.sampler!r} has no priorities; create the buffer with sampler=Prioritized()")
+        sampler = self.prioritized or self._require_priorities()
         late = UNUSUAL
         if mask is None and _are_plain(index, td_error):
             where, errors = (index.data_ptr(), index.stride(0)), (td_error.data_ptr(), td_error.stride(0))
@@ -61,6 +59,34 @@ class Ratings:
         count = min(len(here), len(there))
         mine.take_over(its, there[len(there) - count :], here[len(here) - count :])
 
+    def of(self, index: Ints) -> Any:
+        """The priorities of the transitions ``index``, float64 ``[B]``; 0 for those that can no longer be drawn."""
+        sampler, places = self._require_priorities(), self._places(index)
+        found = sampler.weights(np.maximum(places, 0))
+        found[places < 0] = 0.0
+        return found
+
+    def _require_priorities(self) -> Prioritized:
+        """The sampler with the priorities.
+
+        Raises:
+            LifecycleError: there is none.
+        """
+        if self.prioritized is None:
+            raise LifecycleError(f"{self.sampler!r} has no priorities; create the buffer with sampler=Prioritized()")
+        return self.prioritized
+
+    def _places(self, index: Ints) -> Ints:
+        """The places of these indices, -1 for those that can no longer be drawn.
+
+        Raises:
+            ParameterError: one was never issued.
+        """
+        places, unknown = self.ring.find(index)
+        if unknown >= 0:
+            raise ParameterError(f"index: entry {unknown}, {index[unknown]}, was never issued; pass batch['index']")
+        return places
+
     def _update_checked(self, sampler: Prioritized, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """The same, with errors for what is wrong."""
         where = whole_numbers(index, "index")
@@ -71,9 +97,7 @@ class Ratings:
         late = sampler.rate(len(where), (_address(where), 1), (_address(sizes), 1), False)
         if late != UNUSUAL:
             return late
-        places, unknown = self.ring.find(where)
-        if unknown >= 0:
-            raise ParameterError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
+        places = self._places(where)
         alive = places >= 0
         sampler.update(places[alive], sizes[alive])
         return len(places) - int(np.count_nonzero(alive))

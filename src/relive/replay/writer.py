@@ -20,10 +20,10 @@ from ..samplers.contract import Sampler
 from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Schema
-from .arguments import flattened, refuse_not_finite, whole_numbers
+from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .ends import EndCheck
 
-__all__ = ["Writer", "row_mask"]
+__all__ = ["Writer"]
 
 
 PIECE = 4096
@@ -313,16 +313,6 @@ class _Checks:
 
 def _no_copier(role: str, count: int) -> None:
     """Every field is checked and copied by itself."""
-
-
-def row_mask(mask: Any, count: int) -> Any:
-    """The rows that are kept, bool ``[count]``."""
-    kept = as_host(mask)
-    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
-        kept = kept.reshape(1)
-    if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
-    return kept
 
 
 def _kept(value: Any, kept: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, cast, get_args
 
@@ -81,6 +81,8 @@ class Ring(RingState):
         self.pending: Change | Adding | None = None
         """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
+        self.before_overwriting: Callable[[Ints], object] | None = None
+        """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         self._addings = Bounded[tuple[int, bool, bool], Adding]()
 
@@ -133,6 +135,8 @@ class Ring(RingState):
         Raises:
             FieldError: an episode ended and ``final`` is None. Nothing is stored.
         """
+        if self.before_overwriting is not None:
+            self.before_overwriting(envs)
         count, store = len(envs), self.store
         if final is None:
             (staged, apart), ends_apart = store.stage("step", count, steps), NOTHING

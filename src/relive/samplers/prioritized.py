@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
+from ..errors import EmptyError, NotFiniteError, ShapeError
 from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
 from ..kernels.ring_state import DRAWABLE
 from ..memory.blocks import zeroed
@@ -240,6 +241,45 @@ class Prioritized(Sampler):
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
         return places, {"weight": weight, "probability": probability}
 
+    # -- as the sampler of one shard of several -----------------------------------------------------------------
+
+    @property
+    def mass(self) -> float:
+        """The sum of all priorities: a shard's share of the draws of all shards."""
+        return self._tree.total
+
+    @property
+    def smallest(self) -> float:
+        """The smallest priority of a transition that can be drawn; infinity if there is none."""
+        return self._tree.minimum_positive() if self._tree.total > 0 else math.inf
+
+    @property
+    def largest_error(self) -> float:
+        """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
+        return self._largest
+
+    @largest_error.setter
+    def largest_error(self, error: float) -> None:
+        if error > self._largest:
+            self._largest = self._bound().facts[LARGEST] = float(error)
+
+    @property
+    def current_beta(self) -> float:
+        """The exponent of the next draw's weights."""
+        return self.beta_at(self._draws)
+
+    def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
+        """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
+
+        It is no draw of the schedule of beta; :meth:`count_draw` counts one.
+        """
+        places = self._tree.find(masses)
+        return places, self._tree.get(places)
+
+    def count_draw(self) -> None:
+        """Count a draw of all shards, which moves a scheduled beta on."""
+        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
+
     def _bound(self) -> _Binding:
         """The memory of the priorities; bound again if an array was replaced."""
         bound, weighing = self._binding, self._weighing
@@ -254,6 +294,10 @@ class Prioritized(Sampler):
         mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
         return self.eta * absolute.max(1) + (1 - self.eta) * mean
 
+    def weights(self, places: Ints) -> Doubles:
+        """The weight p of the rows at ``places`` ``[B]``; 0 if they cannot be drawn."""
+        return self._tree.get(places)
+
     def priorities(self) -> Doubles:
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
@@ -262,40 +306,7 @@ class Prioritized(Sampler):
         """Take another sampler's TD errors at its places ``there`` for the places ``here``, where both can draw."""
         both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
         self.update(here[both], other._errors[there[both]])
-        self.largest = other.largest
-
-    @property
-    def total(self) -> float:
-        """Σp over all transitions that can be drawn; 0 before the buffer has the sampler."""
-        return self._tree.total if self._ring is not None else 0.0
-
-    @property
-    def least(self) -> float:
-        """The smallest p of a transition that can be drawn. The first call takes O(capacity), later ones none.
-
-        Raises:
-            EmptyError: there is none.
-        """
-        if self._ring is None or not self._ring.drawable:
-            raise nothing_to_draw(self._ring)
-        return self._tree.minimum_positive()
-
-    @property
-    def largest(self) -> float:
-        """The largest TD error that :attr:`default_error` None means: 1 at first. It can be raised, but not lowered.
-
-        Several buffers that draw as one give the same priority to new transitions if each knows the largest of all.
-        """
-        return self._largest
-
-    @largest.setter
-    def largest(self, error: float) -> None:
-        if not is_number(error, 0, LARGEST_ERROR):
-            raise ParameterError(f"largest={error!r}: expected a number of at least 0 that float32 can hold")
-        if error > self._largest:
-            self._largest = float(error)
-            if self._ring is not None:
-                self._bound().facts[LARGEST] = self._largest
+        self.largest_error = other.largest_error
 
     def check(self) -> None:
         """Check that each transition that can be drawn has the priority of its error, and no other row has one.
@@ -306,6 +317,14 @@ class Prioritized(Sampler):
         if self._ring is not None:
             places = self._ring.anchors()
             require_weights(self._tree, places, self._weights(self._errors[places]))
+
+    def draw_state(self) -> int:
+        """The number of draws, for a schedule of beta."""
+        return self._draws
+
+    def undo_draws(self, draw_state: int) -> None:
+        """See :class:`Sampler`."""
+        self._draws = draw_state
 
     def state_dict(self) -> dict[str, Any]:
         """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
