@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ..batches.dataframes import as_dataframe
 from ..errors import ParameterError
 from ..memory.estimate import readable
 from ..parameters import is_count
@@ -118,15 +119,38 @@ class Inspection:
         start = int(self.episodes["start"][number])
         return self.steps(start, start + int(self.episodes["length"][number]))
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw returns, lengths, rewards, and ages or priorities into a file, whose ending names its format.
+    def to_pandas(self) -> Any:
+        """All steps as a ``pandas.DataFrame``: their ``step`` and ``env``, and a column for each number of a field.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed; ``pip install 'relive[pandas]'``.
+        """
+        columns: dict[Path, Array] = {("step",): np.arange(self.num_steps), ("env",): self.experience.env}
+        return as_dataframe(columns | leaves_of_steps(self.experience))
+
+    def _repr_html_(self) -> str:
+        from .page import part
+
+        return part(self)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw returns, lengths, rewards, and ages or priorities.
+
+        Args:
+            path: the file to write, whose ending names its format; None writes none.
+
+        Returns:
+            the ``matplotlib.figure.Figure``, which a notebook shows.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed; ``pip install 'relive[plot]'``.
         """
-        from .plot import draw
+        from .plot import figure_of
 
-        draw(self, path)
+        figure = figure_of(self)
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     def facts(self) -> dict[str, str]:
         """The summary in words: name -> fact."""
@@ -229,7 +253,9 @@ def envs(count: int) -> str:
 
 def number(value: float | None) -> str:
     """A number for people."""
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def in_words(numbers: Distribution) -> str:
