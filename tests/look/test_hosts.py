@@ -5,7 +5,6 @@ The classes here have the attributes of the library's own, which are read in tes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +15,7 @@ from tensordict import TensorDict
 
 import planted
 import relive
-from planted import Arrays
+from planted import Arrays, blocks
 from relive.compat import agilerl, embodichain, pytorchrl, rsl_rl, velora
 from relive.look.experience import Experience
 from relive.look.readers import experience_of
@@ -28,13 +27,6 @@ BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 
 def rules(report: Any) -> set[str]:
     return {finding.rule for finding in report.findings}
-
-
-def blocks(loop: Callable[[list[Arrays]], Arrays] = planted.stored) -> Arrays:
-    """Steps ``[T, N, ...]`` of a loop over N envs, cut to one length."""
-    parts = [loop(planted.walk(20, seed=seed)) for seed in range(N)]
-    size = min(len(part["reward"]) for part in parts)
-    return {name: np.stack([part[name][:size] for part in parts], 1) for name in parts[0]}
 
 
 def made(name: str, **attributes: Any) -> Any:
@@ -252,7 +244,7 @@ def of_rsl_rl(rows: Arrays, time_outs: bool) -> Any:
 
 
 def test_the_drop_in_for_rsl_rl() -> None:
-    rows = blocks()
+    rows = {name: x[:150] for name, x in blocks().items()}
     plain, timed = of_rsl_rl(rows, False), of_rsl_rl(rows, True)
     as_read(experience_of(plain), rows, flags="done")
     assert not experience_of(plain).judge_limits

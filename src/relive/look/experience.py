@@ -49,6 +49,7 @@ class Experience:
         ordered: whether steps have an order, so that they make up episodes.
         judge_limits: whether episodes that all end at one length are a mistake to look for; False where rewards hold
             the bootstrap values of time limits, or where nothing is bootstrapped.
+        last_flags: whether the flag of each env's last step is known.
         odd_flags: bool ``[S]``, flags that were neither 0 nor 1; None if all were.
     """
 
@@ -71,6 +72,7 @@ class Experience:
     begins: bool = False
     ordered: bool = True
     judge_limits: bool = True
+    last_flags: bool = True
     odd_flags: Bools | None = None
 
     def __len__(self) -> int:
@@ -198,9 +200,12 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     if not {"terminated", "done"} & set(named):
         named["done"] = _ends_before(as_host(named["episode_start"]), last)
     leaves = {name: leaves_of(value) for name, value in named.items() if value is not None}
+    known = bool({"terminated", "done"} & {ALIASES.get(name, name) for name in fields}) or last is not None
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
-    return _assembled(fitted, source, steps, envs)
+    found = _assembled(fitted, source, steps, envs)
+    found.last_flags = known
+    return found
 
 
 ALIASES = {
