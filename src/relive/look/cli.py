@@ -16,10 +16,11 @@ from ..errors import ParameterError, ReliveError
 from ..memory.estimate import readable
 from .audit import audit as audited
 from .findings import Report
-from .inspection import Inspection, number, plain
+from .inspection import Inspection
 from .inspection import inspect as inspected
 from .page import page
 from .rerun import export
+from .words import number, plain
 
 __all__ = ["app"]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from ..steps.trees import Path, dotted
 from .episodes import episodes_of
 from .experience import Array, Experience
 from .readers import experience_of
+from .words import envs, in_words, number, plain
 
 __all__ = ["FieldFacts", "Inspection", "inspect"]
 
@@ -244,29 +244,3 @@ def distribution(numbers: Array) -> Distribution | None:
     values = np.quantile(numbers, QUANTILES).tolist()
     names = ("min" if q == 0 else "max" if q == 1 else f"p{round(100 * q)}" for q in QUANTILES)
     return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
-
-
-def envs(count: int) -> str:
-    """A number of envs in words."""
-    return f"{count:,} env" if count == 1 else f"{count:,} envs"
-
-
-def number(value: float | None) -> str:
-    """A number for people."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def in_words(numbers: Distribution) -> str:
-    """A distribution in one line."""
-    return ", ".join(f"{name} {number(value)}" for name, value in numbers.items())
-
-
-def plain(value: Any) -> Any:
-    """Nested containers with None for what is not finite, and lists for tuples."""
-    if isinstance(value, dict):
-        return {name: plain(part) for name, part in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in cast("list[Any]", value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

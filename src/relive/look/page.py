@@ -9,7 +9,7 @@ from typing import Any
 
 from ..memory.estimate import readable
 from .findings import Report
-from .inspection import Inspection, number
+from .words import number
 
 __all__ = ["page", "part"]
 
@@ -18,14 +18,14 @@ ROWS = 1000
 """The most episodes that a page lists."""
 
 
-def page(found: Inspection, report: Report) -> str:
+def page(found: Any, report: Report) -> str:
     """An inspection and an audit of the same source as a whole page, with the picture if matplotlib is installed."""
     columns = ([_cell(value) for value in column[:ROWS].tolist()] for column in found.episodes.values())
     rows = list(zip(*columns, strict=True))
     return _rendered(found, whole=True, report=report, rows=rows, count=len(found.episodes["start"]))
 
 
-def part(found: Inspection) -> str:
+def part(found: Any) -> str:
     """An inspection for a notebook."""
     return _rendered(found, whole=False)
 
@@ -36,7 +36,7 @@ def _cell(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _rendered(found: Inspection, **values: Any) -> str:
+def _rendered(found: Any, **values: Any) -> str:
     return _template().render(found=found, picture=_picture(found), readable=readable, number=number, **values)
 
 
@@ -48,7 +48,7 @@ def _template() -> Any:
     return Environment(autoescape=True).from_string(text)
 
 
-def _picture(found: Inspection) -> str:
+def _picture(found: Any) -> str:
     """The picture as SVG; empty without matplotlib."""
     from .plot import figure_of
 
