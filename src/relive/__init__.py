@@ -10,6 +10,8 @@ from .errors import ReliveError
 from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
+from .processes.lanes import Lanes
+from .processes.limits import MinSize, SamplesPerInsert
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -33,6 +35,8 @@ __all__ = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "Lanes",
+    "MinSize",
     "Mixture",
     "Monitor",
     "MonteCarlo",
@@ -43,6 +47,7 @@ __all__ = [
     "ReplayBuffer",
     "ReturnsToGo",
     "RolloutBuffer",
+    "SamplesPerInsert",
     "Schema",
     "SchemaChanges",
     "Sequence",

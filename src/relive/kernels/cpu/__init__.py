@@ -3,12 +3,13 @@
 from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
 from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
-from .counters import mark_bell, publish, published, ring_bell
+from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .limits import add_count, admit
 from .packing import pack_rows, take_rows
 from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
@@ -23,10 +24,13 @@ __all__ = [
     "PLACES",
     "PROGRESS",
     "accept_step",
+    "add_count",
     "add_rows",
+    "admit",
     "anchors",
     "cache_folder",
     "choose_goals",
+    "commit_step",
     "copy_row",
     "copy_step",
     "copy_windows",
