@@ -49,7 +49,10 @@ class Ratings:
             late = sampler.rate(index.shape[0], where, errors, td_error.dtype is torch.float64)
         if late == UNUSUAL:
             late = self._update_checked(sampler, view, index, td_error, mask)
-        self.progress.late += late
+        come = self.progress
+        come.late += late
+        if come.slots is not None and late:
+            come.slots.write(come.draws, come.sampled, come.late)
         return late
 
     def _update_checked(self, sampler: Prioritized, view: View, index: Any, td_error: Any, mask: Any) -> int:

@@ -174,6 +174,16 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
         """
         return self._reader.at(rows)
 
+    @one_at_a_time
+    def check(self) -> None:
+        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
+
+        Raises:
+            InvariantError: names the first that does not hold.
+        """
+        self._ring.check()
+        self._sampler.check()
+
     # -- printing -----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -209,4 +219,6 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             places, extras = drawn
             come.draws += 1
             come.sampled += batch_size
+            if come.slots is not None:
+                come.slots.write(come.draws, come.sampled, come.late)
             return self._reader.read(places, extras, key)

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import EmptyError, NotFiniteError, ShapeError
-from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
+from ..kernels.reference.priorities import ALPHA, DRAWS, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
 from ..kernels.ring_state import DRAWABLE
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from .contract import Doubles, Extras, Sampler, refuse_weights, require_own_ring
+from .kept import KeptPriorities, rebuilding
 from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
 from .sumtree import Cover, SumTree
 
@@ -48,12 +49,12 @@ Strided = tuple[int, int]
 class _Binding:
     """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
 
-    def __init__(self, weighing: _Weighing, ring: Ring, largest: float) -> None:
+    def __init__(self, weighing: _Weighing, ring: Ring, largest: float, kept: KeptPriorities | None) -> None:
         tree = self.tree = weighing.tree
         self.weighing, self.minima, self.whole = weighing, tree.minima, tree.whole
-        self.facts = np.empty(FACTS)
+        self.facts, undo = (np.empty(FACTS), np.empty(0)) if kept is None else (kept.facts, kept.undo)
         self.facts[[ALPHA, EPS, LARGEST]] = weighing.alpha, weighing.eps, largest
-        self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays)
+        self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays, undo)
         self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
         self.handle: Ints = kernels.fast().handle_of(self._bound_to)
         """Addresses only; the attributes above keep alive what they point to."""
@@ -103,6 +104,8 @@ class Prioritized(Sampler):
     per_row = ("errors",)
     extras = "weight", "probability"
     _binding: _Binding | None = None
+    _kept: KeptPriorities | None = None
+    """The priorities of a replay in files; None elsewhere."""
 
     def __init__(
         self,
@@ -152,15 +155,58 @@ class Prioritized(Sampler):
     def attach(self, ring: Ring) -> None:
         """Give a priority to every transition that can be drawn, and to no other row."""
         refuse_weights(ring, self)
+        if self._ring is None and ring.store.keeper.durable:
+            kept = self._kept = KeptPriorities(ring)
+            if kept.resumed:
+                self._resume(ring, kept)
+                return
         places, errors = ring.anchors(), self._errors
         if self._ring is None:
-            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32)  # takes memory only where written
+            kept = self._kept
+            # new memory takes room only where it is written
+            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32) if kept is None else kept.errors
             errors[places] = self._new_error()
         elif require_own_ring(self._ring, ring, self):  # anchors that the last view could not draw are new
             new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
             errors[places[new]] = self._new_error()
-        self._weighing = self._weighed(places, errors, self.alpha, self.eps)
+        self._adopt(self._weighed(places, errors, self.alpha, self.eps))
         self._ring = ring
+
+    def _resume(self, ring: Ring, kept: KeptPriorities) -> None:
+        """Go on with the priorities in files. Only where a kill left them in doubt are they found anew.
+
+        Raises:
+            NotFiniteError: an error is negative or not finite.
+        """
+        doubtful = kept.restore(ring)
+        self._largest, self._draws = float(kept.facts[LARGEST]), int(kept.facts[DRAWS])
+        alpha, eps = kept.facts[[ALPHA, EPS]].tolist()
+        if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
+            index, weights = ring.index_of(doubtful), np.zeros(len(doubtful))
+            written = np.flatnonzero(index >= 0)
+            drawable = written[ring.find(index[written])[0] >= 0]
+            errors = kept.errors[doubtful[drawable]]
+            _require_errors(errors)
+            weights[drawable] = _powers(errors, alpha, eps)
+            kept.tree.put(doubtful, weights)
+            self._weighing = _Weighing(alpha, eps, kept.errors, kept.tree)
+        else:
+            places = ring.anchors()
+            _require_errors(kept.errors[places])
+            self._adopt(self._weighed(places, kept.errors, self.alpha, self.eps))
+        kept.end()
+        self._ring = ring
+
+    def _adopt(self, weighing: _Weighing) -> None:
+        """Use these priorities; of a replay in files, copy them there. The caller sees to it that a kill is mended."""
+        kept = self._kept
+        if kept is not None:
+            if weighing.errors is not kept.errors:
+                kept.errors[:] = weighing.errors
+            kept.tree.become(weighing.tree)
+            kept.facts[[ALPHA, EPS]] = weighing.alpha, weighing.eps
+            weighing = weighing._replace(errors=kept.errors, tree=kept.tree)
+        self._weighing = weighing
 
     def nbytes(self, rows: int) -> int:
         """Bytes of the errors, float32, and of the tree of priorities."""
@@ -238,13 +284,14 @@ class Prioritized(Sampler):
         if not found:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
+        bound.facts[DRAWS] = self._draws
         return places, {"weight": weight, "probability": probability}
 
     def _bound(self) -> _Binding:
         """The memory of the priorities; bound again if an array was replaced."""
         bound, weighing = self._binding, self._weighing
         if bound is None or bound.weighing is not weighing or bound.minima is not weighing.tree.minima:
-            bound = self._binding = _Binding(weighing, cast("Ring", self._ring), self._largest)
+            bound = self._binding = _Binding(weighing, cast("Ring", self._ring), self._largest, self._kept)
         return bound
 
     def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
@@ -285,10 +332,11 @@ class Prioritized(Sampler):
         ring = cast("Ring", self._ring)
         places, errors = ring.places(), zeroed(given.nbytes).view(np.float32)
         errors[places] = known = given[places]  # only live rows: a full copy would take memory for all rows
-        if not (np.isfinite(known).all() and (known >= 0).all()):
-            raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
-        self._largest, self._draws = float(state["largest"]), int(state["draws"])
-        self._weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
+        _require_errors(known)
+        weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
+        with rebuilding(ring):
+            self._largest, self._draws = float(state["largest"]), int(state["draws"])
+            self._adopt(weighing)
 
     def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> _Weighing:
         """Priorities of the rows at ``places`` from their errors, and of no others."""
@@ -304,12 +352,14 @@ class Prioritized(Sampler):
             self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
             return
         try:
-            self._weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
+            weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
         except NotFiniteError as error:
             raise NotFiniteError(
                 f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of a stored error would be "
                 "too large for a sum; choose a smaller alpha or eps"
             ) from error
+        with rebuilding(self._ring):
+            self._adopt(weighing)
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
@@ -326,6 +376,11 @@ class Prioritized(Sampler):
             f"Prioritized({self.alpha}, {self.beta}, eps={self.eps}, stratified={self.stratified}, "
             f"normalize={self.normalize!r}, default_error={self.default_error}, eta={self.eta})"
         )
+
+
+def _require_errors(errors: NDArray[np.float32]) -> None:
+    if not (np.isfinite(errors).all() and (errors >= 0).all()):
+        raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
 
 
 def _powers(errors: Any, alpha: float, eps: float) -> Doubles:
