@@ -67,7 +67,7 @@ class HeldTwin(Twin):
         self.buffer._ring.settle()
 
     def revive(self, arrays: Arrays) -> None:
-        """Go on after a kill that left these arrays: episodes are cut, and rows that were to be overwritten are gone."""
+        """Go on after a kill that left these arrays: episodes are cut, and some of the oldest rows are gone."""
         self.hold(arrays)
         for env in (0, 1):
             self.truth.interrupt(env)

@@ -45,10 +45,8 @@ def step(number: int) -> dict[str, Any]:
 
 
 def opened(folder: Path) -> ReplayBuffer:
-    replay = ReplayBuffer.open(
-        folder, SCHEMA, ENVS * ROWS, ENVS, sampler=Prioritized(), view=NStep(2, gamma=0.5), check_ends=False, seed=0
-    )
-    return replay
+    view = NStep(2, gamma=0.5)
+    return ReplayBuffer.open(folder, SCHEMA, ENVS * ROWS, ENVS, sampler=Prioritized(), view=view, check_ends=False)
 
 
 def write(folder: Path, noted: Any, at: int) -> None:

@@ -128,7 +128,7 @@ def _allocate(descriptor: int, size: int, path: Path) -> None:
             free = free_bytes(path.parent)
             raise OSError(
                 error.errno,
-                f"the file takes {size:,} bytes and the disk has {free:,} free; lower the capacity",
+                f"the file takes {size:,} bytes, and the disk has {free:,} free; lower the capacity",
                 str(path),
             ) from error
         raise

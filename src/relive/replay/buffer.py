@@ -259,6 +259,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         return self._ratings.update(self._reader.view, index, td_error, mask)
 
     @property
+    @one_at_a_time
     def block(self) -> TensorDict:
         """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
 
@@ -278,8 +279,10 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
 
         Raises:
             SchemaError: the buffers differ in their schema, number of envs or order.
+            LifecycleError: this buffer is in files, where a kill could leave the order of completion half changed.
         """
         require_alike(self, other)
+        self._refuse_files("append")
         with other.lock:
             other._writer.mend()
             self._saver.segments.forget()  # older rows get new stamps

@@ -38,6 +38,10 @@ RESERVE_SHARE = 16
 """One in so many rows of each env is in reserve: it may be overwritten before the journal has to be written again."""
 
 
+RESERVE_LEAST = 256
+"""A small replay has at least so many rows in reserve, or half of its rows, as a record takes milliseconds."""
+
+
 def require_policy(flush: Any) -> None:
     """Require a policy of flushing.
 
@@ -69,6 +73,7 @@ class Durable:
         self._policy, self._rows, self._flushed = policy, 0, time.monotonic()
         progress.slots = ProgressSlots(keeper.take("progress", (ProgressSlots.WORDS,), np.int64))
         progress.draws, progress.sampled, progress.late = progress.slots.counts
+        progress.draws = max(progress.draws, progress.first)  # the seed is kept at once, the counts at a flush
         self._mark = last or self._marked()
         ring.arrays.reserve[:] = self._mark.dead
         if ring.undo is not None:
@@ -82,7 +87,8 @@ class Durable:
         return mark._replace(dead=np.maximum(mark.dead, self.ring.heads - self.ring.rows + self._in_reserve()))
 
     def _in_reserve(self) -> int:
-        return max(self.ring.rows // RESERVE_SHARE, 1)
+        rows = self.ring.rows
+        return max(rows // RESERVE_SHARE, min(RESERVE_LEAST, rows // 2))
 
     def note(self, kind: Kind) -> None:
         """Append the mark to the journal."""

@@ -18,6 +18,7 @@ from ..steps.schema import Schema
 from .durable import Durable, FlushPolicy, recover, require_policy, require_unmixed, whereabouts
 from .locked import one_at_a_time
 from .parts import describe, rebuild
+from .sampler_files import read_sampler, write_sampler
 from .savable import SavableReplay
 from .typed import S_co, V_co
 
@@ -80,6 +81,15 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _refuse_files(self, what: str) -> None:
+        """Refuse a call that cannot be made safe against a kill.
+
+        Raises:
+            LifecycleError: this replay is in files.
+        """
+        if self._durable is not None:
+            raise LifecycleError(f"{what}: a replay in files cannot do that; extend it, or load a save into memory")
+
     def _require_files(self, what: str) -> Durable:
         if self._durable is None:
             raise LifecycleError(f"{what}: this replay is not in files; make it with ReplayBuffer.open, or call save")
@@ -88,6 +98,7 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
     def _commit(self) -> None:
         """Write the manifest, if anything in it has changed."""
         directory, content = self._require_files("flush").keeper.directory, self._content()
+        write_sampler(directory, self._ring, self._sampler)
         if content != directory.content:
             directory.commit(content)
 
@@ -167,6 +178,9 @@ def _begun(buffer: Any, keeper: MappedKeeper, flush: FlushPolicy, mark: Any) -> 
     """Start to use a replay that was made over a keeper."""
     buffer._durable = Durable(keeper, buffer._ring, buffer._progress, flush, mark)
     buffer._writer.added = None if flush is None else buffer._durable.added
+    read_sampler(keeper.directory, buffer._ring, buffer._sampler)
+    me = ref(buffer)
+    buffer._progress.slots.on_seed = lambda: (found := me()) is not None and found._commit()
     keeper.on_fork = partial(_end_in_child, ref(buffer._ring))
     if mark is None:
         buffer._durable.note("open")

@@ -84,7 +84,10 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
 
     @seed.setter
     def seed(self, seed: int | None) -> None:
-        self._progress.seed, self._progress.first = seed_or_drawn(seed), self._progress.draws
+        come = self._progress
+        come.seed, come.first = seed_or_drawn(seed), come.draws
+        if come.slots is not None:
+            come.slots.on_seed()
 
     @property
     def nbytes(self) -> int:
