@@ -162,7 +162,7 @@ def test_a_kill_while_it_is_taken_back_changes_nothing(monkeypatch: pytest.Monke
 
 def kill_many(times: int, seed: int, folder: Path) -> str:
     """What a process says that kills so many of its children while they write."""
-    script = Path(__file__).with_name("killer.py")
+    script = Path(__file__).with_name("map_killer.py")
     done = subprocess.run(
         [sys.executable, str(script), str(folder), str(times), str(seed)],
         capture_output=True, text=True, check=False, timeout=60 + times, env={**os.environ, "OMP_NUM_THREADS": "1"},

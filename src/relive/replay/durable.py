@@ -21,7 +21,8 @@ from ..ring.ring import Ring
 from ..ring.state import undo_words
 from ..ring.undo import note_mark
 from .marks import Kind, Mark, bookkeeping, mark_of
-from .progress import Progress, ProgressSlots
+from .progress import Progress
+from .progress_slots import ProgressSlots
 
 __all__ = ["Durable", "FlushPolicy", "recover", "require_policy", "require_unmixed", "whereabouts"]
 

@@ -1,4 +1,4 @@
-"""Kills writers of a replay in files: ``killer.py FOLDER TIMES SEED``.
+"""Kills writers of a replay in files: ``map_killer.py FOLDER TIMES SEED``.
 
 Each writer is a forked child. It opens the replay, and adds steps, draws batches and sets priorities until it is
 killed: at a line of relive that is chosen in advance, or at a random instant. Before and after each step it notes in
