@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ FLOORS: list[set[str]] = [
     {"ring", "rollout"},
     {"samplers", "views"},
     {"replay"},
-    {"collect", "compat"},
+    {"collect", "compat", "processes"},
     {"look", "cluster", "compile"},
     {"__main__"},
 ]
@@ -42,6 +43,7 @@ DYNAMIC = re.compile(r"\b(import_module|__import__)$")
 HIDDEN = "<a name computed when it runs>"
 
 
+@cache
 def read_sources() -> Sources:
     paths = sorted(SOURCE.rglob("*.py"))
     return {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
@@ -60,6 +62,7 @@ def is_inside(module: str, place: str) -> bool:
     return module == place or module.startswith(place + ".")
 
 
+@cache
 def imports_of(path: str, source: str) -> list[tuple[int, str]]:
     """Each (line, absolute name) that a module imports, wherever in it; `from a import b` counts as a.b."""
     folder = [PACKAGE, *path.split("/")[:-1]]

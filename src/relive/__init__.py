@@ -10,6 +10,8 @@ from .errors import ReliveError
 from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
+from .processes.lanes import Lanes
+from .processes.limits import MinSize, SamplesPerInsert
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -22,6 +24,7 @@ from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
+from .views.returns_to_go import ReturnsToGo
 from .views.sequences import Sequence
 from .views.transitions import NStep, Transition
 
@@ -32,6 +35,8 @@ __all__ = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "Lanes",
+    "MinSize",
     "Mixture",
     "Monitor",
     "MonteCarlo",
@@ -40,7 +45,9 @@ __all__ = [
     "Recent",
     "ReliveError",
     "ReplayBuffer",
+    "ReturnsToGo",
     "RolloutBuffer",
+    "SamplesPerInsert",
     "Schema",
     "SchemaChanges",
     "Sequence",

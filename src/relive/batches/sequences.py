@@ -16,7 +16,7 @@ from ..errors import FieldError, ParameterError, ShapeError
 from ..parameters import is_count
 from ..steps.schema import unknown_field
 from ..steps.trees import Path, map_leaves
-from .states import joined_states, state_part
+from .states import blank_state, joined_states, state_part
 from .tensordicts import as_tensordict
 
 if TYPE_CHECKING:
@@ -102,6 +102,11 @@ class SequenceBatch(Mapping[str, Any]):
     def data(self) -> TensorDict:
         """The columns as one TensorDict."""
         return as_tensordict(self._leaves, self.shape)  # made on request: it takes longer than reading a small batch
+
+    @property
+    def parts(self) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
+        """The columns by path, the facts by name and the states: what the constructor takes, without a copy."""
+        return self._leaves, self._facts, self._hidden
 
     # -- a mapping ----------------------------------------------------------------------------------------------
 
@@ -210,6 +215,20 @@ class SequenceBatch(Mapping[str, Any]):
         leaves = {path: leaf[rows] for path, leaf in self._leaves.items()}
         facts = {name: fact[low:high] for name, fact in self._facts.items()}
         hidden = map_leaves(partial(state_part, low=low, high=high), self._hidden)
+        return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
+
+    def blank(self, count: int) -> SequenceBatch:
+        """``count`` sequences of these fields and this length that hold zeros.
+
+        All steps are to learn from, so that a mean over the mask is a number. They stand where there is no sequence.
+        """
+        rows = (self.shape[0], count) if self.time_first else (count, self.shape[1])
+        leaves = {path: leaf.new_zeros((*rows, *leaf.shape[2:])) for path, leaf in self._leaves.items()}
+        for path, leaf in leaves.items():
+            leaf.fill_(path[0] == "mask" or padding(path))
+        facts = {name: fact.new_zeros(count) for name, fact in self._facts.items()}
+        facts["lengths"].fill_(rows[0 if self.time_first else 1])
+        hidden = map_leaves(partial(blank_state, count=count), self._hidden)
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
     @staticmethod

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
-from . import disk, format
+from . import directory, disk, format
 from .format import MANIFEST, Array, Contents
 from .sealed import damaged
 from .tensors import empty, fill, pieces
@@ -57,7 +57,11 @@ def write(
 
 
 def update(
-    path: PathLike, change: Callable[[Contents], Change], *, taken: Callable[[], object] | None = None
+    path: PathLike,
+    change: Callable[[Contents], Change],
+    *,
+    taken: Callable[[], object] | None = None,
+    alone: bool = False,
 ) -> Contents:
     """Replace the save in the directory ``path`` by what ``change`` makes of it. Kept data files are not written again.
 
@@ -65,7 +69,7 @@ def update(
 
     When this returns, the save is on the disk; the result is what it holds. If it raises or is killed, the old save is
     unchanged. In rare cases the new one is already in place; the error's last note then says so. Saves into one
-    directory take turns.
+    directory take turns. With ``alone`` no other thread helps.
     The trap: do not change the tensors before ``taken`` is called, or reading will refuse the save.
 
     Raises:
@@ -75,8 +79,8 @@ def update(
         OSError: the disk is full or fails.
     """
     path, generation = disk.usable(path), os.urandom(8).hex()
-    with disk.turn(path) as (directory, created):
-        present, manifest = disk.replaceable(path), b""
+    with directory.turn(path) as (descriptor, created):
+        present, manifest, size = directory.replaceable(path), b"", 0
         try:
             groups, content, kept = change(present)
             text, tensors = format.encode(content), {name: x for group in groups for name, x in group.items()}
@@ -85,16 +89,21 @@ def update(
                 header = format.header(group)
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
                 sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
-            files = kept.files | dict(zip(planned, disk.write_files(sources, taken), strict=True))
+                size += sources[path / file][1]
+            files = kept.files | dict(zip(planned, disk.write_files(sources, taken, alone), strict=True))
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
-            disk.sync(directory)
+            directory.sync(descriptor)
             os.replace(temporary, path / MANIFEST)
-            disk.sync(directory)  # remove the old files only once the new manifest is safe on the disk
-            disk.remove_others(path, keep=files)
+            directory.sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
+            directory.remove_others(path, keep=files)
+            directory.require_there(path, descriptor)
         except BaseException as error:
-            error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, manifest, created)}")
+            outcome = directory.take_back(path, descriptor, generation, manifest, created)
+            if advice := directory.advice(path, error, size):
+                error.add_note(advice)
+            error.add_note(f"the save into '{path}' failed; {outcome}")
             raise
     return Contents(files, specs)
 

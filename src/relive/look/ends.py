@@ -152,7 +152,7 @@ def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = No
     """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
     table = episodes_of(steps)
     lengths, last = (x[table["complete"]] for x in (table["length"], table["start"] + table["length"] - 1))
-    if len(lengths) < FEW:
+    if len(lengths) < FEW or not steps.judge_limits:
         return
     limit = max_episode_steps or int(lengths.max())
     at_limit = (lengths == limit) & steps.terminated[last]

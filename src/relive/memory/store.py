@@ -144,6 +144,8 @@ class Store(ABC):
     keeper: Keeper = RAM
     """What gives the replay the memory of its ring and of its sampler."""
 
+    read_aside = True
+    """Whether another thread may read some rows while this one writes others."""
     target: Array
     """The packed rows in RAM, uint8 ``[num_rows, W]``."""
     arrays: dict[Path, Array]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Never, cast
 
 import torch
 
-from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError
 from ..files.entries import contradictions
 from ..files.nested import read_extra
@@ -44,7 +43,7 @@ from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
+    pass
 
 __all__ = ["ReplayBuffer"]
 
@@ -182,8 +181,8 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         writer, values = self._writer, fields if step is None else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if self._ring.pending is not None:
-                writer.mend()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
             writer.add(values, chosen)
 
     @one_at_a_time
@@ -215,6 +214,8 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         Raises:
             LifecycleError: ``rewind`` where steps share observations.
         """
+        if rewind:  # then rows are not overwritten in the order of time
+            self._saver.await_rows()
         self._writer.clear(rewind)
 
     # -- settings -----------------------------------------------------------------------------------------------
@@ -258,35 +259,34 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         self._reader.keep_rule()
         return self._ratings.update(self._reader.view, index, td_error, mask)
 
-    @property
     @one_at_a_time
-    def block(self) -> TensorDict:
-        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
-
-        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
-        are those of final observations. Reward and flags are always in RAM.
-
-        The rows can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
-        """
-        self._saver.segments.give_up()
-        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
-
-    @one_at_a_time
-    def append(self, other: ReplayBuffer) -> None:
+    def append(self, other: ReplayBuffer, *, envs: Mapping[int, int] | None = None) -> None:
         """Add all complete transitions of ``other``, in the order in which they were completed there.
 
-        This buffer's running episodes are interrupted first.
+        The running episodes of the envs that get them are interrupted first.
+
+        Args:
+            other: a buffer of the same schema and order.
+            envs: env of ``other`` -> env of this buffer, for some of them. They are then added env after env, and TD
+                errors come with them if both samplers are :class:`relive.Prioritized`. Default: each to its own.
 
         Raises:
-            SchemaError: the buffers differ in their schema, number of envs or order.
-            LifecycleError: this buffer is in files, where a kill could leave the order of completion half changed.
+            SchemaError: the buffers differ in their schema or order; without ``envs``, also in their number of envs.
+            ParameterError: there is no such env.
+            LifecycleError: this buffer is in files, and ``envs`` is not given.
         """
-        require_alike(self, other)
-        self._refuse_files("append")
+        require_alike(self, other, envs)
+        if envs is None:
+            self._refuse_files("append without envs")
         with other.lock:
             other._writer.mend()
+            self._saver.await_rows()
             self._saver.segments.forget()  # older rows get new stamps
-            self._writer.append(other._ring)
+            if envs is None:
+                self._writer.append(other._ring)
+            for env, to in (envs or {}).items():
+                self._writer.append_env(other._ring, env, to)
+                self._ratings.take_over(other._ratings, env, to)
 
     @classmethod
     def load(

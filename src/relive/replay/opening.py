@@ -58,8 +58,9 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
             OSError: the disk is full or fails, or the directory is gone.
         """
         durable = self._require_files("flush")
-        self._commit()
-        durable.flush()
+        with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
+            self._commit()
+            durable.flush()
 
     def close(self) -> None:
         """Flush, and let another process open the files. Every later call but this one is an error.
@@ -69,7 +70,11 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
         with self.lock:
             if self._durable is None or isinstance(self._ring.pending, Ended):
                 return
-            self._writer.mend()
+            self._prepare()
+            if self._ahead is not None:
+                self._ahead.close()
+                self._end_serving(self._ahead)
+            self._saver.saves.settle()
             self._commit()
             self._durable.flush("close")
             self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")

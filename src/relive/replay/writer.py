@@ -22,7 +22,7 @@ from ..samplers.contract import Sampler
 from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Schema
-from .arguments import flattened, refuse_not_finite, whole_numbers
+from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .ends import EndCheck
 
 __all__ = ["Writer"]
@@ -95,7 +95,7 @@ class Writer:
         except (RuntimeError, TypeError):
             refuse_sparse(values)
             raise
-        kept = None if mask is None else _mask(mask, count)
+        kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without
             kept = None
         if kept is None and successive and count > piece_of(self.ring.rows):
@@ -176,13 +176,16 @@ class Writer:
         """Add all transitions of another ring, in the order in which they were completed there."""
         completed = self.ring.completed
         for env in range(other.num_envs):
-            self._append_env(other, env)
-            self.ring.settle()
+            self.append_env(other, env, env)
         order_as(self.ring, other, completed)
 
-    def _append_env(self, ring: Ring, env: int) -> None:
-        """Add all transitions of one env of another ring."""
-        self._interrupt(np.array([env]))
+    def append_env(self, ring: Ring, env: int, to: int) -> None:
+        """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
+        self._append_env(ring, env, to)
+        self.ring.settle()
+
+    def _append_env(self, ring: Ring, env: int, to: int) -> None:
+        self._interrupt(np.array([to]))
         store, places = ring.store, ring.live_places(env)
         complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
         # a row that is not complete can still hold the next observation of the row before it
@@ -195,8 +198,8 @@ class Writer:
         for rows in np.split(np.arange(len(places)), cuts):
             chosen = rows[wanted[rows]]
             if len(chosen):
-                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                self._interrupt(np.array([env]))
+                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], to)
+                self._interrupt(np.array([to]))
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env. The last one need not be complete."""
@@ -310,16 +313,6 @@ class _Checks:
 
 def _no_copier(role: str, count: int) -> None:
     """Every field is checked and copied by itself."""
-
-
-def _mask(mask: Any, count: int) -> Any:
-    """The rows that are kept, bool ``[count]``."""
-    kept = as_host(mask)
-    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
-        kept = kept.reshape(1)
-    if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
-    return kept
 
 
 def _kept(value: Any, kept: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -87,6 +87,8 @@ class Ring(RingState):
         self.pending: Change | Adding | Ended | None = None
         """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
+        self.before_overwriting: Callable[[Ints], object] | None = None
+        """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         self._addings = Bounded[tuple[int, bool, bool], Adding]()
 
@@ -163,6 +165,8 @@ class Ring(RingState):
             FieldError: an episode ended and ``final`` is None. Nothing is stored.
             ParameterError: the rows are too many for one call of a ring in files. Nothing is stored.
         """
+        if self.before_overwriting is not None:
+            self.before_overwriting(envs)
         count, store, undo = len(envs), self.store, self.undo
         if undo is not None and undo.active:  # the piece before was the sampler's last
             undo.end()

@@ -27,6 +27,7 @@ from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from .contract import Doubles
 from .sumtree import SumTree
+from .weighing import powers_of, require_errors
 
 __all__ = ["KeptPriorities", "rebuilding"]
 
@@ -77,6 +78,20 @@ class KeptPriorities:
         if count == ALL_RATED or ring.doubtful is None:
             return None
         return np.unique(np.concatenate([places, ring.doubtful]))
+
+    def mend(self, ring: Ring, doubtful: Ints) -> None:
+        """Find the weights at ``doubtful`` places, and all sums above them, anew from the errors.
+
+        Raises:
+            NotFiniteError: an error is negative or not finite.
+        """
+        index, weights = ring.index_of(doubtful), np.zeros(len(doubtful))
+        written = np.flatnonzero(index >= 0)
+        drawable = written[ring.find(index[written])[0] >= 0]
+        errors = self.errors[doubtful[drawable]]
+        require_errors(errors)
+        weights[drawable] = powers_of(errors, *self.facts[[ALPHA, EPS]].tolist())
+        self.tree.put(doubtful, weights)
 
     def __reduce__(self) -> Any:
         """For pickle and deepcopy: None. A copy of a sampler starts in memory of its own."""

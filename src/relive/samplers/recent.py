@@ -121,6 +121,14 @@ class Recent(Sampler):
             self.progress = fraction
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
 
+    def draw_state(self) -> Any:
+        """The inner sampler's."""
+        return self.inner.draw_state()
+
+    def undo_draws(self, draw_state: Any) -> None:
+        """See :class:`Sampler`."""
+        self.inner.undo_draws(draw_state)
+
     def check(self) -> None:
         """Check the inner sampler."""
         self.inner.check()

@@ -1,9 +1,11 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
 from .append import add_rows, plan_rows, scatter_rows
+from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .limits import add_count, admit
 from .packing import pack_rows, take_rows
 from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
@@ -30,9 +32,12 @@ __all__ = [
     "Grid",
     "Priorities",
     "accept_step",
+    "add_count",
     "add_rows",
+    "admit",
     "anchors",
     "choose_goals",
+    "commit_step",
     "copy_row",
     "copy_step",
     "discounted_return",
@@ -48,6 +53,7 @@ __all__ = [
     "ids_of",
     "live",
     "magnitudes",
+    "mark_bell",
     "mark_windows",
     "masses",
     "note_drawable",
@@ -57,10 +63,13 @@ __all__ = [
     "plan_rows",
     "plan_windows",
     "powers",
+    "publish",
+    "published",
     "rate",
     "read_sequences",
     "refuse_missing",
     "relabel_windows",
+    "ring_bell",
     "scatter_rows",
     "set_errors",
     "stack_places",

@@ -1,0 +1,6 @@
+"""Replay and rollouts over torch.distributed: each rank owns its ring, its rollout and its environments."""
+
+from .minibatches import minibatches
+from .replay import ShardedReplay
+
+__all__ = ["ShardedReplay", "minibatches"]

@@ -1,0 +1,63 @@
+"""Counters and bells that processes share: numba and plain Python do the same, and no ring is lost between threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relive.kernels import cpu, reference
+
+LARGEST = 2**31 - 1
+
+
+@pytest.mark.parametrize("module", [cpu, reference])
+def test_a_counter_is_published_and_the_bell_says_whether_somebody_sleeps(module: Any) -> None:
+    counters, bells = np.zeros(3, np.int64), np.zeros(2, np.int32)
+    assert not module.publish(counters, 1, 2**40, bells, 1)
+    assert counters.tolist() == [0, 2**40, 0]
+    assert not bells.any()
+    assert module.published(counters, 1) == 2**40
+    assert module.mark_bell(bells, 1) == 1 == module.mark_bell(bells, 1)
+    assert module.publish(counters, 1, 5, bells, 1)
+    assert bells.tolist() == [0, 2]
+    assert counters[1] == 5
+    assert not module.ring_bell(bells, 1)
+    assert bells.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 3, LARGEST - 1, LARGEST, -LARGEST - 1, -LARGEST, -2, -1])
+def test_the_twins_mark_and_ring_alike_also_where_a_bell_wraps_around(value: int) -> None:
+    outcomes = list[Any]()
+    for module in (cpu, reference):
+        bells = np.array([value], np.int32)
+        first = bool(module.ring_bell(bells, 0)), bells.tolist()
+        marked = module.mark_bell(bells, 0), bells.tolist()
+        outcomes.append((first, marked, bool(module.ring_bell(bells, 0)), bells.tolist()))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_of_two_threads_that_ring_one_mark_only_one_wakes() -> None:
+    bells, woken = np.zeros(1, np.int32), list[int]()
+    go, done = threading.Barrier(3), threading.Barrier(3)
+
+    def ring() -> None:
+        for _ in range(200):
+            go.wait(30)
+            if cpu.ring_bell(bells, 0):
+                woken.append(1)
+            done.wait(30)
+
+    threads = [threading.Thread(target=ring) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(200):
+        cpu.mark_bell(bells, 0)
+        go.wait(30)
+        done.wait(30)
+        assert len(woken) == turn + 1
+        assert bells[0] == 2 * (turn + 1)
+    for thread in threads:
+        thread.join()
