@@ -234,8 +234,10 @@ def test_copies_and_saves_are_those_of_any_replay(tmp_path: Path) -> None:
         replay.save(tmp_path / "r")
     with pytest.raises(FileFormatError, match=r'expected "format": "relive mapped arrays".*load'):
         ReplayBuffer.open(tmp_path / "save")
-    with pytest.raises(LifecycleError, match="append: a replay in files cannot do that"):
+    with pytest.raises(LifecycleError, match="append: a replay in files takes transitions env after env"):
         replay.append(copies[0])
+    replay.append(copies[0], envs={0: 1})
+    replay.check()
     copies[0].append(replay)
 
 

@@ -277,7 +277,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         """
         require_alike(self, other, envs)
         if envs is None:
-            self._refuse_files("append without envs")
+            self._refuse_files()
         with other.lock:
             other._writer.mend()
             self._saver.await_rows()

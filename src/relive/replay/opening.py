@@ -86,14 +86,14 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refuse_files(self, what: str) -> None:
-        """Refuse a call that cannot be made safe against a kill.
+    def _refuse_files(self) -> None:
+        """Refuse to take another's order of completion, of which a kill could leave a half.
 
         Raises:
             LifecycleError: this replay is in files.
         """
         if self._durable is not None:
-            raise LifecycleError(f"{what}: a replay in files cannot do that; extend it, or load a save into memory")
+            raise LifecycleError("append: a replay in files takes transitions env after env; pass envs={0: 0, ...}")
 
     def _require_files(self, what: str) -> Durable:
         if self._durable is None:
