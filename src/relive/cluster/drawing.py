@@ -61,11 +61,8 @@ class Drawing:
             LifecycleError: no shard answers, or none gives rows.
         """
         group, drawn, used = self._group, list[_Drawn](), dict[int, float]()
-        missing, attempt, end = (
-            batch_size,
-            0,
-            time.monotonic() + (group.count + 1) * group.timeout,
-        )  # each may take its time
+        patience = (group.count + 1) * group.timeout  # each shard may take its time
+        missing, attempt, end = batch_size, 0, time.monotonic() + patience
         while missing:
             masses = self._masses()
             seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
