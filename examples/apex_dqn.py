@@ -12,6 +12,7 @@ The last lines say what the shards have lost, if one died on the way.
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 import gymnasium as gym
@@ -141,7 +142,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)  # networks this small are slower on several threads
     here = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    ray.init(address=args.address, logging_level="warning", **({} if args.address else here))
+    ray.init(address=args.address, logging_level=logging.WARNING, **({} if args.address else here))
     with Run("Ape-X", ENV, GOAL, args) as run:
         stats = train(args, run)
     names = ("sampled", "shards_up", "restarts", "lost_steps", "repeated_steps", "late_updates", "dropped_updates")

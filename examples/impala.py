@@ -11,6 +11,7 @@ weighs every step by how likely the learner's policy would have taken it: see do
 from __future__ import annotations
 
 import argparse
+import logging
 
 import gymnasium as gym
 import ray
@@ -132,7 +133,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)  # networks this small are slower on several threads
     here = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    ray.init(address=args.address, logging_level="warning", **({} if args.address else here))
+    ray.init(address=args.address, logging_level=logging.WARNING, **({} if args.address else here))
     with Run("IMPALA", ENV, GOAL, args) as run:
         stats = train(args, run)
     print(
