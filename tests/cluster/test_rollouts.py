@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from clusters import sent
-from relive.cluster.rollouts import RolloutQueue, Rollouts
+from relive.cluster.queue import RolloutQueue
+from relive.cluster.rollouts import Rollouts
 from relive.errors import FieldError, LifecycleError, ParameterError
 
 

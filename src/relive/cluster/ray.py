@@ -7,7 +7,7 @@ from typing import Any
 
 from .group import Connect, Link
 from .homes import ShardPlan
-from .rollouts import RolloutQueue
+from .queue import RolloutQueue
 from .shard import Shard
 
 try:
