@@ -27,6 +27,7 @@ FACE = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "Lanes",
     "MinSize",
     "Mixture",
     "Monitor",

@@ -10,6 +10,7 @@ from .errors import ReliveError
 from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
+from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
@@ -34,6 +35,7 @@ __all__ = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "Lanes",
     "MinSize",
     "Mixture",
     "Monitor",

@@ -91,7 +91,7 @@ def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
         assert (ring.stamp[places] >= 0).tolist() == [row.complete for row in live]
 
 
-@pytest.mark.parametrize("rows", [2, 3, 4])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_short_play_of_one_env_leaves_exactly_the_anchors_of_the_list_of_episodes(rows: int) -> None:
     for play in plays(".TUB", 3):
         check_anchors(1, rows, play)
@@ -218,7 +218,6 @@ def applied(drawable: set[int], places: Any, opens: Any) -> set[int]:
 
 
 @given(st.integers(1, 3), st.integers(2, 8), st.sampled_from(RULES), st.data())
-@settings(max_examples=200)
 def test_events_in_their_order_lead_from_what_could_be_drawn_to_what_can(
     num_envs: int, rows: int, rule: Rule, data: st.DataObject
 ) -> None:

@@ -52,7 +52,7 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("of", [9, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_gives_goals_of_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 4), plays(".T|", 4))):
         check_play(1, rows, play, VIEWS[turn % of :: of])  # through all views, or through one or two

@@ -60,7 +60,7 @@ def check_views(twin: Twin, turn: int = 0, of: int = 1) -> None:
 
 
 @pytest.mark.parametrize("of", [29, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_reads_as_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4))):
         check_views(Twin(1, rows).play(*play), turn, of)
@@ -179,7 +179,7 @@ BEFORE = ("action", "reward")
 
 
 @pytest.mark.parametrize("of", [37, pytest.param(11, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays(".U|", 4))):
         twin = Twin(1, rows, dress="mixed" if turn % 9 == 0 else "box").play(*play)

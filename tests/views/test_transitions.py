@@ -47,7 +47,7 @@ def played(rewards: list[float], ends: dict[int, str], view: Any, capacity: int 
 
 
 @pytest.mark.parametrize("of", [4, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_reads_as_the_list_of_episodes_through_every_view(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TUB", 3), plays(".T|", 4))):
         twin = Twin(1, rows).play(*play)

@@ -13,7 +13,7 @@ from typing import Any
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["IN_MEMORY", "is_locked", "lock", "new_file", "open_again", "open_file", "remove", "reserve", "source"]
+__all__ = ["FLAGS", "IN_MEMORY", "is_locked", "is_that", "lock", "new_file", "path_of", "remove", "reserve", "source"]
 
 IN_MEMORY = sys.platform == "linux"
 """Whether there are files without a path, which are gone with the last process that has them open."""
@@ -22,6 +22,7 @@ FLOCK = "hhqqi4x"
 """Linux's ``struct flock``: kind, from where, first byte, number of bytes, process."""
 
 FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+"""How a file is opened."""
 
 
 def new_file(token: str) -> int:
@@ -53,33 +54,26 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 
 def source(descriptor: int, token: str) -> str:
-    """What :func:`open_file` takes in another process, together with the token."""
+    """What :func:`path_of` takes, in any process, together with the token."""
     if IN_MEMORY:
         return f"{os.getpid()}-{descriptor}"
     path = next(_folder().glob(f"relive-*-{token}"), None)
     return "0-0" if path is None else f"{path.name.split('-')[1]}-0"
 
 
-def open_file(place: str, token: str) -> int:
-    """Open the file that :func:`source` named.
+def path_of(place: str, token: str) -> str:
+    """The path by which any process can open the file that :func:`source` named, while it exists.
 
     Raises:
         ValueError: it is no such name.
-        OSError: it is gone.
     """
     process, number = map(int, place.split("-"))
-    if not IN_MEMORY:
-        return os.open(_path(str(process), token), FLAGS)
-    descriptor = os.open(f"/proc/{process}/fd/{number}", FLAGS)
-    if os.readlink(f"/proc/self/fd/{descriptor}") == f"/memfd:relive-{token} (deleted)":
-        return descriptor
-    os.close(descriptor)
-    raise OSError("the number belongs to another file by now")
+    return f"/proc/{process}/fd/{number}" if IN_MEMORY else str(_path(str(process), token))
 
 
-def open_again(descriptor: int, token: str) -> int:
-    """Open a file of this process once more. Locks belong to the open file, so each of these has its own."""
-    return os.open(f"/proc/self/fd/{descriptor}", FLAGS) if IN_MEMORY else open_file(source(descriptor, token), token)
+def is_that(descriptor: int, token: str) -> bool:
+    """Whether an open file is the one of this token; else its number belongs to another file by now."""
+    return not IN_MEMORY or os.readlink(f"/proc/self/fd/{descriptor}") == f"/memfd:relive-{token} (deleted)"
 
 
 def remove(token: str) -> None:

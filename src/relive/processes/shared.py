@@ -70,16 +70,19 @@ class SharedBlock:
             ParameterError: it is no name of a block.
             LifecycleError: the process that gave the name has ended, or has dropped the block.
         """
+        gone = f"shared memory {name!r}: it is gone; send it while a process that has it is alive"
         try:
             source, _, token = name.rpartition("-")
-            descriptor = backing.open_file(source, token)
+            path = backing.path_of(source, token)
         except (AttributeError, ValueError) as error:
             raise ParameterError(f"SharedBlock.attach(name={name!r}): expected the name of a block") from error
+        try:
+            descriptor = os.open(path, backing.FLAGS)
         except OSError as error:
-            raise LifecycleError(
-                f"shared memory {name!r}: it is gone ({error.strerror or error}); send it while a process that has it "
-                "is alive"
-            ) from error
+            raise LifecycleError(gone) from error
+        if not backing.is_that(descriptor, token):
+            os.close(descriptor)
+            raise LifecycleError(gone)
         return cls(descriptor, token)
 
     @property
@@ -101,11 +104,8 @@ class SharedBlock:
         Args:
             place: any whole number of at least 0; what it stands for is up to the caller.
         """
-        descriptor = backing.open_again(self._descriptor, self._token)
-        if backing.lock(descriptor, place):
-            return Claim(descriptor)
-        os.close(descriptor)
-        return None
+        claim = Claim(backing.path_of(backing.source(self._descriptor, self._token), self._token), place)
+        return claim if claim.holds else None
 
     def is_claimed(self, place: int) -> bool:
         """Whether a process that is alive has claimed a place."""
@@ -115,15 +115,25 @@ class SharedBlock:
 class Claim:
     """A place of a block that one process has. A child that is forked does not have it."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.drop = finalize(self, os.close, descriptor)
+    def __init__(self, path: str, place: int) -> None:
+        files = list[int]()
+        self.drop = finalize(self, _close_all, files)
         """Lets others claim the place."""
         _claims.add(self)
+        # on one line, so that an exception such as Ctrl-C finds the file where it will be closed
+        files.append(os.open(path, backing.FLAGS))
+        if not backing.lock(files[0], place):
+            self.drop()
 
     @property
     def holds(self) -> bool:
         """Whether this process has the place."""
         return self.drop.alive
+
+
+def _close_all(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())
 
 
 _claims = WeakSet[Claim]()

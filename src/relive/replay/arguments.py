@@ -18,7 +18,7 @@ from ..steps.checker import refuse_sparse
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 
-__all__ = ["flattened", "refuse_not_finite", "require_rows", "whole_numbers"]
+__all__ = ["flattened", "refuse_not_finite", "require_rows", "row_mask", "whole_numbers"]
 
 
 MOST = 2**31 - 1
@@ -66,6 +66,20 @@ def whole_numbers(values: Any, name: str) -> Ints:
     if given.size and given.dtype.kind not in "iu":
         raise DTypeError(f"{name}: expected integers, got {given.dtype}")
     return np.ascontiguousarray(given, np.int64)
+
+
+def row_mask(mask: Any, count: int) -> Any:
+    """The rows that are kept, bool ``[count]``.
+
+    Raises:
+        ShapeError: the mask has another shape or dtype.
+    """
+    kept = as_host(mask)
+    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
+        kept = kept.reshape(1)
+    if kept.shape != (count,) or kept.dtype != np.bool_:
+        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
+    return kept
 
 
 def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[str, Any], int]:

@@ -20,7 +20,7 @@ from ..samplers.contract import Sampler
 from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Schema
-from .arguments import flattened, refuse_not_finite, whole_numbers
+from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .ends import EndCheck
 
 __all__ = ["Writer"]
@@ -95,7 +95,7 @@ class Writer:
         except (RuntimeError, TypeError):
             refuse_sparse(values)
             raise
-        kept = None if mask is None else _mask(mask, count)
+        kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without
             kept = None
         if kept is None and successive and count > self._piece:
@@ -310,16 +310,6 @@ class _Checks:
 
 def _no_copier(role: str, count: int) -> None:
     """Every field is checked and copied by itself."""
-
-
-def _mask(mask: Any, count: int) -> Any:
-    """The rows that are kept, bool ``[count]``."""
-    kept = as_host(mask)
-    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
-        kept = kept.reshape(1)
-    if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
-    return kept
 
 
 def _kept(value: Any, kept: Any) -> Any:

@@ -3,7 +3,7 @@
 from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
 from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
-from .counters import mark_bell, publish, published, ring_bell
+from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
@@ -30,6 +30,7 @@ __all__ = [
     "anchors",
     "cache_folder",
     "choose_goals",
+    "commit_step",
     "copy_row",
     "copy_step",
     "copy_windows",

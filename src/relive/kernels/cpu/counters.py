@@ -15,9 +15,11 @@ from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
+from ..lane_state import ALONE, COMMITTED, CUT, FOLLOWED, MASKED
+from .handles import matrix_of, vector_of
 from .jit import address_t, intrinsic, jit
 
-__all__ = ["mark_bell", "publish", "published", "ring_bell"]
+__all__ = ["commit_step", "mark_bell", "publish", "published", "ring_bell"]
 
 Ints = NDArray[np.int64]
 Bells = NDArray[np.int32]
@@ -111,3 +113,25 @@ def ring_bell(bells: Bells, place: int) -> bool:
             return True
         value = found
     return False
+
+
+@jit
+def commit_step(handle: Ints, number: int, marks: int) -> int:
+    """See :func:`relive.kernels.reference.counters.commit_step`. The handle's members are those of a LaneArrays.
+
+    ``number`` counts steps from 0 on, and no lane comes to 2**63 of them.
+    """
+    counters, bell = vector_of(handle, 0, np.int64), vector_of(handle, 1, np.int32)
+    noted, mask = vector_of(handle, 2, np.uint8), matrix_of(handle, 5, np.uint8)
+    terminated, truncated = matrix_of(handle, 3, np.uint8), matrix_of(handle, 4, np.uint8)
+    row, before = number % noted.size, (number + noted.size - 1) % noted.size  # no remainder of a negative number
+    for n in range(mask.shape[1]):
+        kept = marks & MASKED == 0 or mask[row, n] > 0
+        if kept and marks & FOLLOWED == 0 and (terminated[row, n] | truncated[row, n]) > 0:
+            return -1 - n
+        if not kept and marks & CUT == 0:
+            was_kept = noted[before] & MASKED == 0 or mask[before, n] > 0
+            if was_kept and (terminated[before, n] | truncated[before, n]) == 0:
+                marks |= ALONE
+    noted[row] = marks
+    return 1 if publish(counters, COMMITTED, number + 1, bell, 0) else 0

@@ -1,7 +1,7 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
 from .append import add_rows, plan_rows, scatter_rows
-from .counters import mark_bell, publish, published, ring_bell
+from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
@@ -36,6 +36,7 @@ __all__ = [
     "admit",
     "anchors",
     "choose_goals",
+    "commit_step",
     "copy_row",
     "copy_step",
     "discounted_return",

@@ -12,7 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["mark_bell", "publish", "published", "ring_bell"]
+from ..lane_state import ALONE, COMMITTED, CUT, FOLLOWED, MASKED, LaneArrays
+
+__all__ = ["commit_step", "mark_bell", "publish", "published", "ring_bell"]
 
 Ints = NDArray[np.int64]
 Bells = NDArray[np.int32]
@@ -53,3 +55,29 @@ def ring_bell(bells: Bells, place: int) -> bool:
         return False
     bells[place] = np.array(value + 1, np.int64).astype(np.int32)  # 2 for the ring, less 1 for the mark
     return True
+
+
+def commit_step(lane: LaneArrays, number: int, marks: int) -> int:
+    """Let others see step ``number``, which was written to its row; the marks other than ALONE are given.
+
+    Args:
+        lane: where it is.
+        number: of the step; as many were committed before.
+        marks: CUT, FOLLOWED and MASKED, as far as they hold.
+
+    Returns:
+        1 if somebody sleeps on the bell, else 0. Or ``-1 - n``, if the episode of env n ended and the step is not
+        FOLLOWED; then nothing is committed.
+    """
+    size = len(lane.marks)
+    row, before = number % size, (number - 1) % size
+    for n in range(lane.mask.shape[1]):
+        kept = not marks & MASKED or lane.mask[row, n]
+        if kept and not marks & FOLLOWED and (lane.terminated[row, n] or lane.truncated[row, n]):
+            return -1 - n
+        if not kept and not marks & CUT:  # then there is a step before
+            was_kept = not lane.marks[before] & MASKED or lane.mask[before, n]
+            if was_kept and not (lane.terminated[before, n] or lane.truncated[before, n]):
+                marks |= ALONE
+    lane.marks[row] = marks
+    return int(publish(lane.counters, COMMITTED, number + 1, lane.bell, 0))
