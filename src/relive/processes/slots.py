@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Never
+from typing import Any, Never, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -18,7 +20,7 @@ from ..errors import LifecycleError
 from ..steps.trees import Path, map_leaves
 from .shared import SharedBlock
 
-__all__ = ["BatchForm", "Slot", "form_of"]
+__all__ = ["BatchForm", "Packed", "Slot", "form_of", "is_batch"]
 
 LINE = 64
 """Bytes of a cache line; every field begins on one."""
@@ -56,9 +58,9 @@ class BatchForm:
 def form_of(batch: Any) -> tuple[BatchForm, list[Tensor]]:
     """The form of a batch of a replay, and its tensors in the form's order."""
     if not isinstance(batch, SequenceBatch):
-        items = batch.items(include_nested=True, leaves_only=True)
-        leaves = {key if isinstance(key, tuple) else (key,): value for key, value in items}
-        return BatchForm(_fields(leaves), 0, 0, None, None), list(leaves.values())
+        items: Any = batch.items(include_nested=True, leaves_only=True)
+        named: dict[Path, Tensor] = {key if isinstance(key, tuple) else (key,): value for key, value in items}
+        return BatchForm(_fields(named), 0, 0, None, None), list(named.values())
     leaves, facts, hidden = parts_of(batch)
     states = list[Tensor]()
 
@@ -67,10 +69,14 @@ def form_of(batch: Any) -> tuple[BatchForm, list[Tensor]]:
         return len(states) - 1
 
     numbers = map_leaves(number, hidden)
-    named = {("hidden", str(i)): state for i, state in enumerate(states)}
+    numbered = {("hidden", str(i)): state for i, state in enumerate(states)}
     known = {(name,): fact for name, fact in facts.items()}
-    fields = _fields(leaves) + _fields(named) + _fields(known)
-    return BatchForm(fields, len(facts), len(states), numbers, batch.time_first), [*leaves.values(), *states, *known.values()]
+    fields = _fields(leaves) + _fields(numbered) + _fields(known)
+    return BatchForm(fields, len(facts), len(states), numbers, batch.time_first), [
+        *leaves.values(),
+        *states,
+        *known.values(),
+    ]
 
 
 def _fields(leaves: Mapping[Path, Tensor]) -> tuple[tuple[Path, torch.dtype, tuple[int, ...]], ...]:
@@ -78,16 +84,17 @@ def _fields(leaves: Mapping[Path, Tensor]) -> tuple[tuple[Path, torch.dtype, tup
 
 
 class Slot:
-    """Room for one batch in shared memory, and the tensors over it.
+    """Room for one batch, and the tensors over it.
 
     Args:
-        block: the memory; at least as large as the batch.
+        memory: uint8, at least as large as the batch.
         form: of the batch that it holds now.
+        block: the shared memory that this is.
     """
 
-    def __init__(self, block: SharedBlock, form: BatchForm) -> None:
-        self.block, self.form = block, form
-        self._memory = torch.from_numpy(block.array)
+    def __init__(self, memory: NDArray[np.uint8], form: BatchForm, block: SharedBlock | None = None) -> None:
+        self.form, self.block = form, block
+        self._memory = torch.from_numpy(memory)
         self._tensors = [
             self._memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
             for (_, dtype, shape), start in zip(form.fields, form.offsets, strict=False)
@@ -109,7 +116,7 @@ class Slot:
             return self._handed
         middle = count - form.states
         facts = {path[0]: tensor for path, tensor in zip(paths[count:], tensors[count:], strict=True)}
-        hidden = map_leaves(lambda i: tensors[middle + i], form.hidden)
+        hidden = map_leaves(tensors[middle:count].__getitem__, form.hidden)
         leaves = dict(zip(paths[:middle], tensors, strict=False))
         self._handed = SequenceBatch(leaves, facts, hidden, time_first=form.time_first)
         return self._handed
@@ -127,6 +134,31 @@ class Slot:
         increment_version(self._memory)
 
 
+@dataclass(frozen=True)
+class Packed:
+    """A batch on its way to another process: tensors alone would be sent as open files."""
+
+    form: BatchForm
+    memory: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, batch: Any) -> Packed:
+        """The bytes of a batch."""
+        form, tensors = form_of(batch)
+        packed = cls(form, np.empty(form.nbytes, np.uint8))
+        Slot(packed.memory, form).write(tensors)
+        return packed
+
+    def batch(self) -> Any:
+        """The batch, over these bytes."""
+        return Slot(self.memory, self.form).batch()
+
+
+def is_batch(value: Any) -> bool:
+    """Whether this is a batch of a replay, of transitions or of sequences."""
+    return isinstance(value, SequenceBatch) or type(value).__name__ == "TensorDict"
+
+
 class _Expired(dict[Any, Any]):
     """The fields of a batch whose slot holds another one by now."""
 
@@ -136,7 +168,7 @@ class _Expired(dict[Any, Any]):
             "batch.clone() to use it longer"
         )
 
-    __getitem__ = __iter__ = __len__ = __contains__ = get = keys = values = items = _refuse  # pyright: ignore
+    __getitem__ = __iter__ = __len__ = __contains__ = get = keys = values = items = cast("Any", _refuse)
 
 
 _EXPIRED = _Expired()

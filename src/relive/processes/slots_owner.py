@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from ..replay.progress import Drawn
 from .lanes import Lanes
 from .limits import RateLimit
 from .shared import SharedBlock
-from .slots import BatchForm, Slot, form_of
+from .slots import BatchForm, Packed, Slot, form_of, is_batch
 from .wire import HELLO, Address, Failure, Line, accept
 
 __all__ = ["Order", "Owner", "run_owner"]
@@ -62,6 +62,8 @@ class Seat:
     free: deque[int] = field(default_factory=deque[int])
     ready: deque[Drawn] = field(default_factory=deque[Drawn])
     """What was drawn for it and not asked for yet."""
+    errors: int = 0
+    """How many errors it was sent."""
     asked: int = 0
     """Batches that it asked for and that are not drawn yet."""
 
@@ -107,7 +109,7 @@ class Owner:
         """Serve until the process that started the server ends the line."""
         self._listen_to(self._control.fileno(), self._obey)
         self._listen_to(self._listener.fileno(), self._let_in)
-        self._listen_to(self._poked.fileno(), lambda: self._poked.recv(4096) and None)
+        self._listen_to(self._poked.fileno(), self._wake_up)
         if self._lanes is not None:
             threading.Thread(target=self._drain, args=(self._lanes,), name="relive-drain", daemon=True).start()
         parent = os.getppid()
@@ -119,6 +121,9 @@ class Owner:
             self._drop_strangers()
             self._draw()
         self._ended = True
+
+    def _wake_up(self) -> None:
+        self._poked.recv(4096)
 
     # -- who comes and goes -------------------------------------------------------------------------------------
 
@@ -146,6 +151,8 @@ class Owner:
 
     def _greet(self, line: Line) -> None:
         """Give a process that comes in the seat that it asks for."""
+        if not line.waits(0):
+            return  # what the system reported was of another line, which had the same number
         self._strangers.pop(line.fileno(), None)
         try:
             rank = self._address.admits(line.receive_bytes(HELLO))
@@ -154,7 +161,10 @@ class Owner:
         if rank is None or not rank.isdecimal() or int(rank) >= len(self._seats):
             self._hang_up(line)
             return
-        if self._seats[int(rank)].line is not None:
+        seat = self._seats[int(rank)]
+        while seat.line is not None and seat.line.waits(0):
+            self._hear(seat)  # perhaps it has just hung up
+        if seat.line is not None:
             self._tell(line, ("refused", f"learner {rank} is taken by a process that is alive"))
             self._hang_up(line)
             return
@@ -175,7 +185,8 @@ class Owner:
     def _hear(self, seat: Seat) -> None:
         """Do what a learner asks for."""
         line = seat.line
-        assert line is not None
+        if line is None or not line.waits(0):
+            return  # as in _greet
         try:
             message = line.receive()
         except (OSError, EOFError):
@@ -185,8 +196,9 @@ class Owner:
         if message[0] == "next":
             if message[1] is not None:
                 seat.free.append(message[1])
-            seat.wants = True
-            self._take(seat)
+            if message[2] == seat.errors:  # else an error that is on its way answers
+                seat.wants = True
+                self._take(seat)
         else:
             self._answer(line, message)
 
@@ -209,12 +221,14 @@ class Owner:
                 values, envs = rest
                 self._replay.add(values, envs=envs)
             else:
-                name, args, kwargs = rest
+                number, name, args, kwargs = rest
                 require("call", NAME_RULE, name=name)
                 value: Any = getattr(self._replay, name)
-                self._tell(line, ("reply", value(*args, **kwargs) if callable(value) else value))
+                value = value(*args, **kwargs) if callable(value) else value
+                self._tell(line, ("reply", number, Packed.of(value) if is_batch(value) else value))
         except Exception as error:
-            self._tell(line, ("late" if kind in ("rate", "add") else "failed", Failure(error)))
+            failure = Failure.of(error)
+            self._tell(line, ("failed", rest[0], failure) if kind == "call" else ("late", failure))
 
     def _tell(self, line: Line, message: Any) -> None:
         with suppress(OSError, EOFError):  # whoever is gone is noticed when their line is read
@@ -225,7 +239,9 @@ class Owner:
     def _draw(self) -> None:
         """Draw all batches that are due: batch t for learner t mod learners, in the order of t."""
         if self._failure is not None:
-            self._fail_all(self._failure)
+            for seat in self._seats:
+                if seat.wants:
+                    self._fail(seat, self._failure)
         while not all(seat.gone for seat in self._seats):
             seat = self._seats[self._turn]
             if not seat.gone and not self._serve(seat):
@@ -245,9 +261,7 @@ class Owner:
                 self._limit.uncount(samples=self._order.batch_size)
             if isinstance(error, EmptyError) and self._lanes is not None:
                 return False  # its first steps are on their way
-            seat.wants = False
-            assert seat.line is not None
-            self._tell(seat.line, ("error", Failure(error)))
+            self._fail(seat, Failure.of(error))
             return False
         form, tensors = form_of(ahead.ready[-1].batch)
         ahead.ready[-1] = drawn = ahead.ready[-1]._replace(batch=None)  # the slot has it from here on
@@ -269,16 +283,17 @@ class Owner:
     def _hand_over(self, seat: Seat, drawn: Drawn, form: BatchForm, tensors: list[torch.Tensor]) -> None:
         """Copy a batch into a slot of a learner, and tell it."""
         place = seat.free.popleft()
-        slot, known = seat.slots[place], True
+        slot, changed = seat.slots[place], None
         if slot is None or slot.form != form:
-            fits = slot is not None and slot.block.nbytes >= form.nbytes
-            block = slot.block if slot is not None and fits else SharedBlock.create(max(form.nbytes, 1))
-            seat.slots[place] = slot = Slot(block, form)
-            known = False
+            block = None if slot is None else slot.block
+            if block is None or block.nbytes < form.nbytes:
+                block = SharedBlock.create(max(form.nbytes, 1))
+            seat.slots[place] = slot = Slot(block.array, form, block)
+            changed = block.name, form
         slot.write(tensors)
         seat.ready.append(drawn)
         assert seat.line is not None
-        self._tell(seat.line, ("batch", place, drawn.completed, None if known else (slot.block.name, form)))
+        self._tell(seat.line, ("batch", place, drawn.completed, changed))
         if seat.asked:
             seat.asked -= 1
             self._note_taken(seat.ready.popleft())
@@ -294,11 +309,12 @@ class Owner:
         with self._replay.lock, suppress(ValueError):
             self._served.ahead.ready.remove(drawn)
 
-    def _fail_all(self, failure: Failure) -> None:
-        for seat in self._seats:
-            if seat.line is not None and seat.wants:
-                seat.wants = False
-                self._tell(seat.line, ("error", failure))
+    def _fail(self, seat: Seat, failure: Failure) -> None:
+        """Answer a learner with an error. It draws no more for it until it has asked again."""
+        seat.wants, seat.asked = False, 0
+        seat.errors += 1
+        if seat.line is not None:
+            self._tell(seat.line, ("error", failure))
 
     # -- lanes --------------------------------------------------------------------------------------------------
 
@@ -309,7 +325,7 @@ class Owner:
                 if lanes.wait(TICK) and lanes.drain(self._replay):
                     self._poke.send(b"!")
         except Exception as error:  # the learners are told
-            self._failure = Failure(error)
+            self._failure = Failure.of(error)
             self._poke.send(b"!")
 
 
@@ -328,12 +344,14 @@ def run_owner(
     line = Line(control)
     try:
         refuse_class("make", make)
-        replay = make()
+        replay: Any = make()
         if not isinstance(replay, ReplayBuffer):
-            raise LifecycleError(f"ReplayServer(make): expected a function that makes a ReplayBuffer, it gave {replay!r:.80}")
-        owner = Owner(replay, order, listener, address, line, lanes, limit)
+            raise LifecycleError(
+                f"ReplayServer(make): expected a function that makes a ReplayBuffer, got {replay!r:.80}"
+            )
+        owner = Owner(cast("ReplayBuffer", replay), order, listener, address, line, lanes, limit)
     except Exception as error:
-        line.send(("failed", Failure(error)))
+        line.send(("failed", 0, Failure.of(error)))
         return
-    line.send(("ready", os.getpid()))
+    line.send(("reply", 0, os.getpid()))
     owner.run()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet, finalize
 
 from ..errors import LifecycleError, ParameterError
@@ -16,11 +15,15 @@ from ..replay.arguments import require_rows
 from ..replay.buffer import ReplayBuffer
 from .lanes import Lanes
 from .limits import RateLimit
+from .slots import Packed
 from .slots_learner import Learner
 from .slots_owner import Order, run_owner
-from .wire import Address, Line, listen
+from .wire import Line, listen
 
 __all__ = ["ReplayServer"]
+
+GLANCE = 0.5
+"""Seconds after which it is looked whether the process is alive. Mostly the end of the line says so at once."""
 
 GRACE = 5.0
 """Seconds that the process has to end when it is asked to."""
@@ -66,6 +69,7 @@ class ReplayServer:
         require("ReplayServer", COUNT_RULE, depth=depth, learners=learners)
         require("ReplayServer", one_of("spawn", "fork"), context=context)
         self._order = Order(int(batch_size), int(depth), int(learners))
+        self._starter, self._calls = os.getpid(), 0
         start: Any = multiprocessing.get_context(context)
         listener, self._address = listen()
         control, inside = start.Pipe()
@@ -78,9 +82,9 @@ class ReplayServer:
         finally:
             listener.close()
             inside.close()
-        self.close = finalize(self, _end, self._process, self._control)
+        self.close = finalize(self, _end, self._process, self._control, self._starter)
         """End the process. What it holds is lost: save first, with ``call("save", path)``."""
-        self._answer("ReplayServer(make)")
+        self._pid: int = self._answer("ReplayServer(make)")
 
     def learner(self, rank: int = 0, *, timeout: float | None = None) -> Learner:
         """The end at which the batches of learner ``rank`` come out, in the process that calls this.
@@ -95,8 +99,8 @@ class ReplayServer:
         """
         if not (is_count(rank) and rank < self._order.learners):
             raise ParameterError(
-                f"learner(rank={rank!r}): expected a whole number from 0 to {self._order.learners - 1}; give ReplayServer "
-                "as many learners as you need"
+                f"learner(rank={rank!r}): expected a whole number from 0 to {self._order.learners - 1}; give "
+                "ReplayServer as many learners as you need"
             )
         require("learner", TIMEOUT_RULE, timeout=timeout)
         return Learner(self._address, int(rank), timeout, self._is_alive)
@@ -109,7 +113,8 @@ class ReplayServer:
         if self._control is None or self._control.closed:
             raise LifecycleError("call: the server has ended, or was started by another process; use a learner's call")
         try:
-            self._control.send(("call", name, args, kwargs))
+            self._calls += 1
+            self._control.send(("call", self._calls, name, args, kwargs))
         except (OSError, EOFError) as error:
             raise self._ended() from error
         return self._answer(name)
@@ -137,22 +142,22 @@ class ReplayServer:
 
     def _answer(self, what: str) -> Any:
         """What the process says to the last request."""
-        assert self._control is not None
+        kind, number, value, line = "", -1, cast("Any", None), self._control
+        assert line is not None
         try:
-            while not self._control.waits(0.5):
-                if not self._is_alive():
-                    raise self._ended()
-            kind, value = self._control.receive()
+            while number != self._calls:  # others are of calls that were broken off
+                while not line.waits(GLANCE):
+                    if not self._is_alive():
+                        raise self._ended()
+                kind, number, value = line.receive()
         except (OSError, EOFError) as error:
             raise self._ended() from error
         if kind == "failed":
             raise value.raised(what)
-        if kind == "ready":
-            self._pid: int = value
-        return value
+        return value.batch() if isinstance(value, Packed) else value
 
     def _is_alive(self) -> bool:
-        if self._control is not None and self._process is not None:
+        if os.getpid() == self._starter:
             return self._process.is_alive()
         try:
             os.kill(self._pid, 0)
@@ -170,7 +175,7 @@ class ReplayServer:
 
 def _handle(state: Mapping[str, Any]) -> ReplayServer:
     server = ReplayServer.__new__(ReplayServer)
-    vars(server).update(state, _control=None, _process=None, close=_nothing)
+    vars(server).update(state, _control=None, _starter=0, close=_nothing)
     return server
 
 
@@ -178,10 +183,10 @@ def _nothing() -> None:
     """What closing a handle does: the server belongs to the process that started it."""
 
 
-def _end(process: BaseProcess, control: Line) -> None:
-    """End a server's process: ask, then insist."""
+def _end(process: BaseProcess, control: Line, starter: int) -> None:
+    """End a server's process, in the one that started it: ask, then insist."""
     control.close()
-    if process._parent_pid != os.getpid():  # pyright: ignore
+    if os.getpid() != starter:
         return
     process.join(GRACE)
     if process.is_alive():

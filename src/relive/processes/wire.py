@@ -1,13 +1,13 @@
 """Wire: messages between the owner of a replay and its learners, over sockets of this machine.
 
-Both ends belong to one user, which the system vouches for, and the first message proves that the sender has the server's
-token. Later messages are pickles, as those of :mod:`multiprocessing`.
+Both ends belong to one user, which the system vouches for. The first message proves that its sender has the server's
+token. Later ones are what :mod:`multiprocessing` makes of Python objects.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
-import pickle
 import secrets
 import select
 import socket
@@ -15,11 +15,14 @@ import struct
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ..errors import LifecycleError, ReliveError
+from .. import errors
+from ..errors import LifecycleError
 
 __all__ = ["HELLO", "Address", "Failure", "Line", "accept", "listen"]
 
@@ -56,7 +59,7 @@ class Address:
 
 
 def listen() -> tuple[socket.socket, Address]:
-    """A socket that listens. On Linux it has no file, so nothing is left behind; elsewhere it is in a folder of its own."""
+    """A socket that listens. On Linux it has no file, so none is left; elsewhere it is in a folder of its own."""
     token = secrets.token_hex(16)
     if sys.platform == "linux":
         name = f"\0relive-{os.getpid()}-{token[:8]}"
@@ -103,15 +106,12 @@ class Line:
         return self._connection.closed
 
     def send(self, message: Any) -> None:
-        """Send what pickle can handle. Raises OSError if the other end is gone."""
-        self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        """Send an object. Raises OSError if the other end is gone."""
+        self._whole(self._connection.send, message)
 
     def send_bytes(self, message: bytes) -> None:
         """Send bytes."""
-        self._require_whole()
-        self._within = True
-        self._connection.send_bytes(message)
-        self._within = False
+        self._whole(self._connection.send_bytes, message)
 
     def waits(self, seconds: float | None) -> bool:
         """Whether a message, or the end of the line, comes within so many seconds."""
@@ -119,46 +119,52 @@ class Line:
 
     def receive(self) -> Any:
         """The next message. Raises EOFError or OSError if the other end is gone."""
-        return pickle.loads(self.receive_bytes())
+        return self._whole(self._connection.recv)
 
-    def receive_bytes(self, most: int | None = None) -> bytes:
+    def receive_bytes(self, most: int) -> bytes:
         """The next message as bytes, at most so many."""
-        self._require_whole()
-        self._within = True
-        message = self._connection.recv_bytes(most)
-        self._within = False
-        return message
+        return self._whole(self._connection.recv_bytes, most)
 
     def close(self) -> None:
         """Close this end."""
         self._connection.close()
 
-    def _require_whole(self) -> None:
+    def _whole(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call that sends or reads one message, unless an earlier one was broken off."""
         if self._within:
             self.close()
             raise EOFError
+        self._within = True
+        result = call(*args)
+        self._within = False
+        return result
 
 
+@dataclass(frozen=True)
 class Failure:
-    """An error on its way to another process, with its traceback as text."""
+    """An error on its way to another process: the name of its class, its message and its traceback."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.text = "".join(traceback.format_exception(error))
-        self.error: BaseException | None = error.with_traceback(None)
-        self.error.__cause__ = self.error.__context__ = None
-        try:
-            pickle.loads(pickle.dumps(self.error))
-        except Exception:  # whatever a class of the user's does
-            self.error = None
+    kind: str
+    message: str
+    text: str
 
-    def raised(self, what: str) -> BaseException:
-        """The error to raise here: of the same class where that can be sent, with the traceback of the other process."""
-        error = self.error or LifecycleError(f"{what}: {self.text.strip().rpartition(chr(10))[2]}")
-        error.__cause__ = _Elsewhere(self.text)
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """What can be sent of an error."""
+        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+
+    def raised(self, what: str) -> Exception:
+        """The error to raise here: of the same class, if that is relive's or Python's, else a LifecycleError."""
+        kind = getattr(errors, self.kind, None) or getattr(builtins, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            error = kind(self.message)
+        else:
+            error = LifecycleError(f"{what}: {self.kind}: {self.message}")
+        error.__cause__ = ElsewhereError(self.text)
         return error
 
 
-class _Elsewhere(ReliveError):
+class ElsewhereError(Exception):
     """The traceback of another process, shown as the cause of an error."""
 
     def __str__(self) -> str:
