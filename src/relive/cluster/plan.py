@@ -12,6 +12,7 @@ Where all rows have the same chance, a shard's mass is its number of rows.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,10 +23,49 @@ from ..kernels.reference.random import key
 from ..parameters import COUNT_RULE, is_count, is_number, require
 from ..steps.arrays import Ints
 
-__all__ = ["global_probabilities", "global_weights", "shard_counts", "shard_key", "shard_masses"]
+__all__ = ["Plan", "global_probabilities", "global_weights", "plan", "shard_counts", "shard_key", "shard_masses"]
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
+
+
+class Plan(NamedTuple):
+    """A batch, divided among shards. :func:`plan` makes one."""
+
+    masses: Doubles
+    """Of the shards, ``[K]``."""
+    ends: Doubles
+    """Where each shard's interval ends, ``[K]``: their running sum."""
+    wanted: Doubles
+    """The masses that one ring of all would draw, ``[B]``."""
+
+    def counts(self) -> Ints:
+        """How many rows each shard draws, int64 ``[K]``."""
+        return np.bincount(self.ends.searchsorted(self.wanted, "right"), minlength=len(self.ends))
+
+    def of(self, shard: int) -> Doubles:
+        """Where shard number ``shard`` draws its rows: ``[count]``, in [0, its mass), in the order of the batch.
+
+        Raises:
+            ParameterError: there is no such shard.
+        """
+        if not (is_count(shard) and shard < len(self.ends)):
+            raise ParameterError(f"shard={shard!r}: expected a whole number from 0 to {len(self.ends) - 1}")
+        begin = self.ends[shard - 1] if shard else 0.0
+        mine = self.wanted[(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin
+        return np.minimum(mine, math.nextafter(self.masses[shard], 0.0))  # a difference may round up to the mass
+
+
+def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Plan:
+    """How shards divide batch number ``t``. Arguments and errors are those of :func:`shard_counts`."""
+    require("shard_counts", COUNT_RULE, batch_size=batch_size)
+    if not is_count(t):
+        raise ParameterError(f"t={t!r}: expected the number of the batch, a whole number of at least 0")
+    given = _vector(masses)
+    ends, wanted = _ends(given), np.empty(batch_size)
+    total = float(ends[-1])
+    kernels.fast().masses(np.uint64(key(seed, t)), stratified, total, math.nextafter(total, 0.0), wanted)
+    return Plan(given, ends, wanted)
 
 
 def shard_counts(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Ints:
@@ -46,8 +86,7 @@ def shard_counts(masses: ArrayLike, batch_size: int, seed: int, t: int, *, strat
         ShapeError: ``masses`` is no vector.
         ParameterError: ``batch_size`` is not positive, or ``t`` is negative.
     """
-    ends, wanted = _planned(masses, batch_size, seed, t, stratified)
-    return np.bincount(ends.searchsorted(wanted, "right"), minlength=len(ends))
+    return plan(masses, batch_size, seed, t, stratified=stratified).counts()
 
 
 def shard_masses(
@@ -62,12 +101,7 @@ def shard_masses(
     Raises:
         ParameterError: there is no such shard.
     """
-    ends, wanted = _planned(masses, batch_size, seed, t, stratified)
-    if not (is_count(shard) and shard < len(ends)):
-        raise ParameterError(f"shard={shard!r}: expected a whole number from 0 to {len(ends) - 1}")
-    begin = ends[shard - 1] if shard else 0.0
-    mine = wanted[(wanted >= begin) & (wanted < ends[shard])] - begin
-    return np.minimum(mine, math.nextafter(_vector(masses)[shard], 0.0))  # a difference may round up to the mass
+    return plan(masses, batch_size, seed, t, stratified=stratified).of(shard)
 
 
 def shard_key(seed: int, t: int, shard: int) -> int:
@@ -80,7 +114,7 @@ def shard_key(seed: int, t: int, shard: int) -> int:
 
 def global_probabilities(priorities: ArrayLike, masses: ArrayLike) -> Doubles:
     """The chances pᵢ / M, float64 ``[B]``, with which one ring of all shards draws rows of these ``priorities``."""
-    return np.asarray(priorities, np.float64) / _ends(masses)[-1]
+    return np.asarray(priorities, np.float64) / _ends(_vector(masses))[-1]
 
 
 def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:
@@ -105,23 +139,11 @@ def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:
         return ((np.asarray(priorities, np.float64) / least) ** -beta).astype(np.float32)
 
 
-def _planned(masses: ArrayLike, batch_size: int, seed: int, t: int, stratified: bool) -> tuple[Doubles, Doubles]:
-    """Where each shard's masses end, ``[K]``, and the masses that one ring of all would draw, ``[B]``."""
-    require("shard_counts", COUNT_RULE, batch_size=batch_size)
-    if not is_count(t):
-        raise ParameterError(f"t={t!r}: expected the number of the batch, a whole number of at least 0")
-    ends, wanted = _ends(masses), np.empty(batch_size)
-    total = float(ends[-1])
-    kernels.fast().masses(np.uint64(key(seed, t)), stratified, total, math.nextafter(total, 0.0), wanted)
-    return ends, wanted
-
-
-def _ends(masses: ArrayLike) -> Doubles:
+def _ends(given: Doubles) -> Doubles:
     """The running sum of the shards' masses, ``[K]``, added from the first to the last."""
-    given = _vector(masses)
     with np.errstate(all="ignore"):  # what is wrong is named below
         ends = given.cumsum()
-    if not (np.isfinite(ends).all() and (given >= 0.0).all()):
+    if not (given.min() >= 0.0 and ends[-1] < math.inf):  # so does a NaN, as it reaches the last sum
         wrong = int(np.argmin(np.isfinite(ends) & (given >= 0.0)))
         raise NotFiniteError(
             f"masses: shard {wrong} has {given[wrong]}; expected finite numbers of at least 0 with a finite sum"

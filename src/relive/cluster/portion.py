@@ -12,7 +12,7 @@ from ..errors import ParameterError
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Ints
-from .plan import Doubles, global_probabilities, global_weights, shard_counts, shard_key, shard_masses
+from .plan import Doubles, Plan, global_weights, plan
 
 if TYPE_CHECKING:
     from ..replay.buffer import ReplayBuffer
@@ -97,21 +97,25 @@ class Portion:
             return Totals(self._sampler.mass, math.inf, 0.0)
         return Totals(by.mass, by.smallest if by.normalize == "buffer" else math.inf, by.largest_error)
 
-    def counts(self, masses: Doubles, batch_size: int, seed: int, t: int) -> Ints:
-        """How many rows of batch ``t`` each shard draws, ``[K]``, if they have these masses."""
+    def plan(self, masses: Doubles, batch_size: int, seed: int, t: int) -> Plan:
+        """How shards of these ``masses``, ``[K]``, divide batch ``t``."""
         stratified = self.prioritized is not None and self.prioritized.stratified
-        return shard_counts(masses, batch_size, seed, t, stratified=stratified)
+        return plan(masses, batch_size, seed, t, stratified=stratified)
 
-    def draw(self, masses: Doubles, shard: int, batch_size: int, seed: int, t: int) -> Drawn:
-        """The rows of batch ``t`` that shard number ``shard``, which is this one, draws. Arguments as of the plan."""
-        by = self.prioritized
-        if by is not None:
-            stratified = by.stratified
-            return Drawn(*by.draw_at(shard_masses(masses, shard, batch_size, seed, t, stratified=stratified)))
-        count = int(self.counts(masses, batch_size, seed, t)[shard])
+    def draw(self, planned: Plan, shard: int, key: int) -> Drawn:
+        """The rows of a batch that shard number ``shard``, which is this one, draws.
+
+        Args:
+            planned: the batch.
+            shard: this shard's number.
+            key: :func:`relive.cluster.plan.shard_key`, for rows that the plan does not choose.
+        """
+        if self.prioritized is not None:
+            return Drawn(*self.prioritized.draw_at(planned.of(shard)))
+        count = int(planned.counts()[shard])
         if not count:
             return Drawn(np.empty(0, np.int64), None)
-        return Drawn(self._sampler.draw(count, shard_key(seed, t, shard), 1, 1)[0], None)
+        return Drawn(self._sampler.draw(count, key, 1, 1)[0], None)
 
     def count_batch(self, rows: int) -> None:
         """Count a batch of all shards, with so many rows of this one; the next has the next number."""
@@ -120,12 +124,12 @@ class Portion:
         if self.prioritized is not None:
             self.prioritized.count_draw()
 
-    def weights(self, drawn: Drawn, masses: Doubles, least: float, beta: float) -> dict[str, Any]:
+    def weights(self, drawn: Drawn, total: float, least: float, beta: float) -> dict[str, Any]:
         """``weight`` (1 without priorities), and ``probability`` with them, as one ring of all shards gives them.
 
         Args:
             drawn: the rows of this shard.
-            masses: of all shards.
+            total: the mass of all shards.
             least: the priority that gets the weight 1; see :func:`relive.cluster.plan.global_weights`.
             beta: :attr:`beta` when the batch was planned.
         """
@@ -134,7 +138,7 @@ class Portion:
         if not len(drawn.places):  # then there may be no least priority
             return {"weight": np.empty(0, np.float32), "probability": np.empty(0)}
         weight = global_weights(drawn.priorities, least, beta)
-        return {"weight": weight, "probability": global_probabilities(drawn.priorities, masses)}
+        return {"weight": weight, "probability": drawn.priorities / total}
 
     def read(self, drawn: Drawn, key: int, rows: int | None = None, extras: dict[str, Any] | None = None) -> Any:
         """The rows drawn, as the replay's view reads them, filled up with others to ``rows`` rows.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -114,7 +113,7 @@ class _Share:
         self._columns.require_steps()
         self.rows = self._rows_of_blocks(each)
         same = {
-            "the seed (as a checksum)": crc32(repr(self._permutations.seed).encode()),
+            "the seed": self._permutations.seed % 2**53,
             "the number of permutations drawn": self._permutations.draws,
             "batch_size (or -1)": -1 if batch_size is None else batch_size,
             "num_batches (or -1)": -1 if num_batches is None else num_batches,

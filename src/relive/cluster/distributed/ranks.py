@@ -76,7 +76,7 @@ class Ranks:
         """
         sent, names, failure = np.zeros((self.count, FIRST + width)), list[str](), None
         mine = sent[self.rank]
-        mine[CALL] = crc32(call.encode())
+        mine[CALL] = crc32(call.encode())  # a name as a number
         try:
             same, own = report()
             names = list(same)
@@ -100,26 +100,24 @@ class Ranks:
         return table.cpu().numpy()
 
     def _require_no_failure(self, call: str, table: Doubles) -> None:
-        failed = np.flatnonzero(table[:, FAILED])
-        if failed.size:
+        if table[:, FAILED].any():
             raise LifecycleError(
-                f"{call}: rank {failed[0]} raised an error, which its own traceback shows; nothing happened on any rank"
+                f"{call}: rank {table[:, FAILED].argmax()} raised an error, which its own traceback shows; nothing "
+                "happened on any rank"
             )
-        elsewhere = np.flatnonzero(table[:, CALL] != table[self.rank, CALL])
-        if elsewhere.size:
+        elsewhere = table[:, CALL] != table[self.rank, CALL]
+        if elsewhere.any():
             raise LifecycleError(
-                f"{call}: rank {self.rank} is here, and rank {elsewhere[0]} is at another call; all ranks make the "
-                "same calls in the same order"
+                f"{call}: rank {self.rank} is here, and rank {elsewhere.argmax()} is at another call; all ranks make "
+                "the same calls in the same order"
             )
 
 
 def _require_equal(call: str, names: list[str], table: Doubles) -> None:
-    for column, name in enumerate(names):
-        values = table[:, column]
-        different = np.flatnonzero(values != values[0])
-        if different.size:
-            other = different[0]
-            raise ParameterError(
-                f"{call}: {name} is {values[0]:.17g} on rank 0 and {values[other]:.17g} on rank {other}; it must be "
-                "the same on all ranks"
-            )
+    different = table[:, : len(names)] != table[0, : len(names)]
+    if different.any():
+        other, column = np.argwhere(different)[0]
+        raise ParameterError(
+            f"{call}: {names[column]} is {table[0, column]:.17g} on rank 0 and {table[other, column]:.17g} on rank "
+            f"{other}; it must be the same on all ranks"
+        )

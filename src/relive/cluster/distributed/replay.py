@@ -14,7 +14,7 @@ from torch import Tensor
 from ...parameters import COUNT_RULE, require
 from ...replay.arguments import require_rows
 from ...views.contract import time_first_of
-from ..plan import Doubles, shard_key
+from ..plan import Plan, shard_key
 from ..portion import Drawn, Portion
 from .ranks import Ranks, Report
 
@@ -74,16 +74,17 @@ class ShardedReplay:
         portion, ranks = self._portion, self._ranks
         with portion.lock:
             table = ranks.exchange("sample", lambda: self._report(batch_size), WIDTH)
-            masses, seed, t, beta = table[:, 0], portion.replay.seed, portion.t, portion.beta
-            counts = portion.counts(masses, batch_size, seed, t)
+            seed, t, beta = portion.replay.seed, portion.t, portion.beta
+            plan, key = portion.plan(table[:, 0], batch_size, seed, t), shard_key(seed, t, ranks.rank)
+            counts = plan.counts()
             if portion.prioritized is not None:
-                portion.prioritized.largest_error = float(table[:, 2].max())
-            portion.count_batch(int(counts[ranks.rank]))  # from here on all ranks are at the next batch
-            drawn, least = self._draw(masses, batch_size, seed, t, float(table[:, 1].min()))
-            rows = int(counts.max())
-            extras = portion.weights(drawn, masses, least, beta)
+                portion.prioritized.largest_error = table[:, 2].max().item()
+            portion.count_batch(counts.item(ranks.rank))  # from here on all ranks are at the next batch
+            drawn, least = self._draw(plan, key, table[:, 1].min().item())
+            rows = counts.max().item()
+            extras = portion.weights(drawn, plan.ends.item(-1), least, beta)
             extras["weight"] *= np.float32(rows * ranks.count / batch_size)
-            return portion.read(drawn, shard_key(seed, t, ranks.rank), rows, extras)
+            return portion.read(drawn, key, rows, extras)
 
     def batches(self, count: int, batch_size: int) -> Iterator[Any]:
         """``count`` batches, each as :meth:`sample` gives it.
@@ -119,22 +120,22 @@ class ShardedReplay:
 
     def _same(self) -> dict[str, float]:
         portion = self._portion
-        seed = crc32(repr(portion.replay.seed).encode())
-        return {"the seed (as a checksum)": seed, "the number of batches drawn": portion.t, **portion.settings}
+        seed = portion.replay.seed % 2**53  # a double has no more digits
+        return {"the seed": seed, "the number of batches drawn": portion.t, **portion.settings}
 
-    def _draw(self, masses: Doubles, batch_size: int, seed: int, t: int, least: float) -> tuple[Drawn, float]:
+    def _draw(self, plan: Plan, key: int, least: float) -> tuple[Drawn, float]:
         """This rank's rows, and the smallest priority that weights compare with: of all rows, or of the batch."""
-        portion, found = self._portion, list[Drawn]()
+        portion, ranks = self._portion, self._ranks
+        if not portion.compares_in_batch:
+            return portion.draw(plan, ranks.rank, key), least
+        found = list[Drawn]()
 
-        def drawn_least() -> Report:
-            found.append(portion.draw(masses, self._ranks.rank, batch_size, seed, t))
+        def report() -> Report:
+            found.append(portion.draw(plan, ranks.rank, key))
             priorities = found[0].priorities
             return Report({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
 
-        if portion.compares_in_batch:
-            least = float(self._ranks.exchange("sample: weights", drawn_least, 1).min())
-        else:
-            drawn_least()
+        least = ranks.exchange("sample: weights", report, 1).min().item()
         return found[0], least
 
 
