@@ -108,7 +108,8 @@ class ReplayServer:
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the replay in its process, such as ``call("save", path)``, or read a property there.
 
-        Only in the process that started the server; elsewhere use :meth:`Learner.call`. Raises what the method raises.
+        Only in the process that started the server. It may overtake calls of learners; :meth:`Learner.call` keeps their
+        order. Raises what the method raises.
         """
         if self._control is None or self._control.closed:
             raise LifecycleError("call: the server has ended, or was started by another process; use a learner's call")
