@@ -49,6 +49,7 @@ FACE = [
     "Transition",
     "Uniform",
     "VTrace",
+    "Weights",
     "WithoutReplacement",
     "__version__",
     "audit",

@@ -13,6 +13,7 @@ from .look.monitor import Monitor
 from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
 from .processes.slots_server import ReplayServer
+from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -58,6 +59,7 @@ __all__ = [
     "Transition",
     "Uniform",
     "VTrace",
+    "Weights",
     "WithoutReplacement",
     "__version__",
     "audit",
