@@ -166,8 +166,8 @@ MUTATIONS = [
     Mutation(
         "the schedule of beta is one draw ahead",
         "samplers/prioritized.py",
-        "min(self._draws / draws, 1.0)",
-        "min((self._draws + 1) / draws, 1.0)",
+        "self.beta_at(self._draws) if",
+        "self.beta_at(self._draws + 1) if",
         "samplers/test_prioritized.py",
     ),
     Mutation(
@@ -395,15 +395,15 @@ MUTATIONS = [
     Mutation(
         "the old files of a save go before the new one is in place",
         "files/save.py",
-        "            disk.sync(directory)\n            os.replace(temporary, path / MANIFEST)",
-        "            disk.remove_others(path, keep=files)\n            os.replace(temporary, path / MANIFEST)",
+        "            directory.sync(descriptor)\n            os.replace(temporary, path / MANIFEST)",
+        "            directory.remove_others(path, keep=files)\n            os.replace(temporary, path / MANIFEST)",
         "files/test_disk.py",
     ),
     Mutation(
         "the newest row of an episode that goes on is frozen in a segment",
         "replay/segments.py",
-        "live.until - (ring.state[:, NEXT] > 0)",
-        "live.until - (ring.state[:, NEXT] < 0)",
+        "np.maximum(live.until - ring.under_way, live.first)",
+        "np.maximum(live.until, live.first)",
         "replay/test_segments.py",
     ),
     Mutation(

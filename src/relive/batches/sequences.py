@@ -103,6 +103,11 @@ class SequenceBatch(Mapping[str, Any]):
         """The columns as one TensorDict."""
         return as_tensordict(self._leaves, self.shape)  # made on request: it takes longer than reading a small batch
 
+    @property
+    def parts(self) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
+        """The columns by path, the facts by name and the states: what the constructor takes, without a copy."""
+        return self._leaves, self._facts, self._hidden
+
     # -- a mapping ----------------------------------------------------------------------------------------------
 
     @overload

@@ -8,23 +8,19 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import FileFormatError, NoSaveError
-from .format import MANIFEST, MANIFEST_BYTES, OWN_NAME, Contents, FileNote, damaged, parse, parse_kind
+from .format import MANIFEST, MANIFEST_BYTES, FileNote, damaged
 
 __all__ = [
     "Reader",
+    "make_directory",
     "open_file",
     "read_manifest",
-    "remove_others",
-    "replaceable",
-    "sync",
-    "take_back",
-    "turn",
     "usable",
     "write_file",
     "write_files",
@@ -177,128 +173,6 @@ def usable(path: str | os.PathLike[str]) -> Path:
     if "\0" in os.fspath(path):
         raise FileFormatError(f"{os.fspath(path)!r:.200}: expected a path, got a zero byte in it; give another path")
     return Path(path)
-
-
-@contextmanager
-def turn(path: Path) -> Generator[tuple[int | None, bool]]:
-    """Wait for the exclusive right to save into a directory, which is created if missing.
-
-    Yields its descriptor, for :func:`sync`, and whether it is new. A failed first save removes its directory. So after
-    the wait, the path may be gone or name another directory; then the directory is created and locked once more.
-    """
-    created = make_directory(path)
-    if sys.platform == "win32":  # directories have no descriptors there
-        yield None, created
-        return
-    import fcntl
-
-    while True:
-        descriptor = os.open(path, os.O_RDONLY)
-        _locked.add(descriptor)
-        try:
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(path, descriptor):
-                yield descriptor, created
-                return
-        finally:
-            _locked.discard(descriptor)
-            with suppress(OSError):  # closing would not do while a forked child has the descriptor, too
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-        created = make_directory(path)
-
-
-_locked: set[int] = set()
-"""Descriptors of directories that this process holds the lock of, or waits for."""
-
-
-def _let_go() -> None:
-    """In a forked child: close what it inherited. Else a lock would outlive its owner if that is killed."""
-    while _locked:
-        with suppress(OSError):
-            os.close(_locked.pop())
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_let_go)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def sync(directory: int | None) -> None:
-    """Write the directory's list of names to the disk."""
-    if directory is not None:
-        os.fsync(directory)
-
-
-def replaceable(path: Path) -> Contents:
-    """What is intact of the save in a directory, which may be replaced; nothing if there is no save.
-
-    A tensor counts as intact if its file has the size that the manifest states.
-
-    Raises:
-        FileFormatError: the directory holds something else than a save or the remains of one; names the foreign file.
-    """
-    names = os.listdir(path)
-    if MANIFEST in names:
-        raw = read_manifest(path)
-        parse_kind(path / MANIFEST, raw)
-        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; nothing of it is kept
-            _, found = parse(path / MANIFEST, raw)
-            whole = {file for file, note in found.files.items() if _has_size(path / file, note.nbytes)}
-            return found.of_tensors([name for name, spec in found.specs.items() if spec.file in whole])
-    elif foreign := [name for name in names if not OWN_NAME.fullmatch(name)]:
-        raise FileFormatError(
-            f"'{path}': expected an empty directory or a save, got one with {min(foreign)!r} in it; "
-            "give another path, or empty it yourself"
-        )
-    return Contents({}, {})
-
-
-def _has_size(path: Path, size: int) -> bool:
-    """Whether a regular file of this size is at the path."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == size
-
-
-def take_back(path: Path, generation: str, manifest: bytes, created: bool) -> str:
-    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words.
-
-    ``manifest`` is empty if it was not yet made.
-    """
-    try:
-        if manifest and manifest == (path / MANIFEST).read_bytes():
-            return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
-    except FileNotFoundError:
-        pass
-    except OSError as error:  # the next save removes them
-        return f"the new save may or may not be in place ({error})"
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if generation in name])
-        if created:
-            path.rmdir()
-    return "the previous save is unchanged"
-
-
-def remove_others(path: Path, keep: Container[str]) -> None:
-    """Remove the files of former saves."""
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
-
-
-def _remove(path: Path, names: Iterable[str]) -> None:
-    for name in names:
-        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
-            os.unlink(path / name)
 
 
 def open_file(path: Path) -> io.FileIO:

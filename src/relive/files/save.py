@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
-from . import disk, format
+from . import directory, disk, format
 from .format import MANIFEST, Array, Contents
 from .tensors import empty, fill, pieces
 
@@ -78,8 +78,8 @@ def update(
         OSError: the disk is full or fails.
     """
     path, generation = disk.usable(path), os.urandom(8).hex()
-    with disk.turn(path) as (directory, created):
-        present, manifest = disk.replaceable(path), b""
+    with directory.turn(path) as (descriptor, created):
+        present, manifest, size = directory.replaceable(path), b"", 0
         try:
             groups, content, kept = change(present)
             text, tensors = format.encode(content), {name: x for group in groups for name, x in group.items()}
@@ -88,16 +88,21 @@ def update(
                 header = format.header(group)
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
                 sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
+                size += sources[path / file][1]
             files = kept.files | dict(zip(planned, disk.write_files(sources, taken, alone), strict=True))
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
-            disk.sync(directory)
+            directory.sync(descriptor)
             os.replace(temporary, path / MANIFEST)
-            disk.sync(directory)  # remove the old files only once the new manifest is safe on the disk
-            disk.remove_others(path, keep=files)
+            directory.sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
+            directory.remove_others(path, keep=files)
+            directory.require_there(path, descriptor)
         except BaseException as error:
-            error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, manifest, created)}")
+            outcome = directory.take_back(path, descriptor, generation, manifest, created)
+            if advice := directory.advice(path, error, size):
+                error.add_note(advice)
+            error.add_note(f"the save into '{path}' failed; {outcome}")
             raise
     return Contents(files, specs)
 

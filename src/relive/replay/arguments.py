@@ -43,16 +43,27 @@ def require_rows(batch_size: int) -> None:
         )
 
 
-def require_alike(buffer: Any, other: Any) -> None:
+def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None = None) -> None:
     """Refuse another buffer whose rows do not fit into this one.
+
+    Args:
+        buffer: takes the rows.
+        other: has them.
+        envs: env of ``other`` -> env of ``buffer``; None for each to its own.
 
     Raises:
         SchemaError: they differ in their schema, number of envs or order.
+        ParameterError: there is no such env.
     """
     for name in ("schema", "num_envs", "ordered", "own_next_obs"):
-        if getattr(other, name) != getattr(buffer, name):
+        if getattr(other, name) != getattr(buffer, name) and not (name == "num_envs" and envs is not None):
             raise SchemaError(
                 f"append: expected a buffer of {name}={getattr(buffer, name)!r}, got {getattr(other, name)!r}"
+            )
+    for env, to in (envs or {}).items():
+        if not (is_count(env) and env < other.num_envs and is_count(to) and to < buffer.num_envs):
+            raise ParameterError(
+                f"append(envs={{{env!r}: {to!r}}}): expected an env of {other.num_envs} and one of {buffer.num_envs}"
             )
 
 

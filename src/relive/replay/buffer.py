@@ -271,20 +271,30 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
     @one_at_a_time
-    def append(self, other: ReplayBuffer) -> None:
+    def append(self, other: ReplayBuffer, *, envs: Mapping[int, int] | None = None) -> None:
         """Add all complete transitions of ``other``, in the order in which they were completed there.
 
-        This buffer's running episodes are interrupted first.
+        The running episodes of the envs that get them are interrupted first.
+
+        Args:
+            other: a buffer of the same schema and order.
+            envs: env of ``other`` -> env of this buffer, for some of them. They are then added env after env, and TD
+                errors come with them if both samplers are :class:`relive.Prioritized`. Default: each to its own.
 
         Raises:
-            SchemaError: the buffers differ in their schema, number of envs or order.
+            SchemaError: the buffers differ in their schema or order; without ``envs``, also in their number of envs.
+            ParameterError: there is no such env.
         """
-        require_alike(self, other)
+        require_alike(self, other, envs)
         with other.lock:
             other._writer.mend()
             self._saver.await_rows()
             self._saver.segments.forget()  # older rows get new stamps
-            self._writer.append(other._ring)
+            if envs is None:
+                self._writer.append(other._ring)
+            for env, to in (envs or {}).items():
+                self._writer.append_env(other._ring, env, to)
+                self._ratings.take_over(other._ratings, env, to)
 
     @classmethod
     def load(

@@ -171,13 +171,16 @@ class Writer:
         """Add all transitions of another ring, in the order in which they were completed there."""
         completed = self.ring.completed
         for env in range(other.num_envs):
-            self._append_env(other, env)
-            self.ring.pending = None
+            self.append_env(other, env, env)
         self.ring.order_as(other, completed)
 
-    def _append_env(self, ring: Ring, env: int) -> None:
-        """Add all transitions of one env of another ring."""
-        self._interrupt(np.array([env]))
+    def append_env(self, ring: Ring, env: int, to: int) -> None:
+        """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
+        self._append_env(ring, env, to)
+        self.ring.pending = None
+
+    def _append_env(self, ring: Ring, env: int, to: int) -> None:
+        self._interrupt(np.array([to]))
         store, places = ring.store, ring.live_places(env)
         complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
         # a row that is not complete can still hold the next observation of the row before it
@@ -190,8 +193,8 @@ class Writer:
         for rows in np.split(np.arange(len(places)), cuts):
             chosen = rows[wanted[rows]]
             if len(chosen):
-                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                self._interrupt(np.array([env]))
+                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], to)
+                self._interrupt(np.array([to]))
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env. The last one need not be complete."""

@@ -232,7 +232,7 @@ class Prioritized(Sampler):
     def _drawn(self, bound: _Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
         """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
         places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
-        beta = self._scheduled_beta() if isinstance(self.beta, tuple) else float(self.beta)
+        beta = self.beta_at(self._draws) if isinstance(self.beta, tuple) else float(self.beta)
         found = kernels.fast().draw_weighted(
             bound.handle, np.uint64(key), self.stratified, beta, lowest, *among, places, probability, weight
         )
@@ -266,7 +266,7 @@ class Prioritized(Sampler):
     @property
     def current_beta(self) -> float:
         """The exponent of the next draw's weights."""
-        return self._scheduled_beta() if isinstance(self.beta, tuple) else float(self.beta)
+        return self.beta_at(self._draws)
 
     def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
         """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
@@ -301,6 +301,12 @@ class Prioritized(Sampler):
     def priorities(self) -> Doubles:
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
+
+    def take_over(self, other: Prioritized, there: Ints, here: Ints) -> None:
+        """Take another sampler's TD errors at its places ``there`` for the places ``here``, where both can draw."""
+        both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
+        self.update(here[both], other._errors[there[both]])
+        self.largest_error = other.largest_error
 
     def check(self) -> None:
         """Check that each transition that can be drawn has the priority of its error, and no other row has one.
@@ -369,9 +375,12 @@ class Prioritized(Sampler):
     def _weights(self, errors: Any) -> Any:
         return _powers(errors, self.alpha, self.eps)
 
-    def _scheduled_beta(self) -> float:
-        first, last, draws = cast("tuple[float, float, int]", self.beta)
-        return float(first + (last - first) * min(self._draws / draws, 1.0))
+    def beta_at(self, draws: int) -> float:
+        """The exponent of the weights after so many draws."""
+        if not isinstance(self.beta, tuple):
+            return float(self.beta)
+        first, last, until = self.beta
+        return float(first + (last - first) * min(draws / until, 1.0))
 
     def __repr__(self) -> str:
         return (

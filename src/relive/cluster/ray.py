@@ -1,0 +1,73 @@
+"""Shards as Ray actors. This is the one module that imports Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .group import Connect, Link
+from .homes import ShardPlan
+from .shard import Shard
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError as error:
+    raise ImportError("relive.cluster.Replay needs Ray: pip install 'relive[ray]'") from error
+
+__all__ = ["RayLink", "actors"]
+
+
+class RayLink(Link):
+    """Messages to actors, one for each shard. Ray keeps the order of the messages of a process to a shard.
+
+    Args:
+        handles: of the actors, in the order of the shards.
+    """
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+
+    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        """See :class:`Link`."""
+        return getattr(self.handles[shard], method).remote(*arguments)
+
+    def answers(self, calls: Mapping[int, Any], timeout: float) -> tuple[dict[int, Any], set[int]]:
+        """See :class:`Link`."""
+        if not calls:
+            return {}, set()
+        rpc: Any = ray  # which leaves the types of references open
+        ready = set(rpc.wait(list(calls.values()), num_returns=len(calls), timeout=timeout)[0])
+        found, failed = dict[int, Any](), set[int]()
+        for key, ref in calls.items():
+            try:
+                if ref in ready:
+                    found[key] = rpc.get(ref)
+            except RayTaskError as error:  # the shard refused what it was asked
+                raise error.cause from error
+            except RayError:  # the actor or its node died, or the answer was lost on its way
+                failed.add(key)
+        return found, failed
+
+    def close(self) -> None:
+        """See :class:`Link`."""
+        for handle in self.handles:
+            ray.kill(handle)
+
+
+def actors(**options: Any) -> Connect:
+    """What makes each shard a Ray actor: the ``connect`` of :class:`relive.cluster.Replay`.
+
+    Actors spread over the nodes, reserve no CPU, and are restarted by Ray as often as they die. Ray is started on this
+    machine if ``ray.init`` was not called before.
+
+    Args:
+        options: of the actors, as ``Actor.options`` takes them, such as ``num_cpus=1`` or ``resources={"shard": 1}``.
+    """
+
+    def connect(plans: list[ShardPlan]) -> Link:
+        known: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": -1, **options}
+        actor: Any = ray.remote(Shard)
+        return RayLink([actor.options(**known).remote(plan) for plan in plans])
+
+    return connect
