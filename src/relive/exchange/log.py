@@ -12,7 +12,7 @@ from ..errors import FieldError
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, numpy_view
 from ..steps.schema import Schema
-from ..steps.trees import map_leaves
+from ..steps.trees import Path, map_leaves
 
 __all__ = ["Log", "Played", "joined", "played"]
 
@@ -94,16 +94,19 @@ def played(replay: ReplayBuffer) -> Iterator[Played]:
     Raises:
         SchemaError: its transitions have no order.
     """
-
-    def arrays(field: Any) -> Any:
-        return map_leaves(lambda leaf: numpy_view(leaf.cpu()), field)
-
-    known = ("obs", "action", "reward", "terminated", "truncated")
     for episode in replay.episodes():
-        steps = cast("Any", episode.steps)
-        tree = {name: replay.schema.rebuild(name, lambda path: steps[path]) for name in replay.schema.names}
-        after = replay.schema.rebuild("obs", lambda path: steps["next_obs", *path[1:]][-1:])
-        obs = map_leaves(lambda x, last: np.concatenate([x, last]), arrays(tree["obs"]), arrays(after))
-        rest = {name: arrays(field) for name, field in tree.items() if name not in known}
-        flags = (arrays(tree[name]) for name in known[2:])
-        yield Played(obs, arrays(tree.get("action")), *flags, rest)
+        yield _arrays_of(replay.schema, cast("Any", episode.steps))
+
+
+def _arrays_of(schema: Schema, steps: Any) -> Played:
+    """The steps of an episode, a TensorDict ``[k]``, as arrays."""
+
+    def hosted(path: Path) -> Array:
+        return numpy_view(steps[path].cpu())
+
+    def with_last(path: Path) -> Array:
+        return np.concatenate([hosted(path), hosted(("next_obs", *path[1:]))[-1:]])
+
+    rest = {name: schema.rebuild(name, hosted) for name in schema.names if name != "obs"}
+    flags = (rest.pop(name) for name in ("reward", "terminated", "truncated"))
+    return Played(schema.rebuild("obs", with_last), rest.pop("action", None), *flags, rest)
