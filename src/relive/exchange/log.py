@@ -72,9 +72,9 @@ def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -
     for episode in episodes:
         if not len(episode.reward):
             continue
-        step = {"obs": map_leaves(lambda x: x[:-1], episode.obs), "action": episode.action,
+        step = {"obs": map_leaves(_but_last, episode.obs), "action": episode.action,
                 "reward": np.asarray(episode.reward, np.float32), "terminated": episode.terminated,
-                "truncated": episode.truncated, "next_obs": map_leaves(lambda x: x[1:], episode.obs)}  # fmt: skip
+                "truncated": episode.truncated, "next_obs": map_leaves(_but_first, episode.obs)}  # fmt: skip
         parts.append(step | episode.others)
     if not parts:
         raise FieldError(f"{source} has no steps")
@@ -82,6 +82,14 @@ def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -
         raise FieldError(f"the episodes of {source} differ in their fields; leave out those that only some have")
     fields = {name: map_leaves(_concatenated, *(part[name] for part in parts)) for name in parts[0]}
     return Log(source, fields, tuple(lacks))
+
+
+def _but_last(array: Array) -> Array:
+    return array[:-1]
+
+
+def _but_first(array: Array) -> Array:
+    return array[1:]
 
 
 def _concatenated(*arrays: Array) -> Array:
@@ -108,5 +116,5 @@ def _arrays_of(schema: Schema, steps: Any) -> Played:
         return np.concatenate([hosted(path), hosted(("next_obs", *path[1:]))[-1:]])
 
     rest = {name: schema.rebuild(name, hosted) for name in schema.names if name != "obs"}
-    flags = (rest.pop(name) for name in ("reward", "terminated", "truncated"))
-    return Played(schema.rebuild("obs", with_last), rest.pop("action", None), *flags, rest)
+    reward, terminated, truncated = (rest.pop(name) for name in ("reward", "terminated", "truncated"))
+    return Played(schema.rebuild("obs", with_last), rest.pop("action", None), reward, terminated, truncated, rest)

@@ -43,8 +43,8 @@ def from_minari(dataset: Any) -> Log:
 
     def episodes() -> Iterator[Played]:
         for episode in dataset.iterate_episodes():
-            flags = episode.terminations.astype(np.bool_), episode.truncations.astype(np.bool_)
-            yield Played(episode.observations, episode.actions, episode.rewards, *flags)
+            terminated, truncated = episode.terminations.astype(np.bool_), episode.truncations.astype(np.bool_)
+            yield Played(episode.observations, episode.actions, episode.rewards, terminated, truncated)
 
     infos = ("the infos of its steps were not read",)
     return joined(episodes(), f"the Minari data set {dataset.id}", infos)
@@ -78,7 +78,7 @@ def to_minari(
     if not buffers:
         raise ParameterError("to_minari: the replay has no complete transition; collect some first")
     if env is None:
-        most = max((int(np.max(b.actions)) for b in buffers if isinstance(b.actions, np.ndarray)), default=0)
+        most = max((int(np.max(b.actions)) for b in buffers if hasattr(b.actions, "shape")), default=0)
         observation, action = spaces or (_space(replay.schema["obs"]), _space(replay.schema["action"], most))
         about |= {"observation_space": observation, "action_space": action}
     about.setdefault("data_format", "arrow")
@@ -89,7 +89,7 @@ def _buffer(make: Any, number: int, episode: Played) -> Any:
     """An episode as Minari takes it."""
     truncated = episode.truncated.copy()
     truncated[-1] |= not episode.terminated[-1]
-    infos = {name: field for name, field in episode.others.items() if isinstance(field, np.ndarray)}
+    infos = {name: field for name, field in episode.others.items() if hasattr(field, "shape")}
     return make(
         id=number, observations=episode.obs, actions=episode.action, rewards=episode.reward,
         terminations=episode.terminated, truncations=truncated, infos=infos or None,
