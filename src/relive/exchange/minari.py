@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, cast
 
-import gymnasium as gym
 import numpy as np
 import torch
 
@@ -98,6 +97,8 @@ def _buffer(make: Any, number: int, episode: Played) -> Any:
 
 def _space(node: Any, most: int = 0) -> Any:
     """A Gymnasium space for a field; ``most`` is the largest action that was taken."""
+    import gymnasium as gym  # takes a while
+
     if isinstance(node, dict):
         return gym.spaces.Dict({name: _space(part) for name, part in cast("dict[str, Any]", node).items()})
     if isinstance(node, tuple):
