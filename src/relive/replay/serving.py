@@ -65,6 +65,7 @@ class Ahead:
         limit: Limit | None,
     ) -> None:
         self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
+        self._keep = progress.keep
         self.batch_size, self.depth, self.count, self._limit = batch_size, depth, count, limit
         self.goal, self.taken = 0, 0
         self.error: BaseException | None = None
@@ -115,6 +116,7 @@ class Ahead:
             raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
         self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
         drawn = self.ready.popleft()
+        self._keep()
         self.taken = drawn.update if self.count is not None else self.taken + 1
         if self.goal > 0:
             self._start()
