@@ -48,6 +48,7 @@ FACE = [
     "Transition",
     "Uniform",
     "VTrace",
+    "Weights",
     "WithoutReplacement",
     "__version__",
     "audit",

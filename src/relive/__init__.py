@@ -12,6 +12,7 @@ from .look.inspection import inspect
 from .look.monitor import Monitor
 from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
+from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -56,6 +57,7 @@ __all__ = [
     "Transition",
     "Uniform",
     "VTrace",
+    "Weights",
     "WithoutReplacement",
     "__version__",
     "audit",
