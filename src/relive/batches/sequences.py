@@ -217,6 +217,11 @@ class SequenceBatch(Mapping[str, Any]):
         hidden = map_leaves(partial(state_part, low=low, high=high), self._hidden)
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
+    def changed(self, leaves: Mapping[Path, Tensor], facts: Mapping[str, Tensor]) -> SequenceBatch:
+        """The same batch with other or further ``leaves`` ``[L, B, ...]`` and ``facts`` ``[B]``."""
+        all_leaves, all_facts = {**self._leaves, **leaves}, {**self._facts, **facts}
+        return SequenceBatch(all_leaves, all_facts, self._hidden, time_first=self.time_first)
+
     def blank(self, count: int) -> SequenceBatch:
         """``count`` sequences of these fields and this length that hold zeros.
 
