@@ -133,8 +133,12 @@ def value(obs: Any) -> torch.Tensor:
     return 3 + torch.tanh(leaf.reshape(len(leaf), -1).sum(1) / 3)
 
 
-CASES = [pytest.param(env, mode, marks=[] if (i + j) % 2 == 0 else pytest.mark.slow)
-         for i, env in enumerate(ENVS) for j, mode in enumerate((AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP))]  # fmt: skip
+MODES = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
+CASES = [
+    pytest.param(env, mode, marks=[] if (i + j) % 2 == 0 else pytest.mark.slow)
+    for i, env in enumerate(ENVS)
+    for j, mode in enumerate(MODES)
+]
 """Each environment, quickly in one of the modes."""
 
 
