@@ -171,7 +171,7 @@ def disk_floor(bench: Bench, what: str, share: float = 1.0) -> Line:
     def make(data: Transitions) -> Made:
         (save, _), path = bench.actions("relive", data)
         save(path)
-        block, file = np.ones(int(size(path) * share), np.uint8), bench.folder / "floor"
+        block, file = bytearray(b"1") * int(size(path) * share), bench.folder / "floor"
         file.write_bytes(block)
 
         def write_all() -> None:
@@ -185,7 +185,8 @@ def disk_floor(bench: Bench, what: str, share: float = 1.0) -> Line:
 
         def read_all() -> None:
             with file.open("rb", buffering=0) as stream:
-                stream.readinto(memoryview(np.empty(len(block), np.uint8)))
+                target: Any = np.empty(len(block), np.uint8)  # fresh memory, as a loaded buffer has
+                stream.readinto(target)
 
         return (read_all if what == READ else write_all), lambda: ""
 
