@@ -14,13 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import FileFormatError, NoSaveError
-from .format import MANIFEST, MANIFEST_BYTES, FileNote, damaged
+from .format import MANIFEST, FileNote
+from .sealed import MOST_BYTES, damaged
 
 __all__ = [
     "Reader",
     "make_directory",
     "open_file",
+    "open_to_write",
     "read_manifest",
+    "sync_path",
     "usable",
     "write_file",
     "write_files",
@@ -155,13 +158,18 @@ def make_directory(path: Path) -> bool:
         raise FileFormatError(f"'{path}': expected a directory or nothing, got a file; give another path")
     make_directory(path.parent)
     path.mkdir(exist_ok=True)
-    if sys.platform != "win32":
-        parent = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+    sync_path(path.parent)
     return True
+
+
+def sync_path(directory: Path) -> None:
+    """Write a directory's list of names to the disk, where directories can be opened."""
+    if sys.platform != "win32":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def usable(path: str | os.PathLike[str]) -> Path:
@@ -182,19 +190,34 @@ def open_file(path: Path) -> io.FileIO:
         FileFormatError: the path is not a regular file.
         FileNotFoundError: nothing is at the path.
     """
+    return io.FileIO(_open_regular(path, os.O_RDONLY))
+
+
+def open_to_write(path: Path, *, create: bool = False) -> int:
+    """Open a regular file for reading and writing; returns its descriptor. With ``create`` a missing one is made.
+
+    Raises:
+        FileFormatError: the path is not a regular file, or the file has a second name, under which it would change too.
+        FileNotFoundError: nothing is at the path.
+    """
+    descriptor = _open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
+    if (names := os.fstat(descriptor).st_nlink) > 1:
+        os.close(descriptor)
+        raise _no_file(path, f"one with {names} names (hard links)")
+    return descriptor
+
+
+def _open_regular(path: Path, flags: int) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | _BINARY | _SAFE)
+        descriptor = os.open(path, flags | _BINARY | _SAFE, 0o666)
     except OSError as error:
         if error.errno in _NO_FILE or path.is_symlink():
             raise _no_file(path, "a symbolic link" if path.is_symlink() else f"something else ({error})") from None
         raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or (not _SAFE and path.is_symlink()):
-            raise _no_file(path, "something else")
-        return io.FileIO(descriptor)
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or (not _SAFE and path.is_symlink()):
         os.close(descriptor)
-        raise
+        raise _no_file(path, "something else")
+    return descriptor
 
 
 def _no_file(path: Path, got: str) -> FileFormatError:
@@ -211,8 +234,8 @@ def read_manifest(path: Path) -> bytes:
     try:
         with open_file(path / MANIFEST) as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size > MANIFEST_BYTES:
-                raise damaged(path / MANIFEST, f"at most {MANIFEST_BYTES} bytes", size)
+            if size > MOST_BYTES:
+                raise damaged(path / MANIFEST, f"at most {MOST_BYTES} bytes", size)
             return stream.readall()
     except NotADirectoryError as error:
         raise FileFormatError(f"'{path}': expected the directory of a save, got a file; give that directory") from error

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
 from . import directory, disk, format
 from .format import MANIFEST, Array, Contents
+from .sealed import damaged
 from .tensors import empty, fill, pieces
 
 __all__ = ["Change", "Save", "read", "update", "write"]
@@ -147,7 +148,7 @@ class Save:
                     # a writer may have replaced the manifest since and removed the files it named
                     before, raw = raw, disk.read_manifest(self.path)
                     if raw == before:
-                        raise format.damaged(Path(error.filename), "a data file", "nothing") from error
+                        raise damaged(Path(error.filename), "a data file", "nothing") from error
             self.close = resources.pop_all().close
 
     def __enter__(self) -> Save:
@@ -196,7 +197,7 @@ class Save:
                 result[name] = into[name] if name in into else empty(spec)
                 fill(result[name], reader.read_into)
                 if spec.code == "BOOL" and spec.nbytes and result[name].view(torch.uint8).max() > 1:
-                    raise format.damaged(self.path / file, "bools of 0 and 1", "other bytes")
+                    raise damaged(self.path / file, "bools of 0 and 1", "other bytes")
             reader.check_crc32(self._files[file].crc32)
         return result
 

@@ -16,6 +16,7 @@ from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .copier import StepCopier
+from .keeper import RAM, Keeper
 from .layout import BatchLayout, RowLayout, row_layout
 
 __all__ = [
@@ -139,6 +140,9 @@ class Store(ABC):
     """The fields in ``target``: of the observation, of the rest of a step, and of a given next observation."""
     batch: BatchLayout
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
+
+    keeper: Keeper = RAM
+    """What gives the replay the memory of its ring and of its sampler."""
 
     read_aside = True
     """Whether another thread may read some rows while this one writes others."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Never, cast
 
 import torch
 
-from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError
 from ..files.entries import contradictions
 from ..files.nested import read_extra
@@ -17,6 +17,7 @@ from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, free_memory, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.home import MakeHome, in_ram, made_home
+from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_own, refuse_class, seed_or_drawn
@@ -32,22 +33,22 @@ from .arrays import filled
 from .fields import stored_fields
 from .loading import changed_arguments, open_save, saved_arguments
 from .locked import one_at_a_time
+from .opening import OpenedReplay, opened
 from .progress import Progress
 from .ratings import Ratings
 from .reader import Reader
-from .savable import SavableReplay
 from .saving import Saver
 from .sources import Source
 from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
+    pass
 
 __all__ = ["ReplayBuffer"]
 
 
-class ReplayBuffer(SavableReplay[S_co, V_co]):
+class ReplayBuffer(OpenedReplay[S_co, V_co]):
     """The newest steps of each env, in a ring per env.
 
     ``add`` stores what an env did, in the order it happened. ``sample`` draws transitions with a ``sampler`` and reads
@@ -100,7 +101,7 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         ordered: bool = True,
         own_next_obs: bool = False,
         check_ends: bool = True,
-        store: MakeHome | None = None,
+        store: MakeHome | Keeper | None = None,
         device: str | torch.device = "cpu",
         debug: bool = False,
         seed: int | None = None,
@@ -114,9 +115,10 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         self._given_sampler = sampler or Uniform()
         self._own_sampler = is_own(self._given_sampler)
         self._sampler = completed(self._given_sampler)
-        near = stored.leaves if store is None else in_ram(stored.leaves)
+        near = stored.leaves if store is None or isinstance(store, Keeper) else in_ram(stored.leaves)
         plan = storage_plan(near, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
-        plan.require_memory()
+        if not isinstance(store, Keeper):  # which takes its own space
+            plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
         home = _home(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, home, ordered)
@@ -257,19 +259,6 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         self._reader.keep_rule()
         return self._ratings.update(self._reader.view, index, td_error, mask)
 
-    @property
-    def block(self) -> TensorDict:
-        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
-
-        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
-        are those of final observations. Reward and flags are always in RAM.
-
-        The rows can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
-        """
-        self._saver.segments.give_up()
-        self._saver.await_rows()
-        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
-
     @one_at_a_time
     def append(self, other: ReplayBuffer, *, envs: Mapping[int, int] | None = None) -> None:
         """Add all complete transitions of ``other``, in the order in which they were completed there.
@@ -284,8 +273,11 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
         Raises:
             SchemaError: the buffers differ in their schema or order; without ``envs``, also in their number of envs.
             ParameterError: there is no such env.
+            LifecycleError: this buffer is in files, and ``envs`` is not given.
         """
         require_alike(self, other, envs)
+        if envs is None:
+            self._refuse_files()
         with other.lock:
             other._writer.mend()
             self._saver.await_rows()
@@ -346,19 +338,63 @@ class ReplayBuffer(SavableReplay[S_co, V_co]):
             buffer._saver.segments.note(path, source.segments[:-1])
         return buffer
 
-    @one_at_a_time
-    def check(self) -> None:
-        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        schema: Schema | None = None,
+        capacity: int | None = None,
+        num_envs: int | None = None,
+        *,
+        sampler: GivenSampler | None = None,
+        view: GivenView | None = None,
+        ordered: bool | None = None,
+        own_next_obs: bool | None = None,
+        check_ends: bool = True,
+        debug: bool = False,
+        seed: int | None = None,
+        flush: int | timedelta | None = None,
+        verify: bool = False,
+    ) -> ReplayBuffer[GivenSampler, GivenView]:
+        """A replay that lives in the files of a directory: a new one, or the one that is there.
+
+        Its rows may take more room than there is memory, and they outlive the process: every step that ``add`` stored
+        is there again after a kill. ``docs/durable.md`` says what holds when. One process at a time may have it open.
+
+        Args:
+            path: the directory.
+            schema: the fields of a step, for a new replay. If one is there, it has to have this schema, if any.
+            capacity: rows of all envs together; as ``schema``.
+            num_envs: N, by default 1; as ``schema``.
+            sampler: what draws; by default as it was, or :class:`relive.Uniform`. A sampler of another kind than the
+                one before starts anew.
+            view: what reads; by default as it was, or :func:`relive.Transition`.
+            ordered: see :class:`relive.ReplayBuffer`; as ``schema``.
+            own_next_obs: see :class:`relive.ReplayBuffer`; as ``schema``.
+            check_ends: see :class:`relive.ReplayBuffer`.
+            debug: see :class:`relive.ReplayBuffer`.
+            seed: draw other batches, of which number 0 comes next. By default they go on as they were.
+            flush: call :meth:`flush` after so many rows, or after a ``timedelta``. None leaves it to you.
+            verify: read all rows and test all invariants, which takes as long as reading the files.
 
         Raises:
-            InvariantError: names the first that does not hold.
+            LifecycleError: another process has it open, or this one has.
+            SchemaError, ParameterError: what is there differs from an argument; or a new replay lacks one.
+            FileFormatError: the directory holds something else, or the files are damaged or of several times.
+            OSError: the disk is full or fails, or the directory may not be written to.
         """
-        self._ring.check()
-        self._sampler.check()
+        wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
+        buffer = opened(cls, path, wanted | {"own_next_obs": own_next_obs}, sampler, view, seed, flush)
+        buffer.check_ends, buffer.debug = check_ends, debug
+        if verify:
+            buffer._verify()
+        return buffer
 
 
-def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | None) -> Store:
+def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | Keeper | None) -> Store:
     """Where the rows of a replay live."""
+    if isinstance(make, Keeper):
+        return ReplayRows(leaves, rows, keeper=make)
     if make is not None:
         return made_home(make, leaves, rows, device)
     return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)

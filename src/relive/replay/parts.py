@@ -82,7 +82,7 @@ def rebuild(data: Any, what: str) -> Any:
     if part is None:
         raise FileFormatError(
             f"the saved {what} is your own, or holds your own functions, which saves do not contain "
-            f"({data!r:.200}); pass load(..., {what}=...)"
+            f"({data!r:.200}); pass {what}=... to load or open"
         )
     known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
     try:

@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 
 from ..kernels.reference.random import key as stream
 from ..samplers.contract import Sampler
+from .progress_slots import ProgressSlots
 
 __all__ = ["Drawn", "Progress", "stream_of"]
 
@@ -47,6 +48,8 @@ class Progress:
     """Rows drawn."""
     late: int = 0
     """Priorities that came after their transition was overwritten."""
+    slots: ProgressSlots | None = None
+    """Where the counts are kept for the next process, of a replay in files."""
     ahead: deque[Drawn] = field(default_factory=deque[Drawn])
     """Batches that wait for their learner, in order. They are in ``draws`` and ``sampled`` already."""
 
@@ -65,6 +68,11 @@ class Progress:
         """What a save has of it: ``draws``, ``sampled`` and ``late``; without what can be drawn again."""
         undone = (self.draws_taken, self.rows_taken) if self._is_undoable else (self.draws, self.sampled)
         return [*undone, self.late]
+
+    def keep(self) -> None:
+        """Have the next process of a replay in files go on from here, with the batches that nobody took."""
+        if self.slots is not None:
+            self.slots.write(self.draws_taken, self.rows_taken, self.late)
 
     @contextmanager
     def undone(self, sampler: Sampler) -> Generator[None]:

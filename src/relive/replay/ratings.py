@@ -47,7 +47,10 @@ class Ratings:
             late = sampler.rate(index.shape[0], where, errors, td_error.dtype is torch.float64)
         if late == UNUSUAL:
             late = self._update_checked(sampler, view, index, td_error, mask)
-        self.progress.late += late
+        come = self.progress
+        come.late += late
+        if late:
+            come.keep()
         return late
 
     def take_over(self, other: Ratings, env: int, to: int) -> None:

@@ -85,9 +85,9 @@ class Reader:
             self.sampler.attach(ring)
         except ReliveError:
             ring.rule = before
-            ring.pending = None
+            ring.settle()
             raise
-        ring.pending = None
+        ring.settle()
 
     def read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
         """The batch of the transitions at ``places``, with the sampler's ``extras``."""

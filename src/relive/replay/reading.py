@@ -91,7 +91,10 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
 
     @seed.setter
     def seed(self, seed: int | None) -> None:
-        self._progress.seed, self._progress.first = seed_or_drawn(seed), self._progress.draws
+        come = self._progress
+        come.seed, come.first = seed_or_drawn(seed), come.draws
+        if come.slots is not None:
+            come.slots.on_seed()
 
     @property
     def nbytes(self) -> int:
@@ -277,6 +280,16 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
         """
         return as_dataframe(table(self._ring, next_obs))
 
+    @one_at_a_time
+    def check(self) -> None:
+        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
+
+        Raises:
+            InvariantError: names the first that does not hold.
+        """
+        self._ring.check()
+        self._sampler.check()
+
     # -- printing -----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -312,6 +325,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
         try:
             batch = self._batch(batch_size, update if of > 1 else 1, of)
             progress.ahead.append(Drawn(number, update, batch_size, draw_state, completed, batch))
+            progress.keep()
         except BaseException:
             if not (progress.ahead and progress.ahead[-1].number == number):
                 progress.draws, progress.sampled = number, sampled
@@ -339,4 +353,6 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             places, extras = drawn
             come.draws += 1
             come.sampled += batch_size
+            if come.slots is not None:
+                come.keep()
             return self._reader.read(places, extras, key)

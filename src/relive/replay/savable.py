@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from ..batches.tensordicts import as_tensordict
 from ..files import SaveHandle
 from .loading import saved_arguments
 from .locked import one_at_a_time
@@ -15,6 +16,9 @@ from .reading import ReadableReplay
 from .saving import Saver, typed_tensors
 from .sources import Source
 from .typed import S_co, V_co
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 __all__ = ["SavableReplay"]
 
@@ -56,6 +60,20 @@ class SavableReplay(ReadableReplay[S_co, V_co]):
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
             return saver.start(path, extra) if background else saver.write(path, extra, held.close)
+
+    @property
+    @one_at_a_time
+    def block(self) -> TensorDict:
+        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
+
+        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
+        are those of final observations. Reward and flags are always in RAM.
+
+        The rows can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
+        """
+        self._saver.segments.give_up()
+        self._saver.await_rows()
+        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
 
     @one_at_a_time
     def __reduce__(self) -> tuple[Any, ...]:

@@ -65,6 +65,7 @@ class Ahead:
         limit: Limit | None,
     ) -> None:
         self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
+        self._keep = progress.keep
         self.batch_size, self.depth, self.count, self._limit = batch_size, depth, count, limit
         self.goal, self.taken = 0, 0
         self.error: BaseException | None = None
@@ -115,6 +116,7 @@ class Ahead:
             raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
         self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
         drawn = self.ready.popleft()
+        self._keep()
         self.taken = drawn.update if self.count is not None else self.taken + 1
         if self.goal > 0:
             self._start()
@@ -202,7 +204,7 @@ class Served(Iterator[B_co], Generic[B_co]):
     """
 
     def __init__(self, ahead: Ahead, timeout: float | None) -> None:
-        self._ahead, self._timeout = ahead, timeout
+        self.ahead, self._timeout = ahead, timeout
         self._taken, self._at_once, self._waited, self._completed = 0, 0, 0.0, 0
         self._end = finalize(self, ahead.close)
 
@@ -210,7 +212,7 @@ class Served(Iterator[B_co], Generic[B_co]):
         return self
 
     def __next__(self) -> B_co:
-        ahead = self._ahead
+        ahead = self.ahead
         if ahead.closed or (ahead.count is not None and ahead.taken >= ahead.count):
             self.close()
             raise StopIteration
@@ -238,7 +240,7 @@ class Served(Iterator[B_co], Generic[B_co]):
 
     def close(self) -> None:
         """End the serving. The replay can then be served again."""
-        ahead = self._ahead
+        ahead = self.ahead
         if not ahead.closed:
             self._end()
         with ahead.lock:

@@ -144,7 +144,8 @@ class Recent(Sampler):
         self.eta, self._steepest = float(state["eta"]), np.array(state["steepest"], np.float64)
         self._returns = deque(np.asarray(state["returns"], np.float64).tolist(), maxlen=20)
         marked = {name: value for name, value in state.items() if name.startswith("inner.")}
-        self.inner.load_state_dict({name.removeprefix("inner."): value for name, value in marked.items()})
+        if marked:  # else the inner sampler has its state in files
+            self.inner.load_state_dict({name.removeprefix("inner."): value for name, value in marked.items()})
 
     def __repr__(self) -> str:
         return f"Recent({self.sharpest}, {self.c_min}, inner={self.inner!r}, adapt={self.adapt})"

@@ -25,6 +25,7 @@ from .tree import (
     tree_set,
     tree_shares,
 )
+from .undo import note_undo, undo_size
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "mark_windows",
     "masses",
     "note_drawable",
+    "note_undo",
     "pack_rows",
     "permutation",
     "plan_rows",
@@ -80,6 +82,7 @@ __all__ = [
     "tree_offsets",
     "tree_set",
     "tree_shares",
+    "undo_size",
     "vtrace",
     "window",
     "window_start",
