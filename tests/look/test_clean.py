@@ -182,6 +182,23 @@ def test_a_save_loaded_twice_and_steps_added_twice_are_no_determinism() -> None:
         assert "duplicate-rows" in {finding.rule for finding in relive.audit(twice).findings}
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_arrays_make_an_audit_fail_or_warn() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        size, width = int(rng.integers(1, 60)), int(rng.integers(0, 4))
+        obs = rng.integers(0, 4, (size, width)) if seed % 2 else rng.normal(size=(size, width))
+        rows: dict[str, Any] = {name: rng.normal(size=size).round(1) for name in ("reward", "value", "advantage")}
+        rows |= {"obs": obs, "terminated": rng.random(size) < 0.2, "truncated": rng.random(size) < 0.1}
+        index, batch = rng.integers(0, size, 10), None
+        if seed % 3:
+            rows["next_obs"] = np.roll(obs, -int(rng.integers(0, 4)), 0)
+            names = ("obs", "reward", "next_obs", "terminated")
+            batch = {"index": index} | {name: rows[name][index] for name in names}
+        draws = rng.integers(-1, size, (20, 4) if seed % 4 else (20, 4, 3))
+        relive.audit(rows, batch=batch, n=int(rng.integers(1, 5)), draws=draws)
+
+
 @pytest.mark.slow
 def test_nothing_is_found_in_a_million_clean_rows() -> None:
     rng, envs, steps = np.random.default_rng(0), 250, 4000

@@ -312,3 +312,22 @@ def test_the_drop_in_for_pytorchrl() -> None:
 def test_what_is_not_known_is_refused_with_all_that_can_be_read() -> None:
     with pytest.raises(relive.errors.FieldError, match=r"rsl_rl: RolloutStorage.*fast_td3: SimpleReplayBuffer"):
         relive.audit(made("ReplayBuffer"))
+
+
+def test_what_only_looks_like_a_known_buffer_is_refused_with_the_reason() -> None:
+    names = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
+    empty = made("ReplayBuffer", pos=0, full=True, **dict.fromkeys(names))
+    with pytest.raises(relive.errors.FieldError, match="could not be read as stable_baselines3's ReplayBuffer"):
+        relive.audit(empty)
+    arrays = of_cleanrl(blocks())
+    with pytest.raises(relive.errors.ShapeError, match="next_done"):
+        relive.audit({**arrays, "next_done": np.zeros(N + 1)})
+    with pytest.raises(relive.errors.DTypeError, match="done"):
+        relive.audit({"obs": np.zeros((3, 1)), "reward": np.zeros(3), "dones": np.array(["no"] * 3)})
+
+
+def test_columns_of_another_form_are_no_values() -> None:
+    rows = planted.stored(planted.walk())
+    wide = np.zeros((len(rows["reward"]), 2))
+    for columns in ({"value": wide, "advantage": wide}, {"value": wide, "return": wide[:, 0]}):
+        assert not relive.audit({**rows, **columns}).findings

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import FieldError, ShapeError
+from ..errors import DTypeError, FieldError, ShapeError
 from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.trees import Path, dotted
 from .digests import words
@@ -187,6 +187,7 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     Raises:
         FieldError: a field is missing.
         ShapeError: the arrays do not have one number of steps.
+        DTypeError: flags are neither bools nor numbers.
     """
     named = {ALIASES.get(name, name): value for name, value in fields.items()}
     missing = [name for name in ("obs", "reward") if name not in named]
@@ -220,8 +221,14 @@ ALIASES = {
 
 def _ends_before(starts: Array, last: Any) -> Array:
     """The flags ``[T, ...]`` of steps by those of the steps after them; the last ones' are 0 if they are not given."""
-    after = np.zeros_like(starts[:1]) if last is None else as_host(last).astype(starts.dtype).reshape(starts[:1].shape)
-    return np.concatenate([starts[1:], after])
+    if last is None:
+        return np.concatenate([starts[1:], np.zeros_like(starts[:1])])
+    after = as_host(last)
+    if after.size != starts[:1].size:
+        raise ShapeError(
+            f"field 'next_done': expected {starts.shape[1:]}, the flag of each env's last step, got {after.shape}"
+        )
+    return np.concatenate([starts[1:], after.astype(starts.dtype).reshape(starts[:1].shape)])
 
 
 def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path: Path) -> Array:
@@ -251,6 +258,8 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         if part is None:
             return None
         given = next(iter(part.values())).reshape(-1)
+        if given.dtype.kind not in "biuf":
+            raise DTypeError(f"the source's field '{name}': expected flags, bools or 0 and 1, got {given.dtype}")
         if given.dtype != np.bool_:
             odd[(given != 0) & (given != 1)] = True
         return given.astype(np.bool_)

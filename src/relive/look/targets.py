@@ -115,8 +115,7 @@ def _final_apart(steps: Experience, parts: Recursion) -> Bools:
 
     If it is not known, it differs as much as values of steps inside an episode do: as good as always, or not at all.
     """
-    final = _numbers(steps.others.get(("final_value",)))
-    value = np.asarray(_numbers(steps.others["value",]))
+    final, value = _numbers(steps, "final_value"), np.asarray(_numbers(steps, "value"))
     if final is not None:
         return np.nan_to_num(np.abs(final - value)) > 8 * parts.near
     calm = steps.follows & ~steps.ended
@@ -130,10 +129,9 @@ def _stands_out(rows: Bools, of: Bools) -> bool:
 
 def _recursion(steps: Experience) -> Recursion | None:
     """The parts of each step's return; None if there are no advantages, or they are of another kind."""
-    column = {name: steps.others.get((name,)) for name in ("value", "return", "advantage")}
-    value, total = _numbers(column["value"]), _numbers(column["return"])
-    if total is None and value is not None and column["advantage"] is not None:
-        total = value + column["advantage"].reshape(-1)
+    value, total, advantage = (_numbers(steps, name) for name in ("value", "return", "advantage"))
+    if total is None and value is not None and advantage is not None:
+        total = value + advantage
     if value is None or total is None:
         return None
     rest = total - steps.reward
@@ -151,8 +149,12 @@ def _recursion(steps: Experience) -> Recursion | None:
     return Recursion(rest, onward, weights[0] * known[:, 0], weights[0] * value, near)
 
 
-def _numbers(column: Array | None) -> Array | None:
-    return None if column is None else column.reshape(-1).astype(np.float64)
+def _numbers(steps: Experience, name: str) -> Array | None:
+    """A further column as float64 ``[S]``; None if there is none with one number a step."""
+    column = steps.others.get((name,))
+    if column is None or column.size != len(steps) or column.dtype.kind not in "biuf":
+        return None
+    return column.reshape(-1).astype(np.float64)
 
 
 def rewards_with_values(steps: Experience) -> Iterator[Finding]:
@@ -160,7 +162,7 @@ def rewards_with_values(steps: Experience) -> Iterator[Finding]:
 
     Only if the reward can be learned from what a row holds, or is the same everywhere.
     """
-    value = _numbers(steps.others.get(("value",)))
+    value = _numbers(steps, "value")
     calm, ends = np.flatnonzero(~steps.ended & steps.follows), np.flatnonzero(steps.ended)
     if value is None or len(ends) < 2 * FEW or len(calm) < 100 or not np.isfinite(steps.reward).all():
         return

@@ -131,7 +131,8 @@ def _stored_n(steps: Experience, longest: int) -> int:
     if not inside.any() or steps.chained[inside].mean() > 0.5:
         return 1
     for n in range(2, min(longest, len(steps) - 1) + 1):
-        if _reaches(steps, n)[inside[: len(steps) - n]].mean() > 0.5:
+        known = inside[: len(steps) - n]
+        if known.any() and _reaches(steps, n)[known].mean() > 0.5:
             return n
     return 1
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import FieldError, ReliveError
 from ..experience import Experience
 from . import replays, rollouts
 
@@ -62,12 +63,28 @@ READERS = (
 
 
 def read_host(source: Any) -> Experience | None:
-    """A live buffer of another library, a copy of one, or a drop-in for one, as experience; None if none is known."""
+    """A live buffer of another library, a copy of one, or a drop-in for one, as experience; None if none is known.
+
+    Raises:
+        FieldError: it looks like one that is known, and cannot be read as that.
+    """
     for kind in type(source).__mro__:
         for reader in READERS:
             if reader.reads(kind, source):
-                return reader.read(source)
+                return _read(reader, source)
     return None
+
+
+def _read(reader: Reader, source: Any) -> Experience:
+    try:
+        return reader.read(source)
+    except ReliveError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FieldError(
+            f"a {type(source).__module__}.{type(source).__qualname__} could not be read as {reader.package}'s "
+            f"{reader.name} ({type(error).__name__}: {error}); pass its steps as a dict of arrays"
+        ) from error
 
 
 def readable_hosts() -> str:
