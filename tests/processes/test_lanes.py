@@ -97,6 +97,33 @@ def test_a_collector_fills_a_lane_as_it_fills_the_replay(mode: AutoresetMode, ow
     assert contents(replays[0]) == contents(replays[1])
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_envs_that_record_themselves_write_what_the_oracle_says(own: bool) -> None:
+    schedule = tagged.cycle([(3, "truncated"), (2, "terminated")])
+    env = tagged.TaggedEnv(0, schedule)
+    schema = Schema.from_env(env)
+    lanes, replay = Lanes(schema, 1, own_next_obs=own), ReplayBuffer(schema, 100, own_next_obs=own, check_ends=False)
+    recorded = lanes.recorded(env, 0)
+    with pytest.raises(errors.LifecycleError, match=r"call reset\(\) first"):
+        recorded.step(0)
+    assert lanes.alive == [False]
+    obs, _ = recorded.reset(seed=1)
+    for t in range(16):
+        obs, _, terminated, truncated, _ = recorded.step(tagged.tagged_policy(torch.as_tensor(obs)[None])[0].numpy())
+        if terminated or truncated or t == 11:  # a reset in mid-episode
+            obs, _ = recorded.reset()
+    assert lanes.drain(replay) == 16
+    recorded.close()
+    assert lanes.alive == [False]
+    data = replay.data()
+    now, after = tagged.decode(data["obs"]), tagged.decode(data["next_obs"])
+    assert np.array_equal(after.step, now.step + 1)
+    assert np.array_equal(after.episode, now.episode)
+    assert len(data) == (16 if own else 14)  # less the newest step, and the one before the reset
+    with pytest.raises(errors.ParameterError, match=r"Lanes\(num_envs=1\), got 2"):
+        Lanes(schema, 1, 2).recorded(env, 0)
+
+
 def test_each_writer_has_its_envs_of_the_replay_and_the_count_is_of_steps() -> None:
     lanes, replay = Lanes(COUNTED, 3, 2), ReplayBuffer(COUNTED, 600, 6)
     writers = [lanes.writer(k) for k in range(3)]

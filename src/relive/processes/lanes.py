@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,26 @@ class Lanes:
         if claim is None:
             raise LifecycleError(f"lane {lane} has a writer that is alive; close() it first, or take another lane")
         return LaneWriter(self.schema, self._lanes[lane], int(lane), claim, self._owner_ended, timeout, self.debug)
+
+    def recorded(self, env: Any, lane: int, *, timeout: float | None = None) -> Any:
+        """A single ``gymnasium.Env`` that writes each of its steps into a lane, in whichever process it is stepped.
+
+        So the workers of an ``AsyncVectorEnv`` write what they play. It takes the lane at its first reset, until it is
+        closed. A step has ``obs``, ``action``, ``reward``, ``terminated`` and ``truncated``, and no other fields.
+
+        Args:
+            env: the env; ``num_envs`` of these lanes is 1.
+            lane: its number, from 0 on.
+            timeout: as for :meth:`writer`.
+
+        Raises:
+            ParameterError: these lanes are for several envs each.
+        """
+        from .recorder import RecordedEnv  # gymnasium is imported where it is used
+
+        if self.num_envs != 1:
+            raise ParameterError(f"Lanes.recorded: a single env needs Lanes(num_envs=1), got {self.num_envs}")
+        return RecordedEnv(env, partial(self.writer, lane, timeout=timeout))
 
     def _owner_ended(self) -> bool:
         """Whether a process drained these lanes, and none does any more."""
