@@ -108,7 +108,7 @@ def through_lanes(data: Played) -> Made:
     def take() -> None:
         left = COUNT * data.envs
         while left:
-            lanes.wait(60)
+            lanes.wait(60, steps=CHUNK)
             left -= lanes.drain(replay)
 
     return made(replay, asked(work), take)
@@ -170,7 +170,9 @@ SIZES = {
 def run(effort: Effort, folder: Path) -> None:
     """Measures three kinds of steps and writes `lanes.json`."""
     lines = [
-        Line("relive", "relive", "Lanes: writer.add in the process, wait and drain here", through_lanes, "ours"),
+        Line(
+            "relive", "relive", "Lanes: writer.add of each step; wait(steps=64) and drain here", through_lanes, "ours"
+        ),
         Line("pipe, 64 steps at once", "", "Connection.send of arrays [64, N, ...]; extend here", through_pipe_at_once),
         Line("pipe", "", "Connection.send of a step; add here", through_pipe),
         Line("queue", "", "multiprocessing.Queue.put of a step; add here", through_queue),

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -279,6 +280,28 @@ def test_a_writer_and_an_owner_that_wait_for_each_other_both_go_on() -> None:
     thread.join(SECONDS)
     assert numbers(replay) == list(range(count))
     assert not lanes.wait(0)
+
+
+def test_an_owner_that_wants_many_steps_is_woken_for_them_only() -> None:
+    lanes, heard = Lanes(COUNTED, 2, steps=8), list[bool]()
+    writers = [lanes.writer(k) for k in range(2)]
+    thread = threading.Thread(target=lambda: heard.append(lanes.wait(SECONDS, steps=4)), daemon=True)
+    thread.start()
+    while not lanes._filled.word[0] & 1:  # until it is about to sleep
+        time.sleep(0.001)
+    for t in range(3):
+        for writer in writers:
+            writer.add(counted(t))
+    assert lanes._filled.word[0] & 1
+    assert not lanes.wait(0, steps=4)
+    assert lanes.wait(0)
+    lanes._wanted[0] = 4  # as the thread has it
+    writers[1].add(counted(3))
+    thread.join(SECONDS)
+    assert heard == [True]
+    for steps in (0, 9, 1.5, None):
+        with pytest.raises(errors.ParameterError, match="a lane holds from 1 to 8 steps"):
+            lanes.wait(0, steps=steps)
 
 
 # Processes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LifecycleError, ParameterError, SchemaError
-from ..kernels.lane_state import ALONE, CUT
+from ..kernels.lane_state import ALONE, CUT, WANTED
 from ..memory.forks import shared_lock
 from ..parameters import COUNT_RULE, Rule, is_count, is_flag, require
 from ..replay.buffer import ReplayBuffer
@@ -74,10 +74,10 @@ class Lanes:
         self.schema, self.writers, self.debug = schema, writers, debug
         self.num_envs, self.steps, self.own_next_obs = layout.num_envs, layout.steps, layout.own_next_obs
         self._layout, self._block = layout, block
-        filled, self._had_owner = (block.array[i : i + 4].view(np.int32) for i in (0, LINE))
+        filled, self._had_owner = (block.array[i : i + 8].view(np.int32) for i in (0, LINE))
         starts = (HEADER + k * layout.nbytes for k in range(writers))
         self._lanes = [Lane(layout, block.array[i : i + layout.nbytes], filled) for i in starts]
-        self._filled = Bell(filled)
+        self._filled, self._wanted = Bell(filled[:1]), filled[WANTED:]
         self._lock = shared_lock()
         self._claim: Claim | None = None
         self._note: tuple[Intake, Lane, int, int] | None = None
@@ -168,16 +168,24 @@ class Lanes:
         """How many vector steps wait in each lane."""
         return [lane.committed - lane.drained for lane in self._lanes]
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until a lane has steps; False if none came within ``timeout`` seconds. None waits for ever.
+    def wait(self, timeout: float | None = None, *, steps: int = 1) -> bool:
+        """Sleep until a lane has steps; False if that took longer than ``timeout`` seconds. None waits for ever.
+
+        Args:
+            timeout: seconds. With 0, it looks once.
+            steps: how many vector steps one lane has to hold. To wake for each single step costs far more than to take
+                many at once, so an owner that only waits should ask for some dozens, and give a timeout.
 
         Raises:
-            ParameterError: the timeout is out of range.
+            ParameterError: an argument is out of range.
             LifecycleError: another process drains these lanes.
         """
         require("Lanes.wait", TIMEOUT_RULE, timeout=timeout)
+        possible: Rule = lambda k: is_count(k, 1) and k <= self.steps, f"a lane holds from 1 to {self.steps} steps"
+        require("Lanes.wait", possible, steps=steps)
         self._own()
-        return self._filled.wait(lambda: any(lane.committed > lane.drained for lane in self._lanes), timeout)
+        self._wanted[0] = steps
+        return self._filled.wait(lambda: any(lane.committed - lane.drained >= steps for lane in self._lanes), timeout)
 
     def drain(self, replay: ReplayBuffer) -> int:
         """Move all steps that are in the lanes into a replay; returns how many, over all envs.
