@@ -27,6 +27,8 @@ BENCHMARKS = {
     "pixels": "bench_pixels",
     "capacity": "bench_capacity",
     "lanes": "bench_lanes",
+    "saves": "bench_saves",
+    "slots": "bench_slots",
     "compat_sb3": "bench_compat_sb3",
     "compat_pytorchrl": "bench_compat_pytorchrl",
     "import": "bench_import",

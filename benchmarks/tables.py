@@ -19,6 +19,7 @@ ORDER = (
     "pixels",
     "capacity",
     "lanes",
+    "saves",
     "import",
 )
 CALLS = "After each time: how many functions written in Python one operation calls, + how many built-in ones."
