@@ -97,6 +97,11 @@ class MappedDirectory:
         """Whether the manifest names this array."""
         return name in self._known
 
+    @property
+    def names(self) -> list[str]:
+        """The arrays that the manifest names."""
+        return list(self._known)
+
     def spec(self, name: str) -> MappedSpec | None:
         """What an array is that was taken, or that the manifest names; None if there is none."""
         return self._arrays[name][0] if name in self._arrays else self._known.get(name)
