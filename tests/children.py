@@ -9,7 +9,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from relive import Weights
 from relive.processes.shared import SharedBlock
 from relive.processes.waiting import Bell
 
@@ -84,3 +86,11 @@ def done(process: BaseProcess) -> Any:
     """Wait for a process that ends well."""
     process.join(SECONDS)
     assert process.exitcode == 0
+
+
+def publish_for_ever(weights: Weights, state: dict[str, Tensor]) -> None:
+    """Publish weights of which every number is that of their version, until a kill."""
+    while True:
+        for tensor in state.values():
+            tensor.fill_(weights.version + 1)
+        weights.publish(state)

@@ -6,6 +6,8 @@ Most tests let threads be the ranks, which exchange the same tables; the last on
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -298,3 +301,30 @@ def test_the_gradient_that_ddp_averages_is_that_of_one_ring(ranks: int, tmp_path
         for one, all_ in zip(wanted, found, strict=True):
             for a, b in zip(one, all_, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)  # weights are float32
+
+
+def left_alone(rank: int, count: int) -> Any:
+    """What the others see if the last rank dies, and whether their replays are as before."""
+    replay = replay_of(2)
+    play(replay, np.arange(2), range(30))
+    shards = ShardedReplay(replay)
+    shards.sample(8)
+    dist.barrier()
+    if rank == count - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        shards.sample(8)
+    assert replay.stats()["batches"] == 1
+    replay.check()
+    replay.add(
+        obs=np.zeros((2, 2)), action=[0.0, 0.0], reward=[0.0, 0.0], terminated=[False] * 2, truncated=[False] * 2
+    )
+    raise LifecycleError("the other ranks cannot meet any more, and saw what they should")
+
+
+def test_a_rank_that_is_killed_stops_the_others_and_leaves_their_replays_whole(tmp_path: Path):
+    with pytest.raises(AssertionError) as caught:
+        in_processes(2, left_alone, tmp_path)
+    first, last = str(caught.value).split("rank 1: ")
+    assert "saw what they should" in first
+    assert "did not end in time" in last

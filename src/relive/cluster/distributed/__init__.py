@@ -2,5 +2,6 @@
 
 from .minibatches import minibatches
 from .replay import ShardedReplay
+from .sequences import sequences
 
-__all__ = ["ShardedReplay", "minibatches"]
+__all__ = ["ShardedReplay", "minibatches", "sequences"]

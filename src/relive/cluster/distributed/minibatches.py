@@ -14,6 +14,7 @@ from ... import kernels
 from ...batches.sequences import padding
 from ...errors import FieldError, ParameterError
 from ...parameters import COUNT_RULE, is_count, require
+from ...returns.functions import EPS
 from ...rollout.minibatches import MANY, require_advantage
 from ...rollout.named import ADVANTAGE
 from ...steps.arrays import Ints
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["minibatches"]
 
 WEIGHT: Path = ("weight",)
-EPS = 1e-8
-"""Added to standard deviations, as by :func:`relive.returns.normalize`."""
 
 
 def minibatches(

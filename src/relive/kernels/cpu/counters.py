@@ -41,9 +41,10 @@ def store_release(_context: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def load_acquire(_context: Any, address: Any) -> Any:
-    """Read an int64 before all that is read after it."""
+    """Read an int64 after all that was read before it, and before all that is read after it."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        builder.fence("acquire")
         return builder.load_atomic(builder.inttoptr(args[0], INT64.as_pointer()), "acquire", 8)
 
     return types.int64(types.uintp), codegen

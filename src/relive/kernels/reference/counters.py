@@ -38,7 +38,7 @@ def publish(counters: Ints, place: int, value: int, bells: Bells, bell: int) -> 
 
 
 def published(counters: Ints, place: int) -> int:
-    """A counter; what is read afterwards is at least as new."""
+    """A counter. What is read afterwards is at least as new, and what was read before is no newer."""
     return int(counters[place])
 
 

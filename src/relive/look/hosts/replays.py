@@ -142,6 +142,8 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
         rest.pop("done", None)
     if "action" in data.keys():
         rest["action"] = data.get("action")
+    if "gamma" in data.keys():  # of its MultiStep: the discount of each window
+        rest["discount"] = _flat(data.get("gamma"))
     plain = {name: _plain(leaves) for name, leaves in fields.items()}
     episode = data.get(("collector", "traj_ids"), None)
     return flat_steps(plain | rest, source, full=full, episode=None if episode is None else _flat(episode))
