@@ -157,8 +157,7 @@ def recover(keeper: MappedKeeper, num_envs: int, rows: int) -> Mark:
     """
     directory = keeper.directory
     journal = directory.path / "journal"
-    for name in directory.names:  # every file is there and is what it should be, before any of them changes
-        keeper.kept(name)
+    directory.check()  # before anything changes
     packed = keeper.kept("rows")
     if packed is None or packed.ndim != 2 or len(packed) != num_envs * rows:
         raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
