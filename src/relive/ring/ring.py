@@ -113,11 +113,11 @@ class Ring(RingState):
             self.state[:, NEXT] = 0  # the envs are gone, so no step that comes goes on with an episode
         self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
         self._rule = noted_rule(self.counters)
-        if not 0 <= self.drawable <= self.rows_live:
-            raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
         if died and (self.doubtful is None or self._rule.length > 1):  # an end may let a shorter window be drawn
             self.doubtful = None
             self.counters[DRAWABLE] = len(self.anchors())
+        if not 0 <= self.drawable <= self.rows_live:
+            raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
 
     def settle(self) -> None:
         """A change is done, and the sampler knows of it."""
