@@ -21,7 +21,8 @@ FLOORS: list[set[str]] = [
     {"samplers", "views"},
     {"replay"},
     {"collect", "compat", "processes"},
-    {"look", "cluster", "compile"},
+    {"exchange", "cluster", "compile"},
+    {"look"},
     {"__main__"},
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.

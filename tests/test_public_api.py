@@ -37,6 +37,7 @@ FACE = [
     "Recent",
     "ReliveError",
     "ReplayBuffer",
+    "ReplayServer",
     "ReturnsToGo",
     "RolloutBuffer",
     "SamplesPerInsert",

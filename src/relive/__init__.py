@@ -12,6 +12,7 @@ from .look.inspection import inspect
 from .look.monitor import Monitor
 from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
+from .processes.slots_server import ReplayServer
 from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
@@ -46,6 +47,7 @@ __all__ = [
     "Recent",
     "ReliveError",
     "ReplayBuffer",
+    "ReplayServer",
     "ReturnsToGo",
     "RolloutBuffer",
     "SamplesPerInsert",

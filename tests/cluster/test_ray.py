@@ -43,10 +43,10 @@ def machine() -> Iterator[None]:
 
 
 def replay_of(**options: Any) -> Replay:
-    return Replay(SCHEMA, **{"capacity": 4000, "num_envs": 4, "shards": 2, "seed": 0, "timeout": 20.0} | options)
+    return Replay(SCHEMA, **{"capacity": 4000, "num_envs": 4, "shards": 2, "seed": 0, "timeout": 60.0} | options)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 180.0) -> None:
     """Wait for something to become true."""
     end = time.monotonic() + seconds
     while not condition():
@@ -66,7 +66,7 @@ def test_workers_send_steps_and_the_learner_draws_them_while_an_actor_is_killed(
     replay = replay_of(sampler=Prioritized(), path=tmp_path / "replay")
     worker: Any = ray.remote(num_cpus=0)(play)
     writers = [replay.writer([0, 1]), replay.writer([2, 3])]
-    assert ray.get([worker.remote(writer, 0, 64) for writer in writers], timeout=120) == [64, 64]
+    assert ray.get([worker.remote(writer, 0, 64) for writer in writers], timeout=300) == [64, 64]
     batch = replay.sample(200)
     check(batch)
     batch["obs"] += 1.0  # memory of its own, not Ray's
@@ -98,26 +98,36 @@ def test_a_damaged_save_is_refused_with_its_reason(machine: None, tmp_path: Path
         Replay.load(tmp_path / "replay")
 
 
+class Player:
+    """A worker that keeps its writer."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def play(self, begin: int, count: int) -> int:
+        return play(self.writer, begin, count)
+
+
 def test_actors_killed_under_load_lose_only_what_the_statistics_count(machine: None, tmp_path: Path):
     """Two workers write and the learner draws while shards are killed at random; every step is accounted for."""
     replay = replay_of(capacity=400_000, path=tmp_path / "replay", commit_every=0.5)
-    worker: Any = ray.remote(num_cpus=0)(play)
-    count, rng, killed = 4000, np.random.default_rng(0), 0
-    busy = [worker.remote(replay.writer(envs), 0, count) for envs in ([0, 1], [2, 3])]
+    player: Any = ray.remote(num_cpus=0)(Player)
+    count, rng, killed = 2000, np.random.default_rng(0), 0
+    players = [player.remote(replay.writer(envs)) for envs in ([0, 1], [2, 3])]
+    ray.get([each.play.remote(0, 8) for each in players])
+    busy = [each.play.remote(8, count - 16) for each in players]
     while ray.wait(busy, num_returns=2, timeout=0.0)[1]:
-        if len(replay):
-            check(replay.sample(64))
-        if rng.random() < 0.05 and killed < 6:
+        check(replay.sample(64))
+        if rng.random() < 0.03 and killed < 6:
             ray.kill(replay._group.link.handles[int(rng.integers(2))], no_restart=False)
             killed += 1
-    assert ray.get(busy, timeout=120) == [count, count]
+    assert ray.get([each.play.remote(count - 8, 8) for each in players], timeout=300) == [8, 8]
     until(lambda: replay.stats()["shards_up"] == 2)
     stats = replay.stats()
     assert killed
     assert stats["restarts"] >= 1
-    stored = stats["completed"] + stats["lost_steps"]
-    # A step is complete or lost, but for the last one of an episode that was cut: by a kill, or at the end.
-    assert 4 * count - 4 * (killed + 1) <= stored <= 4 * count
+    # A step is complete or lost, but for the last one of an episode that was cut, by a kill or at the end.
+    assert 4 * (count - killed - 1) <= stats["completed"] + stats["lost_steps"] <= 4 * count
     check(replay.sample(2000))
     replay.close()
 
@@ -131,8 +141,8 @@ def test_a_node_that_goes_takes_its_shard_along_and_another_node_brings_it_back(
         small = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "resources": {"shard": 1}}
         nodes = [cluster.add_node(**small) for _ in range(2)]
         ray.init(address=cluster.address, runtime_env={"env_vars": PATHS}, logging_level="error", log_to_driver=False)
-        replay = replay_of(path=tmp_path / "replay", timeout=5.0, connect=actors(resources={"shard": 1}))
-        writer = replay.writer([0, 1, 2, 3], timeout=240.0)
+        replay = replay_of(path=tmp_path / "replay", timeout=30.0, connect=actors(resources={"shard": 1}))
+        writer = replay.writer([0, 1, 2, 3], timeout=600.0)
         play(writer, 0, 64)
         replay.save()
         play(writer, 64, 32)
@@ -142,7 +152,7 @@ def test_a_node_that_goes_takes_its_shard_along_and_another_node_brings_it_back(
         assert replay.stats()["shards_up"] == 1
         cluster.add_node(**small)
         play(writer, 96, 32)  # waits until the shard is back
-        until(lambda: replay.stats()["shards_up"] == 2, 120)
+        until(lambda: replay.stats()["shards_up"] == 2)
         stats = replay.stats()
         assert stats["lost_steps"] == 64  # 32 steps of two envs came after the save
         assert stats["restarts"] == 1
@@ -156,7 +166,7 @@ def test_a_node_that_goes_takes_its_shard_along_and_another_node_brings_it_back(
 
 
 def test_a_shard_that_is_gone_for_good_leaves_the_others_to_the_learner(machine: None):
-    replay = replay_of(timeout=1.0)
+    replay = replay_of(timeout=30.0)
     replay.extend(steps(40))
     ray.kill(replay._group.link.handles[0])
     check(replay.sample(64))

@@ -22,7 +22,7 @@ from .tensordicts import as_tensordict
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "stride_of"]
+__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "parts_of", "replace_parts", "stride_of"]
 
 
 Overlap = Literal["none", "half", "max"] | int
@@ -265,6 +265,17 @@ class SequenceBatch(Mapping[str, Any]):
         if tuple(values.shape[:2]) != expected:
             axes = "[L, B, ...]" if self.time_first else "[B, L, ...]"
             raise ShapeError(f"expected {axes} with {expected} in front, got {tuple(values.shape)}")
+
+
+def parts_of(batch: SequenceBatch) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
+    """The leaves, the facts and the states that a batch of sequences was made of."""
+    return batch._leaves, batch._facts, batch._hidden  # pyright: ignore[reportPrivateUsage]
+
+
+def replace_parts(batch: SequenceBatch, parts: Any) -> None:
+    """Have a batch of sequences look everything up in another mapping, such as one that refuses."""
+    batch.__dict__.pop("data", None)
+    batch._leaves = batch._facts = parts  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(slots=True)

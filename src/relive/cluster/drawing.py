@@ -61,7 +61,8 @@ class Drawing:
             LifecycleError: no shard answers, or none gives rows.
         """
         group, drawn, used = self._group, list[_Drawn](), dict[int, float]()
-        missing, attempt, end = batch_size, 0, time.monotonic() + group.timeout
+        patience = (group.count + 1) * group.timeout  # each shard may take its time
+        missing, attempt, end = batch_size, 0, time.monotonic() + patience
         while missing:
             masses = self._masses()
             seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
@@ -79,8 +80,8 @@ class Drawing:
                 self.redrawn += missing
                 if time.monotonic() > end:
                     raise LifecycleError(
-                        f"none of the {group.count} shards has given rows for {group.timeout:g} s, although they "
-                        "answer; look into the logs of their processes"
+                        f"the {group.count} shards answer, but have not given {missing} rows in {patience:g} s; look "
+                        "into the logs of their processes"
                     )
                 group.refresh()
         drawn.sort(key=lambda part: part.shard)

@@ -64,6 +64,8 @@ class Group:
         """What each shard had when it last said so; None until it has."""
         self.largest = 0.0
         """The largest TD error that any shard has seen."""
+        self.forgotten = [0] * count
+        """Steps that each shard had when it last said so, and no more when it came back."""
         self._lives: list[list[str]] = [[] for _ in range(count)]
         self._probes: dict[int, tuple[Any, float]] = {}
         """Calls to the shards that are down, and when they were made."""
@@ -122,6 +124,9 @@ class Group:
 
     def note(self, shard: int, totals: Totals) -> None:
         """A shard said what it has."""
+        before = self.totals[shard]
+        if before is not None and before.born != totals.born:
+            self.forgotten[shard] += max(before.stored - totals.stored, 0)
         self.totals[shard], self.largest = totals, max(self.largest, totals.largest)
         lives = self._lives[shard]
         if totals.born not in lives:

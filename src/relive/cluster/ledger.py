@@ -55,6 +55,8 @@ class Ledger:
     def __init__(self) -> None:
         self._owners: dict[int, Rank] = {}
         self._received: dict[str, int] = {}
+        self.stored = 0
+        """Steps that were ever stored."""
         self.lost = 0
         """Steps that were confirmed and are not here: they came after the commit that the shard came back from."""
         self.repeated = 0
@@ -91,13 +93,14 @@ class Ledger:
     def confirm(self, origin: Origin) -> None:
         """The steps of this chunk are stored."""
         self._received[origin.rank.token] = origin.start + origin.steps
+        self.stored += origin.steps * len(origin.envs)
 
     def state(self) -> dict[str, Any]:
         """All of it, for a save."""
         return {
             "owners": [[env, *rank] for env, rank in self._owners.items()],
             "received": dict(self._received),
-            "counts": [self.lost, self.repeated],
+            "counts": [self.stored, self.lost, self.repeated],
         }
 
     @classmethod
@@ -106,7 +109,7 @@ class Ledger:
         ledger = cls()
         ledger._owners = {env: Rank(number, token) for env, number, token in state["owners"]}
         ledger._received = dict(state["received"])
-        ledger.lost, ledger.repeated = state["counts"]
+        ledger.stored, ledger.lost, ledger.repeated = state["counts"]
         return ledger
 
     def _takes_over(self, origin: Origin) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .group import Connect, Link
 from .homes import ShardPlan
+from .queue import RolloutQueue
 from .shard import Shard
 
 try:
@@ -15,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("relive.cluster.Replay needs Ray: pip install 'relive[ray]'") from error
 
-__all__ = ["RayLink", "actors"]
+__all__ = ["RayLink", "actors", "queue_actor"]
 
 
 class RayLink(Link):
@@ -69,5 +70,25 @@ def actors(**options: Any) -> Connect:
         known: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": -1, **options}
         actor: Any = ray.remote(Shard)
         return RayLink([actor.options(**known).remote(plan) for plan in plans])
+
+    return connect
+
+
+def queue_actor(**options: Any) -> Callable[[int], Link]:
+    """What makes the queue of :class:`relive.cluster.Rollouts` a Ray actor.
+
+    With ``name="rollouts", lifetime="detached"`` it outlives the learner's process, and a learner that is started again
+    in the same namespace finds it.
+
+    Args:
+        options: of the actor, as ``Actor.options`` takes them.
+    """
+
+    def connect(capacity: int) -> Link:
+        known: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, **options}
+        if "name" in known:
+            known["get_if_exists"] = True
+        actor: Any = ray.remote(RolloutQueue)
+        return RayLink([actor.options(**known).remote(capacity)])
 
     return connect

@@ -104,7 +104,7 @@ class Replay:
         seed: int | None = None,
         path: str | os.PathLike[str] | None = None,
         commit_every: float | None = None,
-        timeout: float = 30.0,
+        timeout: float = 60.0,
         connect: Connect | None = None,
     ) -> None:
         if path is not None and manifest_of(path).exists():
@@ -125,7 +125,7 @@ class Replay:
         sampler: Uniform | Prioritized | None = None,
         view: Any = None,
         commit_every: float | None = None,
-        timeout: float = 30.0,
+        timeout: float = 60.0,
         connect: Connect | None = None,
     ) -> Replay:
         """The replay of the last :meth:`save`. :func:`load_extra` gives what was saved with it.
@@ -299,16 +299,18 @@ class Replay:
         ``size``, ``completed``, ``episodes``, ``late_updates`` and ``not_finite_rewards`` are those of
         :meth:`relive.ReplayBuffer.stats`; ``batches`` and ``sampled`` count this learner's. ``shards``,
         ``shards_up``; ``restarts``: how often a shard came back; ``unanswered``: calls without an answer;
-        ``redrawn``: rows of batches that another shard gave instead; ``lost_steps``: steps confirmed to a writer that a
-        restarted shard no longer has, as far as its writers have come back to it; ``repeated_steps``: steps that came
-        twice and were stored once; ``dropped_updates``: TD errors for a shard that was restarted or did not answer;
-        ``commits``.
+        ``redrawn``: rows of batches that another shard gave instead; ``lost_steps``: steps that a restarted shard no
+        longer has: all that it had confirmed, once its writers have come back to it; until then at least those that
+        this learner knew of; ``repeated_steps``: steps that came twice and were stored once; ``dropped_updates``: TD
+        errors for a shard that was restarted or did not answer; ``commits``.
         """
         self._settle(MOST_SENT)
         group, state = self._group, self._state
         group.refresh()
-        each = list(group.ask(dict.fromkeys(group.up, ("stats",))).values())
-        found = {name: sum(stats[name] for stats in each) for name in ADDED}
+        each = group.ask(dict.fromkeys(group.up, ("stats",)))
+        found = {name: sum(stats[name] for stats in each.values()) for name in ADDED}
+        counted = {shard: stats["lost_steps"] for shard, stats in each.items()}
+        lost = [max(counted.get(shard, 0.0), float(group.forgotten[shard])) for shard in range(group.count)]
         failures = group.failures
         found["dropped_updates"] += self._dropped
         return found | {
@@ -318,6 +320,7 @@ class Replay:
             "shards_up": float(len(group.up)),
             "restarts": float(failures.restarts),
             "unanswered": float(failures.unanswered),
+            "lost_steps": sum(lost),
             "redrawn": float(self._drawing.redrawn),
         }
 

@@ -41,6 +41,8 @@ class Totals(NamedTuple):
     """The smallest priority if weights are normalized by the buffer, else infinity."""
     largest: float
     """The largest TD error that it has seen; 0 without priorities."""
+    stored: int
+    """How many steps were ever stored, by all its writers. A later life that knows of fewer has lost the others."""
 
 
 class Chunk(NamedTuple):
@@ -98,10 +100,10 @@ class Shard:
         """
         size, rated = len(self.replay), self.replay.sampler
         if not isinstance(rated, Prioritized):
-            return Totals(self.born, self._version, size, float(size), np.inf, 0.0)
+            return Totals(self.born, self._version, size, float(size), np.inf, 0.0, self._ledger.stored)
         rated.largest_error = largest
         least = rated.smallest if rated.normalize == "buffer" else np.inf
-        return Totals(self.born, self._version, size, rated.mass, least, rated.largest_error)
+        return Totals(self.born, self._version, size, rated.mass, least, rated.largest_error, self._ledger.stored)
 
     def sample(self, count: int, largest: float = 0.0) -> tuple[Totals, Block | None]:
         """``count`` rows as the sampler draws them here and now, and the totals that they were drawn from.

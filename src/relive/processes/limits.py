@@ -111,6 +111,10 @@ class RateLimit(ABC):
         kernels.fast().add_count(self._counts, SAMPLES, -samples)
         self._ring()
 
+    def note_sample_wait(self, seconds: float) -> None:
+        """Count a wait for samples of somebody who looked again and again with :meth:`may_sample`."""
+        self._note_wait(SAMPLES, int(seconds * 1e9))
+
     def reset(self) -> None:
         """Begin anew, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
         self._counts[:] = 0
@@ -172,8 +176,11 @@ class RateLimit(ABC):
         try:
             return self._bells[side].wait(lambda: self._admit(side, count), timeout)
         finally:
-            kernels.fast().add_count(self._counts, WAITS + side, 1)
-            kernels.fast().add_count(self._counts, WAITED + side, time.monotonic_ns() - start)
+            self._note_wait(side, time.monotonic_ns() - start)
+
+    def _note_wait(self, side: int, nanoseconds: int) -> None:
+        kernels.fast().add_count(self._counts, WAITS + side, 1)
+        kernels.fast().add_count(self._counts, WAITED + side, nanoseconds)
 
     def _ring(self) -> None:
         for bell in self._bells:

@@ -204,7 +204,7 @@ class Served(Iterator[B_co], Generic[B_co]):
     """
 
     def __init__(self, ahead: Ahead, timeout: float | None) -> None:
-        self._ahead, self._timeout = ahead, timeout
+        self.ahead, self._timeout = ahead, timeout
         self._taken, self._at_once, self._waited, self._completed = 0, 0, 0.0, 0
         self._end = finalize(self, ahead.close)
 
@@ -212,7 +212,7 @@ class Served(Iterator[B_co], Generic[B_co]):
         return self
 
     def __next__(self) -> B_co:
-        ahead = self._ahead
+        ahead = self.ahead
         if ahead.closed or (ahead.count is not None and ahead.taken >= ahead.count):
             self.close()
             raise StopIteration
@@ -240,7 +240,7 @@ class Served(Iterator[B_co], Generic[B_co]):
 
     def close(self) -> None:
         """End the serving. The replay can then be served again."""
-        ahead = self._ahead
+        ahead = self.ahead
         if not ahead.closed:
             self._end()
         with ahead.lock:
