@@ -251,6 +251,14 @@ def test_only_final_observations_travel_besides_the_steps():
     assert finals.shape == (8, 3)  # two ends of each env
 
 
+@pytest.mark.parametrize("options", [{"ordered": False}, {"own_next_obs": True}])
+def test_rows_with_next_observations_of_their_own_keep_them(options: Any):
+    replay, _ = local(**options)
+    replay.extend(steps(20))
+    assert len(replay) == 80
+    check(replay.sample(300))
+
+
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 

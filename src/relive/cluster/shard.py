@@ -66,7 +66,6 @@ class Shard:
     """
 
     def __init__(self, plan: ShardPlan) -> None:
-        torch.set_num_threads(1)
         self.plan, self.born = plan, os.urandom(8).hex()
         self._home, schema = Home(plan), plan.options["schema"]
         self._fields = schema.extend(next_obs=schema["obs"], mask=Field((), torch.bool))
