@@ -35,7 +35,8 @@ def twin(sampler: Any, view: Any, **options: Any) -> Twin:
 
 def play_beside(served: Twin, plain: Twin, depth: int, turns: int) -> None:
     """Learn, rate and add in both; every batch is the same."""
-    stream, beside = served.buffer.serve(2, depth), PlainAhead(plain.buffer, 2, depth)
+    size = min(2, len(served.buffer))  # of the longest sequences there is one
+    stream, beside = served.buffer.serve(size, depth), PlainAhead(plain.buffer, size, depth)
     with stream:
         for turn in range(turns):
             batch, other = next(stream), next(beside)

@@ -99,6 +99,7 @@ class Slot:
             self._memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
             for (_, dtype, shape), start in zip(form.fields, form.offsets, strict=False)
         ]
+        self._leaves = dict(zip([path for path, _, _ in form.fields], self._tensors, strict=True))
         self._handed: Any = None
 
     def write(self, tensors: list[Tensor]) -> None:
@@ -109,11 +110,11 @@ class Slot:
     def batch(self) -> Any:
         """The batch, without a copy. It is valid until :meth:`expire`."""
         form, tensors = self.form, self._tensors
+        if form.time_first is None:
+            self._handed = as_tensordict(self._leaves, tensors[0].shape[:1])
+            return self._handed
         count = len(tensors) - form.facts
         paths = [path for path, _, _ in form.fields]
-        if form.time_first is None:
-            self._handed = as_tensordict(dict(zip(paths, tensors, strict=True)), tensors[0].shape[:1])
-            return self._handed
         middle = count - form.states
         facts = {path[0]: tensor for path, tensor in zip(paths[count:], tensors[count:], strict=True)}
         hidden = map_leaves(tensors[middle:count].__getitem__, form.hidden)

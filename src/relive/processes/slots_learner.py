@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Never, cast
 from weakref import WeakSet
 
@@ -50,7 +49,9 @@ class Learner(Iterator[Any]):
         self._replies, self._late = deque[Any](), deque[Failure]()
         self._used: int | None = None
         self._calls = self._errors = 0
-        self._asked, self._is_whole = False, True
+        self._asked = False
+        self._is_whole = True
+        """Whether no call was broken off where it is then unknown what the owner knows. Else the line is of no use."""
         self._taken, self._at_once, self._waited, self._completed = 0, 0, 0.0, 0
         self._line = self._connected()
         _learners.add(self)
@@ -77,21 +78,23 @@ class Learner(Iterator[Any]):
         if self._used is not None:
             self._slots[self._used].expire()
         if not self._asked:
-            with self._whole():
-                self._send(("next", self._used, self._errors))
-                self._used, self._asked = None, True
+            self._is_whole = False
+            self._send(("next", self._used, self._errors))
+            self._used, self._asked = None, True
+            self._is_whole = True
         self._read_what_came()
         self._at_once += bool(self._batches)
         start = time.perf_counter()
         self._wait_for(self._batches, timeout, "no batch came")
         self._waited += time.perf_counter() - start
         self._raise_late()
-        with self._whole():
-            self._asked, found = False, self._batches.popleft()
-            if isinstance(found, Failure):
-                self._errors += 1
-            else:
-                self._used, self._completed = found
+        self._is_whole = False
+        self._asked, found = False, self._batches.popleft()
+        if isinstance(found, Failure):
+            self._errors += 1
+        else:
+            self._used, self._completed = found
+        self._is_whole = True
         if isinstance(found, Failure):
             raise found.raised("the draw failed")
         self._taken += 1
@@ -182,17 +185,16 @@ class Learner(Iterator[Any]):
             if left < 0:
                 raise WaitTimeoutError(f"learner {self.rank}: {what} within {timeout} s; is anything added?")
             if self._line.waits(left):
-                with self._whole():
-                    self._read()
+                self._read()
             elif not self._is_alive():
                 raise self._ended()
 
     def _read_what_came(self) -> None:
         while self._line.waits(0):
-            with self._whole():
-                self._read()
+            self._read()
 
     def _read(self) -> None:
+        self._is_whole = False
         try:
             kind, *rest = self._line.receive()
         except (OSError, EOFError) as error:
@@ -209,12 +211,6 @@ class Learner(Iterator[Any]):
             self._late.append(rest[0])
         elif rest[0] == self._calls:  # else the call was broken off
             self._replies.append((kind, rest[1]))
-
-    @contextmanager
-    def _whole(self) -> Generator[None]:
-        """What must not be broken off: else it is unknown what the owner knows, so the line is of no use any more."""
-        self._is_whole = False
-        yield
         self._is_whole = True
 
     def _begin(self) -> None:
