@@ -102,8 +102,9 @@ def measure(shards: int, seconds: float) -> dict[str, float]:
         "written": written, "drawn": drawn, "ms": took,
         "load in": sum(ray.get(coming)), "load out": loaded, "load ms": slower,
     }  # fmt: skip
+    kill: Any = ray.kill
     for worker in workers:
-        ray.kill(worker)
+        kill(worker)
     replay.close()
     return result
 
@@ -137,9 +138,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=400 * 2**20, _temp_dir=folder)
         results: dict[int, list[dict[str, float]]] = {shards: [] for shards in SHARDS}
-        for _ in range(1 if args.quick else 3):  # rounds are interleaved
+        for _ in range(1 if args.quick else 2):  # rounds are interleaved
             for shards, rounds in results.items():
-                rounds.append(measure(shards, 2.0 if args.quick else 5.0))
+                rounds.append(measure(shards, 2.0 if args.quick else 4.0))
                 print(shards, rounds[-1], flush=True)
         ray.shutdown()
     text = table(results)

@@ -375,16 +375,18 @@ class Replay:
     def _settle(self, most: int) -> None:
         """See to the calls that have been answered. If more than ``most`` have not, wait for the oldest."""
         group, surplus, waiting = self._group, len(self._sent) - most, list[_Sent]()
-        while self._sent:
-            note = self._sent.pop(0)  # first: an error that it brings is raised once
-            wait = group.timeout if surplus > 0 else 0.0
-            found, failed = group.link.answers({note.shard: note.call}, wait)
-            if note.shard in failed or (wait and not found):
-                self._dropped += note.rows
-            elif not found:
-                waiting.append(note)
-            surplus -= 1
-        self._sent = waiting
+        try:
+            while self._sent:
+                note = self._sent.pop(0)  # first, so that an error that it brings is raised once
+                wait = group.timeout if surplus > 0 else 0.0
+                found, failed = group.link.answers({note.shard: note.call}, wait)
+                if note.shard in failed or (wait and not found):
+                    self._dropped += note.rows
+                elif not found:
+                    waiting.append(note)
+                surplus -= 1
+        finally:
+            self._sent = waiting + self._sent
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:
