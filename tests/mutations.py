@@ -41,6 +41,49 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- shards: what each has, and what it lost
+    Mutation(
+        "a chunk that comes again is stored again",
+        "cluster/ledger.py",
+        "if origin.start < received:",
+        "if origin.start < 0:",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "what a restarted shard has lost is not counted",
+        "cluster/ledger.py",
+        "self.lost += gap * len(origin.envs)",
+        "self.lost += 0 * len(origin.envs)",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "an episode goes on over steps that a shard has lost",
+        "cluster/shard.py",
+        "if admission.interrupt:",
+        "if admission.interrupt and not admission.store:",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "an error for an earlier life of a shard rates what lies there now",
+        "cluster/division.py",
+        "np.where(index < 0, index, index | (life << BITS))",
+        "np.where(index < 0, index, index | (0 * life << BITS))",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "a shard's probabilities do not know of the other shards",
+        "cluster/drawing.py",
+        "torch.from_numpy(priorities / whole)",
+        "torch.from_numpy(priorities / priorities.sum())",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "a rollout that a learner has not settled is forgotten",
+        "cluster/queue.py",
+        "self._kept[0][0] <= place",
+        "self._kept[0][0] <= place + 1",
+        "cluster/test_rollouts.py",
+    ),
     # -- rings: which rows there are, and where
     Mutation(
         "the window of the newest has one transition too many",
