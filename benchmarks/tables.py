@@ -18,6 +18,7 @@ ORDER = (
     "hindsight",
     "pixels",
     "capacity",
+    "saves",
     "import",
 )
 CALLS = "After each time: how many functions written in Python one operation calls, + how many built-in ones."

@@ -80,8 +80,8 @@ MUTATIONS = [
     Mutation(
         "another view's rule leaves the count of drawable rows as it was",
         "ring/ring.py",
-        "self.counters[DRAWABLE] = len(self.anchors())",
-        "self.counters[DRAWABLE] = self.drawable",
+        "may be more events now\n        self.counters[DRAWABLE] = len(self.anchors())",
+        "may be more events now\n        self.counters[DRAWABLE] = self.drawable",
         "ring",
     ),
     Mutation(

@@ -226,7 +226,7 @@ def forged(path: Path, body: bytes) -> Path:
 def test_nothing_is_parsed_before_its_checksum_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "save") / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b"on k", b"on j"))
-    monkeypatch.setattr(format, "_unique", None)
+    monkeypatch.setattr(sealed, "_unique", None)
     with pytest.raises(FileFormatError, match="CRC-32"):
         persist.read(path.parent)
     with pytest.raises(FileFormatError, match="CRC-32"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..errors import FileFormatError, NoSaveError
 from .format import MANIFEST, FileNote
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
+
+
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR)
 """Error numbers for paths that are not regular files, such as circular links and sockets."""
 
@@ -40,6 +44,10 @@ SMALL = 1 << 18
 
 AHEAD = 1 << 23
 """Bytes written before the system is asked to move them to the disk."""
+
+
+WAITERS = 8
+"""How many files are synced at once."""
 
 
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -74,43 +82,54 @@ def write_file(
 def write_files(
     files: Mapping[Path, tuple[Iterable[memoryview], int]],
     written: Callable[[], object] | None = None,
-    alone: bool = False,
 ) -> list[FileNote]:
     """Write new files to the disk, through all caches: the parts of each, and its size in bytes.
 
-    ``written`` is called after the last part of all files is read, and before the first wait for the disk. With
-    ``alone`` no other thread helps, which an interpreter that is ending could not start.
+    ``written`` is called after the last part of all files is read, and before the first wait for the disk.
     """
     descriptors, notes = list[int](), list[FileNote]()
     try:
         for path, (parts, size) in files.items():
             descriptors.append(_create(path))
-            notes.append(_fill(descriptors[-1], parts, size, alone))
+            notes.append(_fill(descriptors[-1], parts, size))
         if written is not None:
             written()
-        for descriptor in descriptors:
-            os.fsync(descriptor)
+        with ThreadPoolExecutor(WAITERS) as others:  # the disk syncs many files at once in little more time than one
+            for synced in [_begun(others, os.fsync, descriptor) for descriptor in descriptors]:
+                synced()
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
     return notes
 
 
+def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> Callable[[], T]:
+    """Begin a call in another thread; returns what waits for its result.
+
+    An interpreter that is ending starts no threads. Then the call is made here.
+    """
+    try:
+        return others.submit(function, *args).result
+    except RuntimeError:
+        result = function(*args)
+        return lambda: result
+
+
 def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
 
 
-def _fill(descriptor: int, parts: Iterable[memoryview], size: int, alone: bool = False) -> FileNote:
+def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
     """Write all parts, which are ``size`` bytes, to a new file; not yet through the system's cache."""
     crc, start, end = 0, 0, 0
     _allocate(descriptor, size)
     with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
         for part in _gathered(parts):
-            hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL and not alone else None
+            hashed = _begun(other, zlib.crc32, part, crc) if len(part) > SMALL else None
             done = 0
             while done < len(part):
                 done += os.write(descriptor, part[done:])
-            crc = hashed.result() if hashed is not None else zlib.crc32(part, crc)
+            crc = hashed() if hashed is not None else zlib.crc32(part, crc)
             end += len(part)
             if end - start >= AHEAD:
                 start = _set_going(descriptor, start, end)

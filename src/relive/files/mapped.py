@@ -60,6 +60,8 @@ class MappedDirectory:
         self._known: dict[str, MappedSpec] = {}
         self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
         self._made: list[str] = []
+        self._ready: dict[str, MappedArray] = {}
+        """Arrays that were mapped to check them, and not yet taken."""
         self.content: dict[str, Any] | None = None
         """What was committed with the arrays; None if nothing ever was."""
         with ExitStack() as undo:
@@ -97,6 +99,22 @@ class MappedDirectory:
         """Whether the manifest names this array."""
         return name in self._known
 
+    def check(self) -> None:
+        """Map every array that the manifest names.
+
+        Raises:
+            FileFormatError: a file is missing, or is not as the manifest says.
+            OSError: a file may not be written, or the disk is full.
+        """
+        for name, spec in self._known.items():
+            if name not in self._arrays and name not in self._ready:
+                self._ready[name] = map_file(self.path, spec, self.run)
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that the manifest names."""
+        return list(self._known)
+
     def spec(self, name: str) -> MappedSpec | None:
         """What an array is that was taken, or that the manifest names; None if there is none."""
         return self._arrays[name][0] if name in self._arrays else self._known.get(name)
@@ -118,7 +136,8 @@ class MappedDirectory:
             elif (spec.dtype, spec.shape) != wanted:
                 got = f"{spec.dtype} {spec.shape}"
                 raise damaged(self.path / MANIFEST, f"the array {name!r} as {wanted[0]} {wanted[1]}", got)
-            self._arrays[name] = spec, map_file(self.path, spec, self.run)
+            mapped = self._ready.pop(name, None) or map_file(self.path, spec, self.run)
+            self._arrays[name] = spec, mapped
         return self._arrays[name][1].array
 
     def memory(self, name: str) -> MappedArray:
@@ -173,10 +192,10 @@ class MappedDirectory:
 
     def release(self) -> None:
         """Let go of the directory. The arrays stay mapped for as long as something refers to them."""
-        for _, mapped in self._arrays.values():
+        for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._ready.values()):
             with suppress(OSError):
                 os.close(mapped.descriptor)
-        self._arrays = {}
+        self._arrays, self._ready = {}, {}
         self.journal.close()
         self._holder.release()
 

@@ -120,17 +120,20 @@ def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
 
 
 def _allocate(descriptor: int, size: int, path: Path) -> None:
-    """Reserve disk space, so that a full disk is an error here and not a signal on some later write to memory."""
+    """Reserve disk space, so that a full disk is an error here and not a signal on some later write to memory.
+
+    Raises:
+        OSError: the disk has no room. It is not filled up in the attempt.
+    """
+    missing, free = size - 512 * os.fstat(descriptor).st_blocks, free_bytes(path.parent)
     try:
+        if missing > free:
+            raise OSError(errno.ENOSPC, "No space left on device")
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            free = free_bytes(path.parent)
-            raise OSError(
-                error.errno,
-                f"the file takes {size:,} bytes, and the disk has {free:,} free; lower the capacity",
-                str(path),
-            ) from error
+            what = f"the file takes {size:,} bytes, and the disk has {free:,} free; lower the capacity"
+            raise OSError(error.errno, what, str(path)) from error
         raise
 
 

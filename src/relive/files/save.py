@@ -61,7 +61,6 @@ def update(
     change: Callable[[Contents], Change],
     *,
     taken: Callable[[], object] | None = None,
-    alone: bool = False,
 ) -> Contents:
     """Replace the save in the directory ``path`` by what ``change`` makes of it. Kept data files are not written again.
 
@@ -69,7 +68,7 @@ def update(
 
     When this returns, the save is on the disk; the result is what it holds. If it raises or is killed, the old save is
     unchanged. In rare cases the new one is already in place; the error's last note then says so. Saves into one
-    directory take turns. With ``alone`` no other thread helps.
+    directory take turns.
     The trap: do not change the tensors before ``taken`` is called, or reading will refuse the save.
 
     Raises:
@@ -90,7 +89,7 @@ def update(
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
                 sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
                 size += sources[path / file][1]
-            files = kept.files | dict(zip(planned, disk.write_files(sources, taken, alone), strict=True))
+            files = kept.files | dict(zip(planned, disk.write_files(sources, taken), strict=True))
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))

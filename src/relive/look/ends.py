@@ -90,6 +90,8 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
                      "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
                      after, len(steps), place=steps.place)  # fmt: skip
     if moved_end > FAR * usual:
+        if most == "certain" and _always_the_same(steps, _next_rows(begun)):
+            most = "likely"  # where all episodes begin alike, one may also end there
         masked = ", which their flag masks: one-step targets are right" if most == "possible" else ""
         return found("reset-as-final-observation", most if share > MOST or most == "possible" else "likely",
                      f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset){masked}",
@@ -100,6 +102,11 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
                  "env ignored is stored, or a reset observation stands for the final one",
                  "check what the autoreset mode of the env returns at an end, see docs/episode-ends.md",
                  begun, len(steps), place=steps.place)  # fmt: skip
+
+
+def _always_the_same(steps: Experience, rows: Bools) -> bool:
+    """Whether the observations of these rows are all one."""
+    return all(bool((leaf[rows] == leaf[rows][:1]).all()) for leaf in steps.obs.values())
 
 
 def _ignored_steps_by_jump(steps: Experience) -> Iterator[Finding]:

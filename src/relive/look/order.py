@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..steps.arrays import Array
+from ..steps.arrays import Array, Ints
 from .digests import digests
-from .experience import Experience
+from .experience import Bools, Experience
 from .findings import Finding, found
 
 __all__ = ["duplicate_rows", "features", "reward_one_step_off", "ridge"]
@@ -40,7 +40,7 @@ def reward_one_step_off(steps: Experience) -> Iterator[Finding]:
     targets = np.stack([reward[chosen + lag] for lag in lags], 1)
     missed = dict(zip(lags, _unexplained(known(steps, chosen), targets), strict=True))
     best = min(missed, key=lambda lag: missed[lag])
-    if best and missed[best] < 0.1 and missed[best] < 0.2 * missed[0]:
+    if best and missed[best] < 0.1 and missed[best] < 0.2 * missed[0] and missed[0] > 0.05:  # else both explain it
         word = "after" if best > 0 else "before"
         yield found("reward-one-step-off", "likely",
                     f"the reward of a step is stored in the row {word} it: there it follows from observation and "
@@ -115,15 +115,36 @@ def duplicate_rows(steps: Experience) -> Iterator[Finding]:
     if not _may_repeat([numbers, steps.reward]):
         return
     digest = digests([numbers, *steps.action.values(), steps.reward, steps.next_numbers])
-    _, first, counts = np.unique(digest, return_index=True, return_counts=True)
-    again = np.ones(len(steps), np.bool_)
+    _, first, kind, counts = np.unique(digest, return_index=True, return_inverse=True, return_counts=True)
+    again = ~steps.still & (steps.jump > 0)
     again[first] = False
-    again &= ~steps.still & (steps.jump > 0)
+    again &= _in_step(steps, np.arange(len(steps)) - first[kind.reshape(-1)], again)
     if again.sum() > len(steps) / 10:
         yield found("duplicate-rows", "likely",
                     f"rows repeat others to the bit, up to {counts.max()} times",
-                    "look for steps that are added twice, or a save that is loaded into a buffer that has it already",
+                    "look for steps that are added twice, a save that is loaded into a buffer that has it already, or "
+                    "environments with one seed",
                     again, len(steps), place=steps.place)  # fmt: skip
+
+
+def _in_step(steps: Experience, back: Ints, again: Bools) -> Bools:
+    """Which rows that come again follow their first copies over ends of episodes, or come right after them.
+
+    In a deterministic env the same episode comes again and again, too, but each time after another one.
+
+    Args:
+        steps: the steps.
+        back: how many rows before each row its first copy lies.
+        again: which rows are copies.
+    """
+    begins = np.append(True, (back[1:] != back[:-1]) | ~again[1:] | ~again[:-1])
+    run = np.cumsum(begins) - 1
+    inner = steps.ended & again & ~np.append(begins[1:], True)  # an end, and the run goes on
+    return (np.bincount(run, inner)[run] >= OVER_ENDS) | (back == 1)
+
+
+OVER_ENDS = 2
+"""Ends of episodes that a run of copies must go on over."""
 
 
 def _may_repeat(columns: list[Array]) -> bool:

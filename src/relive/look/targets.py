@@ -94,12 +94,13 @@ def _at_limits(steps: Experience, parts: Recursion, limits: Bools) -> Iterator[F
                     "returns of truncated steps hold no value of what comes after: a time limit counts as a terminal",
                     "bootstrap truncated steps from the value of the final observation",
                     none, int(limits.sum()), place=steps.place)  # fmt: skip
-    before = parts.adds(limits, parts.before)
-    if _stands_out(before, limits):
+    shown = limits & _final_apart(steps, parts)
+    before = parts.adds(shown, parts.before)
+    if _stands_out(before, shown):
         yield found("bootstrap-before-the-step", "certain",
                     "truncated steps bootstrap from the value of the observation before them",
                     "bootstrap from the value of the final observation",
-                    before, int(limits.sum()), place=steps.place)  # fmt: skip
+                    before, int(shown.sum()), place=steps.place)  # fmt: skip
     after, calm = parts.adds(limits, parts.next), steps.follows & ~steps.ended
     # a following row that begins where this one ended has the right value: NEXT_STEP autoreset stores such rows
     if _stands_out(after, limits) and np.median(steps.jump[limits]) > 3 * np.median(steps.jump[calm]):
@@ -107,6 +108,20 @@ def _at_limits(steps: Experience, parts: Recursion, limits: Bools) -> Iterator[F
                     "truncated steps bootstrap from the value of the next episode's first observation",
                     "bootstrap from the value of the final observation",
                     after, int(limits.sum()), place=steps.place)  # fmt: skip
+
+
+def _final_apart(steps: Experience, parts: Recursion) -> Bools:
+    """Where the value of the final observation differs from that of the row itself, so that they are told apart.
+
+    If it is not known, it differs as much as values of steps inside an episode do: as good as always, or not at all.
+    """
+    final = _numbers(steps.others.get(("final_value",)))
+    value = np.asarray(_numbers(steps.others["value",]))
+    if final is not None:
+        return np.nan_to_num(np.abs(final - value)) > 8 * parts.near
+    calm = steps.follows & ~steps.ended
+    same = np.abs(np.append(value[1:], 0.0) - value)[calm] < 8 * parts.near
+    return np.full(len(steps), bool(same.mean() < 1 - MOST))
 
 
 def _stands_out(rows: Bools, of: Bools) -> bool:

@@ -61,7 +61,8 @@ def constant_fields(steps: Experience) -> Iterator[Finding]:
             ):
                 continue
             where = dotted((name, *path))
-            yield found("constant-field", "possible" if name == "obs" and len(group) > 1 else "likely",
+            meant = name == "obs" and (len(group) > 1 or bool(steps.still.all()))  # as in a bandit without a state
+            yield found("constant-field", "possible" if meant else "likely",
                         f"'{where}' is the same in all rows",
                         "check that the loop stores what the env and the policy give at each step",
                         np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip

@@ -7,11 +7,17 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from ..files.format import MANIFEST
 from ..files.mapped import MappedDirectory
+from ..files.sealed import damaged
 from ..steps.arrays import Array
 from .keeper import Keeper
 
 __all__ = ["MappedKeeper"]
+
+
+LATER = frozenset(("errors", "nodes", "facts", "errors.undo"))
+"""Arrays that a replay which is there may lack, as its sampler had none."""
 
 
 class MappedKeeper(Keeper):
@@ -33,8 +39,15 @@ class MappedKeeper(Keeper):
         _KEEPERS.add(self)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """See :class:`Keeper`. A new array takes its space on the disk at once."""
-        return self.directory.take(name, shape, dtype)
+        """See :class:`Keeper`. A new array takes its space on the disk at once.
+
+        Raises:
+            FileFormatError: an array of the ring is missing; only those of a sampler may come later.
+        """
+        directory = self.directory
+        if directory.content is not None and name not in LATER and directory.spec(name) is None:
+            raise damaged(directory.path / MANIFEST, f"the array {name!r}", f"{directory.names}")
+        return directory.take(name, shape, dtype)
 
     def has(self, name: str) -> bool:
         """See :class:`Keeper`."""

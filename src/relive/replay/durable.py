@@ -13,6 +13,7 @@ from weakref import ref
 import numpy as np
 
 from ..errors import FileFormatError, ParameterError
+from ..files.format import MANIFEST
 from ..files.sealed import damaged
 from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
 from ..memory.mapped import MappedKeeper
@@ -20,11 +21,12 @@ from ..parameters import is_count
 from ..ring.ring import Ring
 from ..ring.state import undo_words
 from ..ring.undo import note_mark
-from .marks import Kind, Mark, bookkeeping, mark_of
+from ..steps.arrays import Array
+from .marks import Kind, Mark, mark_of
 from .progress import Progress
 from .progress_slots import ProgressSlots
 
-__all__ = ["Durable", "FlushPolicy", "recover", "require_policy", "require_unmixed", "whereabouts"]
+__all__ = ["Durable", "FlushPolicy", "recover", "require_policy", "whereabouts"]
 
 
 FlushPolicy = int | timedelta | None
@@ -155,6 +157,10 @@ def recover(keeper: MappedKeeper, num_envs: int, rows: int) -> Mark:
     """
     directory = keeper.directory
     journal = directory.path / "journal"
+    directory.check()  # before anything changes
+    packed = keeper.kept("rows")
+    if packed is None or packed.ndim != 2 or len(packed) != num_envs * rows:
+        raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
     if directory.journal.last is None:
         raise damaged(journal, "a record", "none")
     mark, kind, where = Mark.decode(directory.journal.last.payload, num_envs)
@@ -163,6 +169,7 @@ def recover(keeper: MappedKeeper, num_envs: int, rows: int) -> Mark:
     if kind == "close":
         if not (np.array_equal(state, mark.state) and np.array_equal(counters, mark.counters)):
             raise damaged(journal, "the cursors that it closed with", "files of another time")
+        _require_unmixed(packed, rows, mark)
         return mark
     keeper.died = True
     here = whereabouts(keeper)
@@ -188,11 +195,17 @@ def _restore_small(keeper: MappedKeeper, small: Mapping[str, list[Any]]) -> None
         noted[:] = 0.0
 
 
-def require_unmixed(ring: Ring, mark: Mark) -> None:
+def _require_unmixed(packed: Array, rows: int, mark: Mark) -> None:
     """Refuse rows of another time than the cursors, as far as the newest row of each env shows it.
+
+    The bookkeeping of a row is in its last 16 bytes: stamp (int64), step and order (int32).
 
     Raises:
         FileFormatError: they are of another time.
     """
-    if not np.array_equal(bookkeeping(ring, ring.heads - 1), mark.newest):
+    heads = mark.state[:, HEAD]
+    envs = np.flatnonzero(heads > 0)
+    newest = packed[envs * rows + (heads[envs] - 1) % rows, -16:]
+    stamps, others = newest[:, :8].copy().view(np.int64), newest[:, 8:].copy().view(np.int32)
+    if not np.array_equal(np.concatenate([stamps, others.astype(np.int64)], axis=1), mark.newest[envs]):
         raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")

@@ -15,12 +15,13 @@ from ..parameters import is_count
 from ..ring.adding import Ended
 from ..ring.ring import Ring
 from ..steps.schema import Schema
-from .durable import Durable, FlushPolicy, recover, require_policy, require_unmixed, whereabouts
+from .durable import Durable, FlushPolicy, recover, require_policy, whereabouts
 from .locked import one_at_a_time
 from .parts import describe, rebuild
 from .sampler_files import read_sampler, write_sampler
 from .savable import SavableReplay
 from .typed import S_co, V_co
+from .validate import require_reach
 
 __all__ = ["OpenedReplay", "opened"]
 
@@ -169,8 +170,6 @@ def _opened(
         mark = recover(keeper, arguments["num_envs"], rows)
         keeper.directory.journal.append(mark.encode("open", whereabouts(keeper)))  # before anything changes
         buffer = cls(**arguments, store=keeper)
-        if not keeper.died:
-            require_unmixed(buffer._ring, mark)
         buffer._progress.first = first
         begun = _begun(buffer, keeper, flush, mark)
     if seed is not None:
@@ -211,12 +210,15 @@ def _kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[st
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
     if num_envs < 1 or rows < 2:
         raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
+    if view is None:
+        view = rebuild(content.get("view"), "view")
+        require_reach(view, rows * num_envs)
     return {
         "schema": Schema.from_json(json.dumps(content.get("schema"))),
         "capacity": rows * num_envs,
         "num_envs": num_envs,
         "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
-        "view": view if view is not None else rebuild(content.get("view"), "view"),
+        "view": view,
         "ordered": entry(content, "ordered", bool),
         "own_next_obs": entry(content, "own_next_obs", bool),
         "seed": entry(content, "seed", int),

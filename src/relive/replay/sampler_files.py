@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from .. import files
-from ..errors import NoSaveError
+from ..errors import FileFormatError, NoSaveError
 from ..files.entries import entry, fitting
 from ..files.mapped import MappedDirectory
 from ..ring.ring import Ring
@@ -44,6 +45,7 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
         arrays = {name: array for name, array in arrays.items() if not name.startswith("sampler.inner.")}
         state = {name: value for name, value in content["sampler_state"].items() if not name.startswith("inner.")}
         content |= {"sampler_state": state, "sampler_rows": []}
+    _refuse_link(directory.path / SAMPLER)
     files.write(directory.path / SAMPLER, arrays | {"span": np.stack(ring.span)}, content)
 
 
@@ -55,6 +57,7 @@ def read_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     """
     if type(sampler) in IN_FILES:
         return
+    _refuse_link(directory.path / SAMPLER)
     try:
         save = files.Save(directory.path / SAMPLER)
     except NoSaveError:
@@ -77,3 +80,13 @@ def read_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
         full[live.places(ring.rows)] = part[saved.where(live)]
         parts[name] = full
     sampler.load_state_dict(parts)
+
+
+def _refuse_link(path: Path) -> None:
+    """Refuse a symbolic link, which could lead to a save elsewhere.
+
+    Raises:
+        FileFormatError: the path is one.
+    """
+    if path.is_symlink():
+        raise FileFormatError(f"'{path}': expected a directory, got a symbolic link; copy the replay with its files")

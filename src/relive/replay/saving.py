@@ -104,7 +104,7 @@ class Saver:
 
         def work() -> None:
             try:
-                files.update(path, save.change, taken=snapshot.close, alone=True)
+                files.update(path, save.change, taken=snapshot.close)
                 self.segments.note(path, save.segments, era)
             finally:
                 snapshot.close()

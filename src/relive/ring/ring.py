@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import kernels
-from ..errors import LifecycleError, ParameterError, SchemaError
+from ..errors import InvariantError, LifecycleError, ParameterError, SchemaError
 from ..kernels.ring_state import (
     ALONE,
     COMPLETED,
@@ -116,6 +116,8 @@ class Ring(RingState):
         if died and (self.doubtful is None or self._rule.length > 1):  # an end may let a shorter window be drawn
             self.doubtful = None
             self.counters[DRAWABLE] = len(self.anchors())
+        if not 0 <= self.drawable <= self.rows_live:
+            raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
 
     def settle(self) -> None:
         """A change is done, and the sampler knows of it."""

@@ -70,9 +70,7 @@ def save(
     groups = [learner, tensors]
     if background:
         groups = list(map(persist.detached, groups))
-        return persist.SaveHandle(
-            path, lambda: persist.update(path, lambda _: persist.Change(groups, facts), alone=True)
-        )
+        return persist.SaveHandle(path, lambda: persist.update(path, lambda _: persist.Change(groups, facts)))
     persist.update(path, lambda present: persist.Change(groups, facts))
     return persist.SaveHandle(path)
 

@@ -106,17 +106,19 @@ def threads(obs: Leaves, next_obs: Leaves) -> tuple[Ints, Ints] | None:
     size = len(next(iter(obs.values())))
     before = digests([obs[path].reshape(size, -1) for path in obs])
     after = digests([next_obs[path].reshape(size, -1) for path in obs])
-    found: Any = np.unique(np.concatenate([before, after]), return_inverse=True)
-    number: Any = found[1].reshape(2, size).astype(np.int64)
-    if np.unique(number[0]).size < size * MATCHED:  # observations that come again and again name no row
-        return None
-    # one int64 orders rows by observation, then by time: number < 2 * S and row < S, so it is below 2 * S * S
-    keys: Ints = number[0] * size + np.arange(size)
-    order = np.argsort(keys)
-    wanted: Ints = number[1] * size + np.arange(size) + 1
-    at = np.minimum(np.searchsorted(keys[order], wanted), size - 1)
-    following = order[at]
-    matched = (keys[following] // size == number[1]) & (following > np.arange(size))
+    order: Ints = np.argsort(before, kind="stable")  # rows with one observation lie side by side, in the order of time
+    known = before[order]
+    if np.count_nonzero(known[1:] != known[:-1]) + 1 < size * MATCHED:
+        return None  # observations that come again and again name no row
+    at, row = np.searchsorted(known, after), np.arange(size)
+    following: Ints = np.zeros(size, np.int64)
+    matched = np.zeros(size, np.bool_)
+    for _ in range(ALIKE):
+        place = np.minimum(at, size - 1)
+        later = ~matched & (at < size) & (known[place] == after) & (order[place] > row)
+        following[later] = order[place[later]]
+        matched |= later
+        at += 1
     if matched.mean() < MATCHED:
         return None
     rows = np.flatnonzero(matched)
@@ -140,6 +142,9 @@ def stride_of(steps: Experience, rows: Array) -> int:
     best = int(np.argmax(shares))
     return best + 1 if shares[best] > MATCHED else 0
 
+
+ALIKE = 4
+"""Rows with one observation, up to which the first later one is found."""
 
 LONGEST, SAMPLE = 512, 2000
 """Rows that are looked at for the next one of the same env, and rows for which that is done."""
