@@ -540,6 +540,49 @@ MUTATIONS = [
         "k = min(steps, known - t - 1)",
         "views/test_sequences.py",
     ),
+    # -- shards: several rings and rollouts as one
+    Mutation(
+        "a shard draws where the shard before it lies",
+        "cluster/plan.py",
+        "(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin",
+        "(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin * (shard < 2)",
+        "cluster",
+    ),
+    Mutation(
+        "rows of ranks with few rows count more",
+        "cluster/distributed/replay.py",
+        "np.float32(rows * ranks.count / batch_size)",
+        "np.float32(1.0)",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "weights compare with the rows of this rank alone",
+        "cluster/distributed/replay.py",
+        'ranks.exchange("sample: weights", report, 1).min().item()',
+        'ranks.exchange("sample: weights", report, 1)[ranks.rank].min().item()',
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "ranks do not learn of each other's largest error",
+        "cluster/distributed/replay.py",
+        "portion.prioritized.largest_error = table[:, 2].max().item()",
+        "portion.prioritized.largest_error = table[ranks.rank, 2].item()",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "a minibatch is the mean over each rank's rows",
+        "cluster/distributed/minibatches.py",
+        "rows * self.ranks.count / total)",
+        "1.0)",
+        "cluster/test_minibatches.py",
+    ),
+    Mutation(
+        "the error of one rank is its own",
+        "cluster/distributed/ranks.py",
+        "mine[FAILED], failure = 1.0, error",
+        "mine[FAILED], failure = 0.0, error",
+        "cluster",
+    ),
 ]
 """The first are in plain Python, so that what is compiled serves them all."""
 
