@@ -26,6 +26,7 @@ BENCHMARKS = {
     "hindsight": "bench_hindsight",
     "pixels": "bench_pixels",
     "capacity": "bench_capacity",
+    "lanes": "bench_lanes",
     "saves": "bench_saves",
     "slots": "bench_slots",
     "compat_sb3": "bench_compat_sb3",

@@ -18,6 +18,7 @@ ORDER = (
     "hindsight",
     "pixels",
     "capacity",
+    "lanes",
     "saves",
     "import",
 )

@@ -82,6 +82,23 @@ def chances_of(one: ReplayBuffer) -> list[float]:
     return (p / p.sum()).tolist()
 
 
+@pytest.mark.parametrize("options", [{}, {"stratified": False}, {"normalize": "buffer", "beta": (0.4, 1.0, 3)}])
+def test_prioritized_batches_are_those_of_one_ring_with_the_same_seed(options: Any):
+    options |= {"default_error": 1.0}  # the largest of all shards is known one call later
+    replay, _ = local(sampler=Prioritized(**options), shards=3, view=NStep(3, 0.9))
+    one = whole(sampler=Prioritized(**options), view=NStep(3, 0.9))
+    for t in range(6):
+        for part in (replay, one):
+            part.extend(steps(25, start=25 * t))
+        mine, its = replay.sample(64), one.sample(64)
+        assert list(mine.keys()) == list(its.keys())
+        order, other = key_of(mine).argsort(stable=True), key_of(its).argsort(stable=True)
+        for name in mine.keys() - {"index", "next_index"}:  # one ring does not order its rows by shard
+            torch.testing.assert_close(mine[name][order], its[name][other], rtol=1e-6, atol=0)
+        for part, batch in ((replay, mine), (one, its)):
+            part.update_priorities(batch["index"], batch["reward"])
+
+
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
 def test_weights_and_probabilities_are_those_of_one_ring(normalize: Any):
     sampler = Prioritized(0.7, (0.4, 1.0, 4), normalize=normalize)
@@ -249,6 +266,14 @@ def test_only_final_observations_travel_besides_the_steps():
     (chunk,) = [given[0] for given in seen if given and hasattr(given[0], "block")]
     (finals,) = [part for part in chunk.block.parts if part.path == ("next_obs",)]
     assert finals.shape == (8, 3)  # two ends of each env
+
+
+@pytest.mark.parametrize("options", [{"ordered": False}, {"own_next_obs": True}])
+def test_rows_with_next_observations_of_their_own_keep_them(options: Any):
+    replay, _ = local(**options)
+    replay.extend(steps(20))
+    assert len(replay) == 80
+    check(replay.sample(300))
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

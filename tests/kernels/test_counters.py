@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from relive.kernels import cpu, reference
+from relive.kernels.lane_state import ALONE, COMMITTED, COUNTERS, CUT, DRAINED, FOLLOWED, MASKED, LaneArrays
 
 LARGEST = 2**31 - 1
 
@@ -61,3 +64,48 @@ def test_of_two_threads_that_ring_one_mark_only_one_wakes() -> None:
         assert bells[0] == 2 * (turn + 1)
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.parametrize("module", [cpu, reference])
+def test_a_step_is_committed_with_its_marks_and_rings_when_enough_wait(module: Any) -> None:
+    lane = lane_of(3, 2)
+    given = cpu.handle_of(lane) if module is cpu else lane
+    lane.bell[:] = 1, 2  # somebody sleeps, until there are two steps
+    assert module.commit_step(given, 0, CUT) == 0
+    assert module.commit_step(given, 1, 0) == 1
+    assert lane.counters[COMMITTED] == 2
+    assert lane.bell.tolist() == [2, 2]
+    lane.terminated[2, 1] = 1
+    assert module.commit_step(given, 2, 0) == -2
+    assert lane.counters[COMMITTED] == 2
+    assert module.commit_step(given, 2, FOLLOWED) == 0
+    lane.mask[0] = 0, 0
+    assert module.commit_step(given, 3, MASKED) == 0
+    assert lane.marks.tolist() == [MASKED | ALONE, 0, FOLLOWED]  # env 0 was under way
+    lane.mask[1] = 0, 1
+    assert module.commit_step(given, 4, MASKED) == 0
+    assert lane.marks[1] == MASKED  # nobody was
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1))
+def test_the_twins_commit_alike(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lanes = [lane_of(3, 2), lane_of(3, 2)]
+    for lane in lanes:
+        rng = np.random.default_rng(seed)
+        for array in (lane.terminated, lane.truncated, lane.mask, lane.marks):
+            array[...] = rng.integers(0, 2, array.shape)
+        lane.bell[:] = rng.integers(0, 4, 2)
+        number, marks = int(rng.integers(1, 9)), int(rng.integers(0, 8))
+        lane.counters[DRAINED] = number - int(rng.integers(0, 3))
+        given = cpu.handle_of(lane) if lane is lanes[0] else lane
+        lane.counters[1] = (cpu if lane is lanes[0] else reference).commit_step(given, number, marks)
+    for one, other in zip(*lanes, strict=True):
+        assert np.array_equal(one, other)
+
+
+def lane_of(steps: int, envs: int) -> LaneArrays:
+    """A lane with nothing in it."""
+    flags = [np.zeros((steps, envs), np.uint8) for _ in range(3)]
+    return LaneArrays(np.zeros(COUNTERS, np.int64), np.zeros(2, np.int32), np.zeros(steps, np.uint8), *flags)

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -95,6 +96,33 @@ def test_a_collector_fills_a_lane_as_it_fills_the_replay(mode: AutoresetMode, ow
         assert stats.num_steps <= 2 * count
         lanes.drain(replays[1])
     assert contents(replays[0]) == contents(replays[1])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_envs_that_record_themselves_write_what_the_oracle_says(own: bool) -> None:
+    schedule = tagged.cycle([(3, "truncated"), (2, "terminated")])
+    env = tagged.TaggedEnv(0, schedule)
+    schema = Schema.from_env(env)
+    lanes, replay = Lanes(schema, 1, own_next_obs=own), ReplayBuffer(schema, 100, own_next_obs=own, check_ends=False)
+    recorded = lanes.recorded(env, 0)
+    with pytest.raises(errors.LifecycleError, match=r"call reset\(\) first"):
+        recorded.step(0)
+    assert lanes.alive == [False]
+    obs, _ = recorded.reset(seed=1)
+    for t in range(16):
+        obs, _, terminated, truncated, _ = recorded.step(tagged.tagged_policy(torch.as_tensor(obs)[None])[0].numpy())
+        if terminated or truncated or t == 11:  # a reset in mid-episode
+            obs, _ = recorded.reset()
+    assert lanes.drain(replay) == 16
+    recorded.close()
+    assert lanes.alive == [False]
+    data = replay.data()
+    now, after = tagged.decode(data["obs"]), tagged.decode(data["next_obs"])
+    assert np.array_equal(after.step, now.step + 1)
+    assert np.array_equal(after.episode, now.episode)
+    assert len(data) == (16 if own else 14)  # less the newest step, and the one before the reset
+    with pytest.raises(errors.ParameterError, match=r"Lanes\(num_envs=1\), got 2"):
+        Lanes(schema, 1, 2).recorded(env, 0)
 
 
 def test_each_writer_has_its_envs_of_the_replay_and_the_count_is_of_steps() -> None:
@@ -252,6 +280,28 @@ def test_a_writer_and_an_owner_that_wait_for_each_other_both_go_on() -> None:
     thread.join(SECONDS)
     assert numbers(replay) == list(range(count))
     assert not lanes.wait(0)
+
+
+def test_an_owner_that_wants_many_steps_is_woken_for_them_only() -> None:
+    lanes, heard = Lanes(COUNTED, 2, steps=8), list[bool]()
+    writers = [lanes.writer(k) for k in range(2)]
+    thread = threading.Thread(target=lambda: heard.append(lanes.wait(SECONDS, steps=4)), daemon=True)
+    thread.start()
+    while not lanes._filled.word[0] & 1:  # until it is about to sleep
+        time.sleep(0.001)
+    for t in range(3):
+        for writer in writers:
+            writer.add(counted(t))
+    assert lanes._filled.word[0] & 1
+    assert not lanes.wait(0, steps=4)
+    assert lanes.wait(0)
+    lanes._wanted[0] = 4  # as the thread has it
+    writers[1].add(counted(3))
+    thread.join(SECONDS)
+    assert heard == [True]
+    for steps in (0, 9, 1.5, None):
+        with pytest.raises(errors.ParameterError, match="a lane holds from 1 to 8 steps"):
+            lanes.wait(0, steps=steps)
 
 
 # Processes

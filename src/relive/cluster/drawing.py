@@ -17,7 +17,8 @@ from .blocks import Block, joined_batch, unpacked
 from .checkpoints import Checkpoint
 from .division import Division
 from .group import Group
-from .plan import global_weights, shard_counts
+from .plan import Doubles, global_weights, shard_counts, shard_key, shard_masses
+from .shard import Share
 
 __all__ = ["Drawing"]
 
@@ -53,8 +54,8 @@ class Drawing:
         """Batch number ``state.draws``. The totals of the shards were just read.
 
         The shards' masses give the counts, and each shard draws from what it has by then. A row's probability is that
-        of both together. So it is exact if rows were added or rated between the two, but those rows had no say in the
-        counts.
+        of both together, so it is exact although rows may come or be rated in between. Without such rows a prioritized
+        batch is the one that a single ring of all rows draws.
 
         Raises:
             EmptyError: no shard that answers has anything to draw.
@@ -65,15 +66,13 @@ class Drawing:
         missing, attempt, end = batch_size, 0, time.monotonic() + patience
         while missing:
             masses = self._masses()
-            seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
-            stratified = isinstance(state.sampler, Prioritized) and state.sampler.stratified
-            counts = shard_counts(masses, missing, seed, state.draws, stratified=stratified).tolist()
-            asked = {k: ("sample", count, group.largest) for k, count in enumerate(counts) if count}
+            shares = self._shares(state, masses, missing, attempt)
+            asked = {shard: ("sample", share, group.largest) for shard, share in shares.items()}
             for shard, (totals, block) in group.ask(asked).items():
                 group.note(shard, totals)
                 if block is not None:
                     drawn.append(_Drawn(shard, float(masses[shard]), group.life(shard, totals.born), block))
-                    missing -= counts[shard]
+                    missing -= shares[shard].rows
             used = {k: used.get(k, float(masses[k])) for k in {*group.up, *(part.shard for part in drawn)}}
             attempt += 1
             if missing:
@@ -87,7 +86,26 @@ class Drawing:
         drawn.sort(key=lambda part: part.shard)
         return self._joined(state, drawn, sum(used[k] for k in sorted(used)))
 
-    def _masses(self) -> Any:
+    def _shares(self, state: Checkpoint, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
+        """What each shard is to draw of ``count`` rows: with priorities, exactly what one tree of all would draw."""
+        sampler, t = state.sampler, state.draws
+        rated = isinstance(sampler, Prioritized)
+        seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
+        options = {"stratified": rated and sampler.stratified}
+        counts = shard_counts(masses, count, seed, t, **options).tolist()
+        none = np.empty(0)
+        return {
+            shard: Share(
+                mine,
+                shard_key(seed, t, shard),
+                float(masses[shard]),
+                shard_masses(masses, shard, count, seed, t, **options) if rated else none,
+            )
+            for shard, mine in enumerate(counts)
+            if mine
+        }
+
+    def _masses(self) -> Doubles:
         """What the shards that answer have to draw, float64 ``[K]``; 0 for the others."""
         masses = np.zeros(self._group.count)
         for shard in self._group.up:

@@ -374,14 +374,19 @@ class Replay:
 
     def _settle(self, most: int) -> None:
         """See to the calls that have been answered. If more than ``most`` have not, wait for the oldest."""
-        sent, self._sent, group = self._sent, [], self._group
-        surplus = len(sent) - most
-        for i, note in enumerate(sent):
-            found, failed = group.link.answers({note.shard: note.call}, group.timeout if i < surplus else 0.0)
-            if note.shard in failed or (i < surplus and not found):
-                self._dropped += note.rows
-            elif not found:
-                self._sent.append(note)
+        group, surplus, waiting = self._group, len(self._sent) - most, list[_Sent]()
+        try:
+            while self._sent:
+                note = self._sent.pop(0)  # first, so that an error that it brings is raised once
+                wait = group.timeout if surplus > 0 else 0.0
+                found, failed = group.link.answers({note.shard: note.call}, wait)
+                if note.shard in failed or (wait and not found):
+                    self._dropped += note.rows
+                elif not found:
+                    waiting.append(note)
+                surplus -= 1
+        finally:
+            self._sent = waiting + self._sent
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import EmptyError, ParameterError
+from ..errors import ParameterError
 from ..replay.buffer import ReplayBuffer
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
@@ -18,8 +19,10 @@ from ..steps.trees import Path
 from .blocks import Block, host_leaf, packed_batch, unpacked
 from .homes import Home, ShardPlan
 from .ledger import Ledger, Origin, Rank
+from .plan import Doubles
+from .portion import Drawn, Portion
 
-__all__ = ["Chunk", "Shard", "Totals", "require_shardable"]
+__all__ = ["Chunk", "Shard", "Share", "Totals", "require_shardable"]
 
 
 INDICES: set[Path] = {("index",), ("next_index",), ("facts", "index")}
@@ -45,6 +48,19 @@ class Totals(NamedTuple):
     """How many steps were ever stored, by all its writers. A later life that knows of fewer has lost the others."""
 
 
+class Share(NamedTuple):
+    """What a shard is asked to draw of a batch."""
+
+    rows: int
+    """How many."""
+    stream: int
+    """Of random numbers: for uniform draws, and for views that draw goals."""
+    mass: float
+    """What the shard weighed when the batch was planned."""
+    masses: Doubles
+    """With priorities, where the rows lie in that mass, float64 ``[rows]``, in [0, mass)."""
+
+
 class Chunk(NamedTuple):
     """Steps on their way to a shard."""
 
@@ -66,7 +82,6 @@ class Shard:
     """
 
     def __init__(self, plan: ShardPlan) -> None:
-        torch.set_num_threads(1)
         self.plan, self.born = plan, os.urandom(8).hex()
         self._home, schema = Home(plan), plan.options["schema"]
         self._fields = schema.extend(next_obs=schema["obs"], mask=Field((), torch.bool))
@@ -105,17 +120,26 @@ class Shard:
         least = rated.smallest if rated.normalize == "buffer" else np.inf
         return Totals(self.born, self._version, size, rated.mass, least, rated.largest_error, self._ledger.stored)
 
-    def sample(self, count: int, largest: float = 0.0) -> tuple[Totals, Block | None]:
-        """``count`` rows as the sampler draws them here and now, and the totals that they were drawn from.
+    def sample(self, share: Share, largest: float = 0.0) -> tuple[Totals, Block | None]:
+        """The rows of a share of a batch, drawn from what is here now, and the totals that they were drawn from.
 
         No block if there is nothing to draw.
         """
-        totals = self.totals(largest)
-        try:
-            batch = self.replay.sample(count)
-        except EmptyError:
+        totals, portion = self.totals(largest), Portion(self.replay)
+        if not totals.mass > 0.0:
             return totals, None
-        block = packed_batch(batch, self.replay.schema)
+        extras: dict[str, Any] = {}
+        with portion.lock:
+            if portion.prioritized is None:
+                places, _ = self.replay.sampler.draw(share.rows, share.stream, 1, 1)
+                drawn = Drawn(places, None)
+            else:  # as many rows may have come since that the mass is another one
+                wanted = np.minimum(share.masses * (totals.mass / share.mass), math.nextafter(totals.mass, 0.0))
+                places, priorities = portion.prioritized.draw_at(wanted)
+                drawn = Drawn(places, priorities)
+                extras = {"weight": np.empty(share.rows, np.float32), "probability": priorities / totals.mass}
+            portion.count_batch(share.rows)
+            block = packed_batch(portion.read(drawn, share.stream, extras=extras), self.replay.schema)
         self._as_everywhere(block)
         return totals, block
 

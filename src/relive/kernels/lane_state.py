@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALONE", "COMMITTED", "COUNTERS", "CUT", "DRAINED", "FOLLOWED", "MASKED", "LaneArrays"]
+__all__ = ["ALONE", "COMMITTED", "COUNTERS", "CUT", "DRAINED", "FOLLOWED", "MASKED", "WANTED", "LaneArrays"]
 
 
 class LaneArrays(NamedTuple):
@@ -19,7 +19,7 @@ class LaneArrays(NamedTuple):
     counters: NDArray[np.int64]
     """int64 ``[COUNTERS]``: COMMITTED and DRAINED."""
     bell: NDArray[np.int32]
-    """int32 ``[1]``: rings when a step is committed."""
+    """int32 ``[2]``: a bell, and for how many steps in a lane it rings; 0 and 1 mean for each."""
     marks: NDArray[np.uint8]
     """uint8 ``[S]``: the marks of each step, a sum of those below."""
     terminated: NDArray[np.uint8]
@@ -37,6 +37,9 @@ COMMITTED = 0
 DRAINED = 8
 """How many of them the owner has taken. COMMITTED is never more than S ahead."""
 COUNTERS = 16
+
+WANTED = 1
+"""The entry of ``bell`` that says how many steps a lane has to hold."""
 
 # Marks of a step
 

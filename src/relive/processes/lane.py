@@ -93,7 +93,7 @@ class Lane:
     Args:
         layout: where the parts lie.
         memory: uint8 ``[layout.nbytes]``.
-        filled: int32 ``[1]``: the bell that rings when a step is committed.
+        filled: int32 ``[2]``: the bell that rings when steps are committed, and for how many of them in a lane.
     """
 
     def __init__(self, layout: LaneLayout, memory: Bytes, filled: NDArray[np.int32]) -> None:

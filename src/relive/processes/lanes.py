@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import LifecycleError, ParameterError, SchemaError
-from ..kernels.lane_state import ALONE, CUT
+from ..kernels.lane_state import ALONE, CUT, WANTED
 from ..memory.forks import shared_lock
 from ..parameters import COUNT_RULE, Rule, is_count, is_flag, require
 from ..replay.buffer import ReplayBuffer
@@ -73,10 +74,10 @@ class Lanes:
         self.schema, self.writers, self.debug = schema, writers, debug
         self.num_envs, self.steps, self.own_next_obs = layout.num_envs, layout.steps, layout.own_next_obs
         self._layout, self._block = layout, block
-        filled, self._had_owner = (block.array[i : i + 4].view(np.int32) for i in (0, LINE))
+        filled, self._had_owner = (block.array[i : i + 8].view(np.int32) for i in (0, LINE))
         starts = (HEADER + k * layout.nbytes for k in range(writers))
         self._lanes = [Lane(layout, block.array[i : i + layout.nbytes], filled) for i in starts]
-        self._filled = Bell(filled)
+        self._filled, self._wanted = Bell(filled[:1]), filled[WANTED:]
         self._lock = shared_lock()
         self._claim: Claim | None = None
         self._note: tuple[Intake, Lane, int, int] | None = None
@@ -131,6 +132,26 @@ class Lanes:
             raise LifecycleError(f"lane {lane} has a writer that is alive; close() it first, or take another lane")
         return LaneWriter(self.schema, self._lanes[lane], int(lane), claim, self._owner_ended, timeout, self.debug)
 
+    def recorded(self, env: Any, lane: int, *, timeout: float | None = None) -> Any:
+        """A single ``gymnasium.Env`` that writes each of its steps into a lane, in whichever process it is stepped.
+
+        So the workers of an ``AsyncVectorEnv`` write what they play. It takes the lane at its first reset, until it is
+        closed. A step has ``obs``, ``action``, ``reward``, ``terminated`` and ``truncated``, and no other fields.
+
+        Args:
+            env: the env; ``num_envs`` of these lanes is 1.
+            lane: its number, from 0 on.
+            timeout: as for :meth:`writer`.
+
+        Raises:
+            ParameterError: these lanes are for several envs each.
+        """
+        from .recorder import RecordedEnv  # gymnasium is imported where it is used
+
+        if self.num_envs != 1:
+            raise ParameterError(f"Lanes.recorded: a single env needs Lanes(num_envs=1), got {self.num_envs}")
+        return RecordedEnv(env, partial(self.writer, lane, timeout=timeout))
+
     def _owner_ended(self) -> bool:
         """Whether a process drained these lanes, and none does any more."""
         return bool(self._had_owner[0]) and not self._block.is_claimed(OWNER)
@@ -147,16 +168,24 @@ class Lanes:
         """How many vector steps wait in each lane."""
         return [lane.committed - lane.drained for lane in self._lanes]
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until a lane has steps; False if none came within ``timeout`` seconds. None waits for ever.
+    def wait(self, timeout: float | None = None, *, steps: int = 1) -> bool:
+        """Sleep until a lane has steps; False if that took longer than ``timeout`` seconds. None waits for ever.
+
+        Args:
+            timeout: seconds. With 0, it looks once.
+            steps: how many vector steps one lane has to hold. To wake for each single step costs far more than to take
+                many at once, so an owner that only waits should ask for some dozens, and give a timeout.
 
         Raises:
-            ParameterError: the timeout is out of range.
+            ParameterError: an argument is out of range.
             LifecycleError: another process drains these lanes.
         """
         require("Lanes.wait", TIMEOUT_RULE, timeout=timeout)
+        possible: Rule = lambda k: is_count(k, 1) and k <= self.steps, f"a lane holds from 1 to {self.steps} steps"
+        require("Lanes.wait", possible, steps=steps)
         self._own()
-        return self._filled.wait(lambda: any(lane.committed > lane.drained for lane in self._lanes), timeout)
+        self._wanted[0] = steps
+        return self._filled.wait(lambda: any(lane.committed - lane.drained >= steps for lane in self._lanes), timeout)
 
     def drain(self, replay: ReplayBuffer) -> int:
         """Move all steps that are in the lanes into a replay; returns how many, over all envs.

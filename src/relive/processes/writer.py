@@ -58,7 +58,7 @@ class LaneWriter:
         self.own_next_obs = lane.layout.own_next_obs
         self.timeout, self.debug = timeout, debug
         self._lane, self._place, self._claim, self._owner_ended = lane, place, claim, owner_ended
-        self._filled, self._drained = Bell(lane.filled), Bell(lane.drained_bell)
+        self._filled, self._drained = Bell(lane.filled[:1]), Bell(lane.drained_bell)
         self._checks = lane.check()
         self._leaves, self._steps = len(lane.layout.stored.leaves), lane.layout.steps
         self._limit = 0

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from ..lane_state import ALONE, COMMITTED, CUT, FOLLOWED, MASKED
+from ..lane_state import ALONE, COMMITTED, CUT, DRAINED, FOLLOWED, MASKED, WANTED
 from .handles import matrix_of, vector_of
 from .jit import address_t, intrinsic, jit
 
@@ -135,4 +135,9 @@ def commit_step(handle: Ints, number: int, marks: int) -> int:
             if was_kept and (terminated[before, n] | truncated[before, n]) == 0:
                 marks |= ALONE
     noted[row] = marks
-    return 1 if publish(counters, COMMITTED, number + 1, bell, 0) else 0
+    store_release(address_t(counters.ctypes.data + 8 * COMMITTED), np.int64(number + 1))
+    # what the owner wants is read after the fence, since it sets that before it marks the bell
+    wanted = look_after_fence(address_t(bell.ctypes.data + 4 * WANTED))
+    if number + 1 - counters[DRAINED] < wanted:
+        return 0
+    return 1 if ring_bell(bell, 0) else 0

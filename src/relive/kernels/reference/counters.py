@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lane_state import ALONE, COMMITTED, CUT, FOLLOWED, MASKED, LaneArrays
+from ..lane_state import ALONE, COMMITTED, CUT, DRAINED, FOLLOWED, MASKED, WANTED, LaneArrays
 
 __all__ = ["commit_step", "mark_bell", "publish", "published", "ring_bell"]
 
@@ -66,8 +66,8 @@ def commit_step(lane: LaneArrays, number: int, marks: int) -> int:
         marks: CUT, FOLLOWED and MASKED, as far as they hold.
 
     Returns:
-        1 if somebody sleeps on the bell, else 0. Or ``-1 - n``, if the episode of env n ended and the step is not
-        FOLLOWED; then nothing is committed.
+        1 if somebody sleeps on the bell and the lane holds as many steps as it rings for, else 0. Or ``-1 - n``, if the
+        episode of env n ended and the step is not FOLLOWED; then nothing is committed.
     """
     size = len(lane.marks)
     row, before = number % size, (number - 1) % size
@@ -80,4 +80,5 @@ def commit_step(lane: LaneArrays, number: int, marks: int) -> int:
             if was_kept and not (lane.terminated[before, n] or lane.truncated[before, n]):
                 marks |= ALONE
     lane.marks[row] = marks
-    return int(publish(lane.counters, COMMITTED, number + 1, lane.bell, 0))
+    lane.counters[COMMITTED] = number + 1
+    return int(number + 1 - lane.counters[DRAINED] >= lane.bell[WANTED] and ring_bell(lane.bell, 0))
