@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -292,6 +293,26 @@ def test_close_and_drop_end_the_process():
     assert ends(pid)
 
 
+def shared_maps() -> int:
+    """How much shared memory of relive this process has."""
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:relive-")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux knows of a process")
+def test_no_memory_and_no_open_file_is_left():
+    gc.collect()
+    before, files, shm = shared_maps(), len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    with serve(partial(replay_of, 20), 4, 3) as server, server.learner() as learner:
+        for _ in range(8):
+            next(learner)
+        assert shared_maps() == before + 3
+        assert set(os.listdir("/dev/shm")) <= shm
+    del learner, server
+    gc.collect()
+    assert shared_maps() == before
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
 def test_a_forked_child_needs_a_learner_of_its_own(server: ReplayServer):
     learner = server.learner(0)
     next(learner)
@@ -360,6 +381,7 @@ def test_a_spawned_owner_and_spawned_learners_serve_the_same_batches(tmp_path: P
     with ReplayServer(partial(replay_of, 20, sampler=Recent(0.9, 2)), 4, 2, learners=2) as server:
         children = [started("spawn", learn_in_rank, server, rank, tmp_path) for rank in range(2)]
         for child in children:
+            child.join(2 * SECONDS)  # each imports torch
             done(child)
     plain, found = replay_of(20, sampler=Recent(0.9, 2)), [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for turn in range(20):

@@ -10,13 +10,13 @@ import numpy as np
 from ..errors import LifecycleError, ParameterError, SchemaError
 from ..kernels.lane_state import ALONE, CUT, WANTED
 from ..memory.forks import shared_lock
-from ..parameters import COUNT_RULE, Rule, is_count, is_flag, require
+from ..parameters import COUNT_RULE, TIMEOUT_RULE, Rule, is_count, is_flag, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.intake import Intake
 from ..steps.schema import Schema
 from .lane import HEADER, LINE, Lane, LaneLayout
 from .shared import Claim, SharedBlock
-from .waiting import TIMEOUT_RULE, Bell
+from .waiting import Bell
 from .writer import LaneWriter
 
 __all__ = ["Lanes"]

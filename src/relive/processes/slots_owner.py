@@ -306,8 +306,8 @@ class Owner:
             seat.asked += 1
 
     def _note_taken(self, drawn: Drawn) -> None:
-        with self._replay.lock, suppress(ValueError):
-            self._served.ahead.ready.remove(drawn)
+        with self._replay.lock:
+            self._served.ahead.note_taken(drawn)
 
     def _fail(self, seat: Seat, failure: Failure) -> None:
         """Answer a learner with an error. It draws no more for it until it has asked again."""
