@@ -583,6 +583,42 @@ MUTATIONS = [
         "k = min(steps, known - t - 1)",
         "views/test_sequences.py",
     ),
+    # -- lanes: steps of other processes
+    Mutation(
+        "lanes: the first step of a writer does not start new episodes",
+        "processes/writer.py",
+        "CUT * cut + FOLLOWED * follows",
+        "CUT * False + FOLLOWED * follows",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: a step that was taken is given back too late",
+        "processes/lanes.py",
+        "            _give_back(lane, at + count)\n",
+        "            _give_back(lane, at + count - 1)\n",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: a writer takes the row of a step that was not drained",
+        "processes/writer.py",
+        "self._limit = self._lane.drained + self._steps",
+        "self._limit = self._lane.drained + self._steps + 1",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: a piece goes on over the start of new episodes",
+        "processes/lanes.py",
+        "stops = np.flatnonzero(marks[1:] & (CUT | ALONE))",
+        "stops = np.flatnonzero(marks[1:] & ALONE)",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: after a drain that was broken off its last piece comes again",
+        "processes/lanes.py",
+        "                if intake.mark() != mark:\n",
+        "                if intake.mark() == mark:\n",
+        "processes/test_lanes.py",
+    ),
     # -- shards: several rings and rollouts as one
     Mutation(
         "a shard draws where the shard before it lies",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -219,6 +220,16 @@ def test_a_rank_is_for_one_process_and_free_once_that_is_gone(server: ReplayServ
         server.learner(0)
     with server.learner(0) as learner:
         assert len(next(learner)["reward"]) == 4
+
+
+def test_strangers_get_nothing_and_hold_nobody_back():
+    with serve(partial(replay_of, 20)) as server, server.learner(timeout=SECONDS) as learner:
+        token = server._address.token.encode()
+        for words in (b"", b"\0\0\0\5hello", b"\xff" * 40, b"\0\0\0\x22" + token + b" 7", b"\0\0"):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(server._address.name)
+                stranger.sendall(words)
+                assert len(next(learner)["reward"]) == 4
 
 
 # Deaths

@@ -208,12 +208,13 @@ class Lanes:
 
     def _own(self) -> None:
         """Be the one process that drains."""
-        if self._claim is not None and self._claim.holds:
-            return
-        self._claim = self._block.claim(OWNER)
-        if self._claim is None:
-            raise LifecycleError("another process drains these lanes and is alive; a lane has one reader")
-        self._had_owner[0] = 1
+        with self._lock:  # two threads of the process may come at once
+            if self._claim is not None and self._claim.holds:
+                return
+            self._claim = self._block.claim(OWNER)
+            if self._claim is None:
+                raise LifecycleError("another process drains these lanes and is alive; a lane has one reader")
+            self._had_owner[0] = 1
 
     def _intakes_of(self, replay: ReplayBuffer) -> list[Intake]:
         """The ways into a replay that fits."""

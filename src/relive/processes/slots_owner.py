@@ -168,6 +168,7 @@ class Owner:
             self._tell(line, ("refused", f"learner {rank} is taken by a process that is alive"))
             self._hang_up(line)
             return
+        line.set_patience(0)
         depth = self._order.depth
         self._seats[int(rank)] = seat = Seat(line, slots=[None] * depth, free=deque(range(depth)))
         self._lines[line.fileno()] = lambda: self._hear(seat)
