@@ -123,7 +123,7 @@ def table(results: dict[int, list[dict[str, float]]]) -> str:
         )
     load = os.getloadavg()[1]
     note = (
-        f"Medians of {len(next(iter(results.values())))} rounds with {WORKERS} workers; {OBS} float32 numbers an "
+        f"Medians of {len(next(iter(results.values())))} round(s) with {WORKERS} workers; {OBS} float32 numbers an "
         f"observation; {os.cpu_count()} cores, whose mean load was {load:.0f} over the last 5 minutes; "
         f"Ray {ray.__version__}, torch {torch.__version__}."
     )
@@ -133,12 +133,13 @@ def table(results: dict[int, list[dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one short round; nothing of record is rewritten")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the medians count (default 3)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=400 * 2**20, _temp_dir=folder)
         results: dict[int, list[dict[str, float]]] = {shards: [] for shards in SHARDS}
-        for _ in range(1 if args.quick else 2):  # rounds are interleaved
+        for _ in range(1 if args.quick else args.rounds):  # rounds are interleaved
             for shards, rounds in results.items():
                 rounds.append(measure(shards, 2.0 if args.quick else 4.0))
                 print(shards, rounds[-1], flush=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import ray
@@ -33,7 +34,7 @@ NUM_STEPS = 32  # of each env, in a chunk
 CAPACITY = 100_000
 WARM_UP = 1_000  # transitions before the first gradient step
 BATCH_SIZE = 512  # as in the paper
-TRANSITIONS = 16  # at least so many for each gradient step, so that the learner does not run ahead of the workers
+TRANSITIONS = 8, 16  # for each gradient step: with fewer the learner waits for workers, with more they wait for it
 GAMMA = 0.99
 LEARNING_RATE = 1e-3
 TAU = 0.01  # how far the target network follows at each gradient step
@@ -100,15 +101,17 @@ def train(args: argparse.Namespace, run: Run) -> dict[str, float]:
     writers = [replay.writer(range(k * num_envs, (k + 1) * num_envs)) for k in range(WORKERS)]
     workers = [Worker.remote(writer, ENV, args.seed + k) for k, writer in enumerate(writers)]
     weights = ray.put(q.state_dict())
-    playing = {worker.play.remote(weights): worker for worker in workers}
+    playing, idle = dict[Any, Any](), list(workers)
     transitions = updates = 0
     losses: dict[str, Tensor] = {}
     while not run.over:
-        ahead = transitions < max(WARM_UP, TRANSITIONS * updates)
-        ended, _ = ray.wait(list(playing), timeout=None if ahead else 0)
-        for chunk in ended:
-            worker, (steps, returns) = playing.pop(chunk), ray.get(chunk)
-            playing[worker.play.remote(weights)] = worker
+        if transitions <= WARM_UP + TRANSITIONS[1] * updates:
+            playing |= {worker.play.remote(weights): worker for worker in idle}
+            idle = []
+        ahead = transitions < max(WARM_UP, TRANSITIONS[0] * updates)
+        for chunk in ray.wait(list(playing), timeout=None if ahead else 0)[0] if playing else ():
+            idle.append(playing.pop(chunk))
+            steps, returns = ray.get(chunk)
             transitions += steps
             run.update(transitions, returns, **losses)
         if ahead:

@@ -171,6 +171,8 @@ def kill_many(times: int, seed: int, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("times", [50, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_killed_writer_leaves_every_step_that_it_was_told_of(times: int, tmp_path: Path) -> None:
-    assert kill_many(times, times, tmp_path).split()[:2] == ["killed", str(times)]
+@pytest.mark.parametrize(
+    ("seed", "times"), [(0, 50), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+def test_a_killed_writer_leaves_every_step_that_it_was_told_of(seed: int, times: int, tmp_path: Path) -> None:
+    assert kill_many(times, seed, tmp_path).split()[:2] == ["killed", str(times)]

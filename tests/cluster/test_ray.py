@@ -27,19 +27,14 @@ PATHS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.envir
 LIMITS = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
 
 
-def short_path() -> str:
-    """A directory with a path that is short enough for the sockets that Ray makes in it."""
-    return tempfile.mkdtemp(prefix="ray", dir="/tmp")
-
-
 @pytest.fixture(scope="module")
 def machine() -> Iterator[None]:
     """Ray on this machine, as a user starts it."""
-    ray.init(
-        num_cpus=2, object_store_memory=80 * 2**20, _temp_dir=short_path(), runtime_env={"env_vars": PATHS}, **LIMITS
-    )
-    yield
-    ray.shutdown()
+    runtime = {"env_vars": PATHS}
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:  # a short path
+        ray.init(num_cpus=2, object_store_memory=80 * 2**20, _temp_dir=folder, runtime_env=runtime, **LIMITS)
+        yield
+        ray.shutdown()
 
 
 def replay_of(**options: Any) -> Replay:

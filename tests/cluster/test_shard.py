@@ -386,6 +386,29 @@ def test_steps_that_no_writer_asks_for_any_more_are_counted_as_lost_too():
     assert replay.stats()["lost_steps"] == 20
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_a_chunk_is_sent_loses_and_doubles_nothing(when: str):
+    """The call is interrupted before or after the shard has the chunk; the next flush sees to it."""
+    replay, link = local(shards=1)
+    writer, call = replay.writer(), link.call
+    writer.extend(steps(5))
+
+    def interrupted(shard: int, method: str, *given: Any) -> Any:
+        link.call = call
+        if when == "after":
+            call(shard, method, *given)
+        raise KeyboardInterrupt
+
+    link.call = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        writer.extend(steps(5, start=5))
+    writer.extend(steps(5, start=10))
+    writer.flush()
+    assert len(replay) == complete(15)
+    assert replay.stats()["completed"] == complete(15)
+    check(replay.sample(200))
+
+
 def test_a_new_writer_replaces_the_old_one():
     replay, link = local()
     old = replay.writer([0, 1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -220,6 +222,16 @@ def test_a_rank_is_for_one_process_and_free_once_that_is_gone(server: ReplayServ
         assert len(next(learner)["reward"]) == 4
 
 
+def test_strangers_get_nothing_and_hold_nobody_back():
+    with serve(partial(replay_of, 20)) as server, server.learner(timeout=SECONDS) as learner:
+        token = server._address.token.encode()
+        for words in (b"", b"\0\0\0\5hello", b"\xff" * 40, b"\0\0\0\x22" + token + b" 7", b"\0\0"):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(server._address.name)
+                stranger.sendall(words)
+                assert len(next(learner)["reward"]) == 4
+
+
 # Deaths
 
 
@@ -292,6 +304,26 @@ def test_close_and_drop_end_the_process():
     assert ends(pid)
 
 
+def shared_maps() -> int:
+    """How much shared memory of relive this process has."""
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:relive-")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux knows of a process")
+def test_no_memory_and_no_open_file_is_left():
+    gc.collect()
+    before, files, shm = shared_maps(), len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    with serve(partial(replay_of, 20), 4, 3) as server, server.learner() as learner:
+        for _ in range(8):
+            next(learner)
+        assert shared_maps() == before + 3
+        assert set(os.listdir("/dev/shm")) <= shm
+    del learner, server
+    gc.collect()
+    assert shared_maps() == before
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
 def test_a_forked_child_needs_a_learner_of_its_own(server: ReplayServer):
     learner = server.learner(0)
     next(learner)
@@ -360,6 +392,7 @@ def test_a_spawned_owner_and_spawned_learners_serve_the_same_batches(tmp_path: P
     with ReplayServer(partial(replay_of, 20, sampler=Recent(0.9, 2)), 4, 2, learners=2) as server:
         children = [started("spawn", learn_in_rank, server, rank, tmp_path) for rank in range(2)]
         for child in children:
+            child.join(2 * SECONDS)  # each imports torch
             done(child)
     plain, found = replay_of(20, sampler=Recent(0.9, 2)), [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for turn in range(20):

@@ -35,8 +35,8 @@ def twin(sampler: Any, view: Any, **options: Any) -> Twin:
 
 def play_beside(served: Twin, plain: Twin, depth: int, turns: int) -> None:
     """Learn, rate and add in both; every batch is the same."""
-    size = min(2, len(served.buffer))  # of the longest sequences there is one
-    stream, beside = served.buffer.serve(size, depth), PlainAhead(plain.buffer, size, depth)
+    rows = 1 if isinstance(plain.buffer.sampler, WithoutReplacement) else 2  # there may be only one sequence
+    stream, beside = served.buffer.serve(rows, depth), PlainAhead(plain.buffer, rows, depth)
     with stream:
         for turn in range(turns):
             batch, other = next(stream), next(beside)
@@ -204,6 +204,24 @@ def test_adding_from_another_thread_keeps_every_batch_whole():
         stop.set()
         adder.join()
     world.check()
+
+
+def test_two_threads_that_take_from_one_stream_get_each_batch_once():
+    replay, plain, taken = replay_of(20), replay_of(20), list[Any]()
+    with replay.serve(4, 3) as stream:
+
+        def take() -> None:
+            taken.extend(next(stream) for _ in range(60))
+
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    wanted = {plain.sample(4)["index"].numpy().tobytes() for _ in range(120)}
+    found = [batch["index"].numpy().tobytes() for batch in taken]
+    assert len(found) == 120
+    assert set(found) == wanted
 
 
 @pytest.mark.parametrize(

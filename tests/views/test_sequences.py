@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -485,3 +487,11 @@ def test_the_error_for_a_ring_too_short_for_any_window_says_what_to_do() -> None
         EmptyError, match=r"needs the 10 rows up to its end.*newest 8 rows of its env; a buffer of more rows"
     ):
         twin.buffer.sample(1)
+
+
+def test_a_sequence_view_in_use_is_pickled_with_its_parameters() -> None:
+    view = Sequence(length=3, burn_in=1, last=("action",), weigh="windows")
+    Twin(1, 12, view=view).play(*"....T....").buffer.sample(2)
+    for again in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
+        assert again == view
+        assert Twin(1, 12, view=again).play(*"....T....").buffer.sample(2)["obs"].shape[1] == 2

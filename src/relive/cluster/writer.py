@@ -101,8 +101,8 @@ class _Lane:
         self.columns = parcel.at
         self._link, self._shard, self._envs = link, parcel.shard, tuple(parcel.inside.tolist())
         self._in_flight, self._timeout = in_flight, timeout
-        self._rank: Rank | None = None
-        self._sent = self._sure = 0
+        self._claimed: tuple[Rank, int] | None = None
+        """The rank, and how many steps the shard has confirmed. One assignment changes both, for Ctrl-C."""
         self._waiting = deque[tuple[Chunk, Any]]()
         """Chunks that are not confirmed, and the calls that sent them."""
         self._broken: ReliveError | None = None
@@ -115,7 +115,7 @@ class _Lane:
             call = self._link.call(self._shard, "claim", self._envs, token)
             found, _ = self._link.answers({0: call}, max(end - time.monotonic(), 0.0))
             if found:
-                self._rank, self._sent, self._sure = found[0], 0, 0
+                self._claimed = found[0], 0
                 return
             pause = self._pause(end, pause)
 
@@ -123,13 +123,13 @@ class _Lane:
         """Send the next chunk, once few enough are on their way."""
         if self._broken is not None:
             raise LifecycleError(f"this writer has failed: {self._broken}; make a new one") from self._broken
-        if self._rank is None:
+        if self._claimed is None:
             self.claim()
         self.settle(self._in_flight - 1)
-        origin = Origin(_known(self._rank), self._envs, self._sent, count, self._sure)
-        chunk = Chunk(origin, block)
-        self._sent += count
-        self._waiting.append((chunk, None))  # before the call: an exception between leaves a chunk to send again
+        rank, sure = self._known()
+        last = self._waiting[-1][0].origin if self._waiting else None
+        chunk = Chunk(Origin(rank, self._envs, sure if last is None else last.start + last.steps, count, sure), block)
+        self._waiting.append((chunk, None))  # before the call: after Ctrl-C between the two it is sent again
         self._waiting[-1] = (chunk, self._link.call(self._shard, "push", chunk))
 
     def settle(self, most: int) -> None:
@@ -145,16 +145,22 @@ class _Lane:
                 self._waiting.clear()
                 raise
             if found and found[0] >= until:
+                self._claimed = self._known()[0], until
                 self._waiting.popleft()
-                self._sure = until
                 end, pause = time.monotonic() + self._timeout, PAUSE
                 continue
             pause = self._pause(end, pause)
             self._send_again()
 
+    def _known(self) -> tuple[Rank, int]:
+        if self._claimed is None:
+            raise LifecycleError("this writer has no envs yet; call claim() first")
+        return self._claimed
+
     def _send_again(self) -> None:
+        _, sure = self._known()
         for i, (chunk, _) in enumerate(self._waiting):
-            again = Chunk(chunk.origin._replace(sure=self._sure), chunk.block)
+            again = Chunk(chunk.origin._replace(sure=sure), chunk.block)
             self._waiting[i] = (again, self._link.call(self._shard, "push", again))
 
     def _pause(self, end: float, pause: float) -> float:
@@ -170,12 +176,6 @@ class _Lane:
             )
         time.sleep(pause)
         return min(2 * pause, LONGEST_PAUSE)
-
-
-def _known(rank: Rank | None) -> Rank:
-    if rank is None:
-        raise LifecycleError("this writer has no envs yet; call claim() first")
-    return rank
 
 
 def chosen_envs(envs: Any, num_envs: int) -> Ints:

@@ -10,13 +10,13 @@ import numpy as np
 from ..errors import LifecycleError, ParameterError, SchemaError
 from ..kernels.lane_state import ALONE, CUT, WANTED
 from ..memory.forks import shared_lock
-from ..parameters import COUNT_RULE, Rule, is_count, is_flag, require
+from ..parameters import COUNT_RULE, TIMEOUT_RULE, Rule, is_count, is_flag, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.intake import Intake
 from ..steps.schema import Schema
 from .lane import HEADER, LINE, Lane, LaneLayout
 from .shared import Claim, SharedBlock
-from .waiting import TIMEOUT_RULE, Bell
+from .waiting import Bell
 from .writer import LaneWriter
 
 __all__ = ["Lanes"]
@@ -208,12 +208,13 @@ class Lanes:
 
     def _own(self) -> None:
         """Be the one process that drains."""
-        if self._claim is not None and self._claim.holds:
-            return
-        self._claim = self._block.claim(OWNER)
-        if self._claim is None:
-            raise LifecycleError("another process drains these lanes and is alive; a lane has one reader")
-        self._had_owner[0] = 1
+        with self._lock:  # two threads of the process may come at once
+            if self._claim is not None and self._claim.holds:
+                return
+            self._claim = self._block.claim(OWNER)
+            if self._claim is None:
+                raise LifecycleError("another process drains these lanes and is alive; a lane has one reader")
+            self._had_owner[0] = 1
 
     def _intakes_of(self, replay: ReplayBuffer) -> list[Intake]:
         """The ways into a replay that fits."""

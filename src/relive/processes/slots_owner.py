@@ -168,6 +168,7 @@ class Owner:
             self._tell(line, ("refused", f"learner {rank} is taken by a process that is alive"))
             self._hang_up(line)
             return
+        line.set_patience(0)
         depth = self._order.depth
         self._seats[int(rank)] = seat = Seat(line, slots=[None] * depth, free=deque(range(depth)))
         self._lines[line.fileno()] = lambda: self._hear(seat)
@@ -306,8 +307,8 @@ class Owner:
             seat.asked += 1
 
     def _note_taken(self, drawn: Drawn) -> None:
-        with self._replay.lock, suppress(ValueError):
-            self._served.ahead.ready.remove(drawn)
+        with self._replay.lock:
+            self._served.ahead.note_taken(drawn)
 
     def _fail(self, seat: Seat, failure: Failure) -> None:
         """Answer a learner with an error. It draws no more for it until it has asked again."""

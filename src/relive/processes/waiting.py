@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..parameters import Rule, is_number
 
-__all__ = ["TIMEOUT_RULE", "Bell"]
+__all__ = ["Bell"]
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 """The number of the system call, by machine; from the kernel's tables."""
@@ -36,11 +35,6 @@ GLANCE = 0.25
 
 PAUSE = 0.001
 """Seconds between two looks where there is no futex."""
-
-TIMEOUT_RULE: Rule = (
-    lambda timeout: timeout is None or is_number(timeout, 0),
-    "timeout is a number of seconds of at least 0, or None to wait for ever",
-)
 
 
 class Bell:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from .. import kernels
 from ..errors import LifecycleError, ParameterError, SchemaError
 from ..memory.layout import RowLayout
-from ..parameters import require
+from ..parameters import TIMEOUT_RULE, require
 from ..steps.schema import Field
 from .shared import Claim, SharedBlock
-from .waiting import TIMEOUT_RULE, Bell
+from .waiting import Bell
 
 __all__ = ["Weights"]
 

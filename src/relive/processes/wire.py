@@ -29,6 +29,9 @@ __all__ = ["HELLO", "Address", "Failure", "Line", "accept", "listen"]
 HELLO = 200
 """The most bytes of the first message."""
 
+HASTE = 1
+"""Seconds that the rest of the first message may take, so that a stranger who sends half of one holds nobody back."""
+
 
 class Address:
     """Where a server listens, and the token that proves who may talk to it."""
@@ -84,7 +87,9 @@ def accept(listener: socket.socket) -> Line | None:
             end.close()
             return None
     end.setblocking(True)
-    return Line(Connection(end.detach()))
+    line = Line(Connection(end.detach()))
+    line.set_patience(HASTE)
+    return line
 
 
 class Line:
@@ -112,6 +117,11 @@ class Line:
     def send_bytes(self, message: bytes) -> None:
         """Send bytes."""
         self._whole(self._connection.send_bytes, message)
+
+    def set_patience(self, seconds: int) -> None:
+        """How long to wait for the rest of a message that has begun; 0 is for ever."""
+        with socket.socket(fileno=os.dup(self.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
     def waits(self, seconds: float | None) -> bool:
         """Whether a message, or the end of the line, comes within so many seconds."""

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import FieldError, LifecycleError, ReliveError, WaitTimeoutError
 from ..kernels.lane_state import CUT, FOLLOWED, MASKED
-from ..parameters import require
+from ..parameters import TIMEOUT_RULE, require
 from ..replay.arguments import flattened, refuse_not_finite, row_mask
 from ..ring.adding import missing_final
 from ..steps.arrays import as_host
@@ -20,7 +20,7 @@ from ..steps.schema import Schema, not_named
 from ..steps.trees import map_leaves
 from .lane import Lane
 from .shared import Claim
-from .waiting import TIMEOUT_RULE, Bell
+from .waiting import Bell
 
 __all__ = ["LaneWriter"]
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Never, cast
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
 from ..errors import FieldError
-from ..files.entries import contradictions
-from ..files.nested import read_extra
-from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
-from ..memory.estimate import StoragePlan, free_memory, storage_plan
+from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.keeper import Keeper
@@ -24,21 +21,20 @@ from ..parameters import is_own, refuse_class, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.uniform import Uniform
-from ..steps.changes import DoesNotFitError, SchemaChanges
+from ..steps.changes import SchemaChanges
 from ..steps.schema import Field, Schema, not_named
 from ..steps.trees import Path
 from ..views.transitions import Transition
 from .arguments import require_alike
 from .arrays import filled
 from .fields import stored_fields
-from .loading import changed_arguments, open_save, saved_arguments
 from .locked import one_at_a_time
 from .opening import OpenedReplay, opened
 from .progress import Progress
 from .ratings import Ratings
 from .reader import Reader
+from .restored import loaded, loaded_for
 from .saving import Saver
-from .sources import Source
 from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
 from .writer import Writer
 
@@ -295,6 +291,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         *,
         device: str | torch.device = "cpu",
         capacity: int | None = None,
+        num_envs: int | None = None,
         sampler: GivenSampler | None = None,
         view: GivenView | None = None,
         seed: int | None = None,
@@ -309,6 +306,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             path: the directory.
             device: where its rows live from now on.
             capacity: another number of rows over all envs. If it is smaller, the newest rows of each env are kept.
+            num_envs: another number of envs, where ``ordered`` is False. The transitions get new indices.
             sampler: needed if the saved one was your own. A sampler of another kind than the saved one starts empty.
             view: needed if the saved one was your own.
             seed: draw other batches, of which number 0 comes next. Give each process that loads the same save a seed of
@@ -321,21 +319,10 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             SchemaError, ParameterError: the save has no such fields; or an argument, or a number to cast, is out of
                 range.
         """
-        with open_save(path) as save:
-            source = Source.of_save(save)
-            with contradictions(path):
-                arguments = saved_arguments(source, device, sampler, view)
-            if store is not None:
-                arguments["store"] = store
-            origins = changed_arguments(arguments, capacity, changes)
-            with contradictions(path, DoesNotFitError), small_pages():
-                buffer = cast("Any", cls)(**arguments)
-                buffer._saver.restore(source, origins)
-            buffer.extra = read_extra(save, free_memory())
+        given: Any = cls, path, device, capacity, (sampler, view), changes, store
+        buffer = loaded(*given) if num_envs is None else loaded_for(num_envs, *given)
         if seed is not None:
             buffer.seed = seed
-        if changes is None:
-            buffer._saver.segments.note(path, source.segments[:-1])
         return buffer
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -109,19 +110,28 @@ class Ahead:
             WaitTimeoutError: the limit did not allow it in time.
             Exception: what the draw raised.
         """
-        if not self.ready:
-            self._await(timeout)
-        if not self.ready:
-            error, self.error, self.goal = self.error, None, 0  # the learner's next call tries again
-            raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
-        self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
-        drawn = self.ready.popleft()
+        drawn = None
+        while drawn is None:
+            if not self.ready:
+                self._await(timeout)
+            if not self.ready and (self.error is not None or self.closed):
+                error, self.error, self.goal = self.error, None, 0  # the learner's next call tries again
+                raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
+            self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
+            with suppress(IndexError):  # another thread was quicker
+                drawn = self.ready.popleft()
         self._keep()
         self.taken = drawn.update if self.count is not None else self.taken + 1
         if self.goal > 0:
             self._start()
             self._wake.put(True)
         return drawn
+
+    def note_taken(self, drawn: Drawn) -> None:
+        """Count a batch as taken, by a learner that has it from elsewhere. The caller holds the replay's lock."""
+        with suppress(ValueError):  # it was put back
+            self.ready.remove(drawn)
+        self._keep()
 
     def close(self) -> None:
         """Have the thread end. Whoever takes the replay's lock next puts back what was not taken."""

@@ -58,7 +58,8 @@ class Ranks:
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise LifecycleError("this process is not a rank of the group; call this in its ranks only")
-        if "gloo" not in dist.get_backend(group):
+        backend = dist.get_backend(group)
+        if "nccl" in backend and "gloo" not in backend:
             self._device = torch.device("cuda", torch.cuda.current_device())
 
     def exchange(self, call: str, report: Callable[[], Report], width: int) -> Doubles:
