@@ -18,6 +18,8 @@ ORDER = (
     "hindsight",
     "pixels",
     "capacity",
+    "lanes",
+    "saves",
     "import",
 )
 CALLS = "After each time: how many functions written in Python one operation calls, + how many built-in ones."

@@ -47,9 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is loaded by now out of garbage collections, each of which would look at all of it."""
+    """Keep what is loaded by now out of garbage collections, which would look at all of it, and make them rarer."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -41,6 +41,49 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- shards: what each has, and what it lost
+    Mutation(
+        "a chunk that comes again is stored again",
+        "cluster/ledger.py",
+        "if origin.start < received:",
+        "if origin.start < 0:",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "what a restarted shard has lost is not counted",
+        "cluster/ledger.py",
+        "self.lost += gap * len(origin.envs)",
+        "self.lost += 0 * len(origin.envs)",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "an episode goes on over steps that a shard has lost",
+        "cluster/shard.py",
+        "if admission.interrupt:",
+        "if admission.interrupt and not admission.store:",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "an error for an earlier life of a shard rates what lies there now",
+        "cluster/division.py",
+        "np.where(index < 0, index, index | (life << BITS))",
+        "np.where(index < 0, index, index | (0 * life << BITS))",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "a shard's probabilities do not know of the other shards",
+        "cluster/drawing.py",
+        "torch.from_numpy(priorities / whole)",
+        "torch.from_numpy(priorities / priorities.sum())",
+        "cluster/test_shard.py",
+    ),
+    Mutation(
+        "a rollout that a learner has not settled is forgotten",
+        "cluster/queue.py",
+        "self._kept[0][0] <= place",
+        "self._kept[0][0] <= place + 1",
+        "cluster/test_rollouts.py",
+    ),
     # -- rings: which rows there are, and where
     Mutation(
         "the window of the newest has one transition too many",
@@ -80,8 +123,8 @@ MUTATIONS = [
     Mutation(
         "another view's rule leaves the count of drawable rows as it was",
         "ring/ring.py",
-        "self.counters[DRAWABLE] = len(self.anchors())",
-        "self.counters[DRAWABLE] = self.drawable",
+        "may be more events now\n        self.counters[DRAWABLE] = len(self.anchors())",
+        "may be more events now\n        self.counters[DRAWABLE] = self.drawable",
         "ring",
     ),
     Mutation(
@@ -166,8 +209,8 @@ MUTATIONS = [
     Mutation(
         "the schedule of beta is one draw ahead",
         "samplers/prioritized.py",
-        "min(self._draws / draws, 1.0)",
-        "min((self._draws + 1) / draws, 1.0)",
+        "self.beta_at(self._draws) if",
+        "self.beta_at(self._draws + 1) if",
         "samplers/test_prioritized.py",
     ),
     Mutation(
@@ -395,15 +438,15 @@ MUTATIONS = [
     Mutation(
         "the old files of a save go before the new one is in place",
         "files/save.py",
-        "            disk.sync(directory)\n            os.replace(temporary, path / MANIFEST)",
-        "            disk.remove_others(path, keep=files)\n            os.replace(temporary, path / MANIFEST)",
+        "            directory.sync(descriptor)\n            os.replace(temporary, path / MANIFEST)",
+        "            directory.remove_others(path, keep=files)\n            os.replace(temporary, path / MANIFEST)",
         "files/test_disk.py",
     ),
     Mutation(
         "the newest row of an episode that goes on is frozen in a segment",
         "replay/segments.py",
-        "live.until - (ring.state[:, NEXT] > 0)",
-        "live.until - (ring.state[:, NEXT] < 0)",
+        "np.maximum(live.until - ring.under_way, live.first)",
+        "np.maximum(live.until, live.first)",
         "replay/test_segments.py",
     ),
     Mutation(
@@ -539,6 +582,85 @@ MUTATIONS = [
         "k = min(steps, known - t)",
         "k = min(steps, known - t - 1)",
         "views/test_sequences.py",
+    ),
+    # -- lanes: steps of other processes
+    Mutation(
+        "lanes: the first step of a writer does not start new episodes",
+        "processes/writer.py",
+        "CUT * cut + FOLLOWED * follows",
+        "CUT * False + FOLLOWED * follows",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: a step that was taken is given back too late",
+        "processes/lanes.py",
+        "            _give_back(lane, at + count)\n",
+        "            _give_back(lane, at + count - 1)\n",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: a writer takes the row of a step that was not drained",
+        "processes/writer.py",
+        "self._limit = self._lane.drained + self._steps",
+        "self._limit = self._lane.drained + self._steps + 1",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: a piece goes on over the start of new episodes",
+        "processes/lanes.py",
+        "stops = np.flatnonzero(marks[1:] & (CUT | ALONE))",
+        "stops = np.flatnonzero(marks[1:] & ALONE)",
+        "processes/test_lanes.py",
+    ),
+    Mutation(
+        "lanes: after a drain that was broken off its last piece comes again",
+        "processes/lanes.py",
+        "                if intake.mark() != mark:\n",
+        "                if intake.mark() == mark:\n",
+        "processes/test_lanes.py",
+    ),
+    # -- shards: several rings and rollouts as one
+    Mutation(
+        "a shard draws where the shard before it lies",
+        "cluster/plan.py",
+        "(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin",
+        "(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin * (shard < 2)",
+        "cluster",
+    ),
+    Mutation(
+        "rows of ranks with few rows count more",
+        "cluster/distributed/replay.py",
+        "np.float32(rows * ranks.count / batch_size)",
+        "np.float32(1.0)",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "weights compare with the rows of this rank alone",
+        "cluster/distributed/replay.py",
+        'ranks.exchange("sample: weights", report, 1).min().item()',
+        'ranks.exchange("sample: weights", report, 1)[ranks.rank].min().item()',
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "ranks do not learn of each other's largest error",
+        "cluster/distributed/replay.py",
+        "portion.prioritized.largest_error = table[:, 2].max().item()",
+        "portion.prioritized.largest_error = table[ranks.rank, 2].item()",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "a minibatch is the mean over each rank's rows",
+        "cluster/distributed/minibatches.py",
+        "rows * self.ranks.count / total)",
+        "1.0)",
+        "cluster/test_minibatches.py",
+    ),
+    Mutation(
+        "the error of one rank is its own",
+        "cluster/distributed/ranks.py",
+        "mine[FAILED], failure = 1.0, error",
+        "mine[FAILED], failure = 0.0, error",
+        "cluster",
     ),
 ]
 """The first are in plain Python, so that what is compiled serves them all."""

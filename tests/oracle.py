@@ -245,6 +245,9 @@ class Replay:
         self.experience = Experience()
         self.completed: list[tuple[int, int]] = []
         """(env, number) of every transition that was ever completed, in that order."""
+        self._known = set[tuple[int, int]]()
+        self._over: list[tuple[int, list[Row]]] = [(0, [])] * num_envs
+        """How many episodes of each env are over, and all their rows; neither ever changes again."""
         self._cleared = [0] * num_envs
 
     def add(
@@ -263,8 +266,10 @@ class Replay:
         self.experience.record(env, obs, action, reward, terminated, truncated, known, **extras)
         if self.alone:
             self.interrupt(env)
-        complete = [(row.env, row.number) for row in self.all_rows(env) if row.complete]
-        self.completed += sorted(set(complete) - set(self.completed))
+        for row in self.all_rows(env)[-3:]:  # a step completes the one before it, or itself and maybe its final row
+            if row.complete and (env, row.number) not in self._known:
+                self.completed.append((env, row.number))
+                self._known.add((env, row.number))
 
     def goes_on(self, env: int) -> bool:
         """Whether an episode is under way in ``env``."""
@@ -282,10 +287,12 @@ class Replay:
 
     def all_rows(self, env: int) -> list[Row]:
         """Every row an env ever had, in the order of time."""
-        rows: list[Row] = []
-        for episode in self.experience.episodes(env):
+        over, rows = self._over[env]
+        for episode in self.experience.episodes(env)[over:]:
             count = len(episode) + (episode.done and not self.alone)
-            rows += [Row(env, len(rows) + at, episode, at) for at in range(count)]
+            rows = rows + [Row(env, len(rows) + at, episode, at) for at in range(count)]
+            if episode.done or episode.cut:
+                self._over[env] = episode.number + 1, rows
         return rows
 
     def live(self, env: int) -> list[Row]:

@@ -95,6 +95,79 @@ def truncated_as_terminal(episodes: list[Arrays]) -> Arrays:
     return found
 
 
+def blocks(loop: Callable[[list[Arrays]], Arrays] = stored, envs: int = 3, seed: int = 0) -> Arrays:
+    """Steps ``[T, N, ...]`` of a loop over N envs, cut to one length."""
+    parts = [loop(walk(20, seed=envs * seed + i)) for i in range(envs)]
+    size = min(len(part["reward"]) for part in parts)
+    return {name: np.stack([part[name][:size] for part in parts], 1) for name in parts[0]}
+
+
+def value_of(obs: Any) -> Any:
+    """What a critic might say of observations ``[..., D]``."""
+    return 10 + 3 * np.sin(obs).sum(-1)
+
+
+def rollout(mistake: str = "", gamma: float = 0.99, lam: float = 0.9, seed: int = 0) -> Arrays:
+    """A rollout ``[T, N, ...]`` with values and advantages, right or with one mistake in how these were computed."""
+    rows = blocks(envs=6, seed=seed)
+    reward, terminated, truncated = (rows[name] for name in ("reward", "terminated", "truncated"))
+    value, final, done = value_of(rows["obs"]), value_of(rows["next_obs"]), terminated | truncated
+    after = np.append(value[1:], final[-1:], 0)  # V of the following row
+    flags = {"late": np.append(done[1:], done[-1:], 0), "through": terminated}.get(mistake, done)
+    worth = np.where(truncated, final, 0.0)
+    worth = {"terminal": 0 * worth, "before": np.where(truncated, value, 0.0),
+             "next": np.where(truncated, after, 0.0)}.get(mistake, worth)  # fmt: skip
+    if mistake == "open":
+        after[-1] = 0
+    advantage, next_one = np.zeros_like(value), np.zeros(value.shape[1])
+    for t in reversed(range(len(reward))):
+        bootstrap = np.where(flags[t], 0.0 if mistake == "late" else worth[t], after[t])
+        next_one = reward[t] + gamma * bootstrap - value[t] + gamma * lam * ~flags[t] * next_one
+        advantage[t] = next_one
+    if mistake == "edited":
+        rows["reward"] = (reward + gamma * worth).astype(np.float32)
+    columns = {"value": value, "advantage": advantage, "final_value": np.where(truncated, final, np.nan)}
+    del rows["next_obs"]
+    return rows | {name: x.astype(np.float32) for name, x in columns.items()}
+
+
+def final_of_all(envs: int = 3) -> Arrays:
+    """``info["final_obs"]`` is stored for every env as soon as one of them ended; it holds zeros for the others."""
+    rows = blocks(envs=envs)
+    ended = rows["terminated"] | rows["truncated"]
+    wrong = ended.any(1, keepdims=True) & ~ended
+    return {**rows, "next_obs": np.where(wrong[..., None], 0, rows["next_obs"]).astype(np.float32)}
+
+
+def windows(mistake: str, n: int = 3, gamma: float = 0.99) -> Arrays:
+    """n-step transitions ``[T, N, ...]``, right or with one mistake at ends.
+
+    ``first``: the flag of the window's first step is not looked at. ``others``: one env's end cuts all windows.
+    ``tails``: the last n - 1 steps of an episode begin no window. ``sums``: flags are added up, since windows go on.
+    """
+    rows = blocks()
+    size, ended = len(rows["reward"]) - n, rows["terminated"] | rows["truncated"]
+    out = {name: x[:size].copy() for name, x in rows.items()}
+    out["terminated"] = out["terminated"].astype(np.float32)
+    keep = np.ones((size, ended.shape[1]), bool)
+    for t in range(size):
+        for i in range(ended.shape[1]):
+            cut = ended.any(1) if mistake == "others" else ended[:, i]
+            k = 0
+            while k < n - 1 and (mistake == "sums" or not cut[t + k] or (mistake == "first" and k == 0)):
+                k += 1
+            out["reward"][t, i] = sum(gamma**j * rows["reward"][t + j, i] for j in range(k + 1))
+            out["next_obs"][t, i] = rows["next_obs"][t + k, i]
+            flags = rows["terminated"][t : t + k + 1, i]
+            out["terminated"][t, i] = flags.sum() if mistake == "sums" else flags[-1]
+            out["truncated"][t, i] = rows["truncated"][t + k, i]
+            keep[t, i] = k == n - 1
+    if mistake == "tails":
+        count = keep.sum(0).min()
+        return {name: np.stack([x[keep[:, i], i][:count] for i in range(keep.shape[1])], 1) for name, x in out.items()}
+    return out
+
+
 def n_step(episodes: list[Arrays], n: int = 3, gamma: float = 0.99, own_flags: bool = False) -> Arrays:
     """n-step transitions that run over ends; with ``own_flags`` they stop there, and keep the first step's flag."""
     found = stored(episodes)

@@ -126,6 +126,14 @@ def test_every_recorded_result_has_a_place_on_a_page(pages: Any) -> None:
     assert [name for name in ["headline", *names] if f"<!-- bench:{name} -->" not in shown] == []
 
 
+def test_the_audit_of_libraries_shows_the_recorded_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import audit_libraries  # pyright: ignore[reportMissingImports]
+
+    written = audit_libraries.PAGE.read_text(encoding="utf-8")
+    assert written == audit_libraries.page(), "run: python benchmarks/audit_libraries.py --pages"
+
+
 def report(name: str, *medians: tuple[str, str, float]) -> dict[str, Any]:
     """A report of one workload with lines (label, role, median)."""
     lines = [

@@ -228,7 +228,8 @@ def test_a_batch_in_recycled_memory_is_not_changed_by_a_forked_child() -> None:
     assert same_batches(batch, kept)
 
 
-def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works() -> None:
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works(times: int) -> None:
     replay, rollout = replay_of(0, 4096, BIG), RolloutBuffer(BIG, 16, 512, seed=0)
     steps = {name: torch.as_tensor(value)[None].expand(64, *value.shape) for name, value in written(BIG, 2, 3).items()}
     for t in range(16):
@@ -257,14 +258,15 @@ def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works()
         return len(replay.sample(16))
 
     try:
-        assert [in_child(task, 5) for _ in range(10)] == [16] * 10
+        assert [in_child(task, 5) for _ in range(times)] == [16] * times
     finally:
         done.set()
         for thread in threads:
             thread.join()
 
 
-def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork() -> None:
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork(times: int) -> None:
     locks = [forks.shared_lock() for _ in range(3)]
     done = threading.Event()
 
@@ -281,7 +283,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork() -> None:
         return all(lock.acquire(timeout=1) for lock in locks)
 
     try:
-        for _ in range(10):
+        for _ in range(times):
             assert in_child(task)
     finally:
         done.set()

@@ -61,7 +61,7 @@ VIEWS: dict[str, Callable[[], Any]] = {
 
 def image_of(obs: np.ndarray) -> np.ndarray:
     """A uint8 image of more than 1,024 bytes, which is stored apart: an observation's bytes over and over."""
-    return np.resize(obs.astype("<u4").view(np.uint8), (36, 32))
+    return np.tile(obs.astype("<u4").view(np.uint8), 72).reshape(36, 32)
 
 
 def goals_of(obs: np.ndarray, achieved: np.ndarray) -> dict[str, np.ndarray]:
@@ -121,7 +121,7 @@ def mapped(function: Callable[..., Any], *trees: Any) -> Any:
 
 def stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of several steps, or of several vector steps, with a leading axis."""
-    return mapped(lambda *arrays: np.stack(arrays), *steps)
+    return mapped(lambda *arrays: np.array(arrays), *steps)  # a fraction of the time that np.stack takes
 
 
 def poisoned(tree: Any) -> Any:
@@ -337,12 +337,11 @@ class Twin:
                     got = (state[:, b] if value.ndim > 1 else state[b]).numpy()
                 else:
                     got = found[path][b] if path in facts else found[path][:, b]
-                where = f"{path} of {i}: {got}, not {value}"
-                assert got.dtype == value.dtype, where
+                assert got.dtype == value.dtype, f"{path} of {i}: {got.dtype}, not {value.dtype}"
                 if path[0] in ("reward", "discount") and view.gamma not in EXACT_GAMMAS:
-                    assert np.allclose(got, value, rtol=1e-6, atol=0), where
+                    assert np.allclose(got, value, rtol=1e-6, atol=0), f"{path} of {i}: {got}, not {value}"
                 else:
-                    assert np.array_equal(got, value), where
+                    assert np.array_equal(got, value), f"{path} of {i}: {got}, not {value}"
 
     def sequence(self, row: oracle.Row, view: SequenceView) -> dict[Path, np.ndarray]:
         """What a view of sequences makes of the window that ends with this step."""

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,21 +61,24 @@ class World:
     columns: dict[Path, Tensor]
     ended: np.ndarray
 
-    @property
+    @cached_property
     def mask(self) -> np.ndarray:
-        return ~np.isin(self.letters, ["m", "M"])
+        return ~self._any_of("mM")
 
-    @property
+    @cached_property
     def terminated(self) -> np.ndarray:
-        return np.isin(self.letters, ["T", "B"])
+        return self._any_of("TB")
 
-    @property
+    @cached_property
     def truncated(self) -> np.ndarray:
-        return np.isin(self.letters, ["U", "B", "M"])
+        return self._any_of("UBM")
 
-    @property
+    @cached_property
     def done(self) -> np.ndarray:
         return self.terminated | self.truncated
+
+    def _any_of(self, letters: str) -> np.ndarray:
+        return np.logical_or.reduce([self.letters == letter for letter in letters])
 
     def stretches(self, length: int | None, stride: int, **options: Any) -> list[Stretch]:
         flags = self.terminated, self.truncated, self.mask

@@ -10,6 +10,10 @@ from .errors import ReliveError
 from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
+from .processes.lanes import Lanes
+from .processes.limits import MinSize, SamplesPerInsert
+from .processes.slots_server import ReplayServer
+from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
 from .replay.extra import load_extra
 from .replay.mixture import Mixture
@@ -22,6 +26,7 @@ from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
+from .views.returns_to_go import ReturnsToGo
 from .views.sequences import Sequence
 from .views.transitions import NStep, Transition
 
@@ -32,6 +37,8 @@ __all__ = [
     "FrameStack",
     "GroupAdvantage",
     "Hindsight",
+    "Lanes",
+    "MinSize",
     "Mixture",
     "Monitor",
     "MonteCarlo",
@@ -40,7 +47,10 @@ __all__ = [
     "Recent",
     "ReliveError",
     "ReplayBuffer",
+    "ReplayServer",
+    "ReturnsToGo",
     "RolloutBuffer",
+    "SamplesPerInsert",
     "Schema",
     "SchemaChanges",
     "Sequence",
@@ -49,6 +59,7 @@ __all__ = [
     "Transition",
     "Uniform",
     "VTrace",
+    "Weights",
     "WithoutReplacement",
     "__version__",
     "audit",

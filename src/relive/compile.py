@@ -8,6 +8,7 @@ build of a container, or before a machine starts many workers. It compiles for t
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .batches.sequences import SequenceBatch
+from .processes.lanes import Lanes
+from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
 from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
 from .rollout.buffer import RolloutBuffer
@@ -68,6 +71,8 @@ def compile_kernels() -> int:
     _play_replays(IMAGES, Uniform, partial(Sequence, 3))
     _play_replays(GOALS, Uniform, partial(Hindsight, _reward))
     _play_replays(SMALL, Prioritized, Transition, ordered=False)
+    if sys.platform != "win32":
+        _play_lanes()
     return progress.compiled - before
 
 
@@ -106,6 +111,19 @@ def _play_replays(schema: Schema, sampler: Part, view: Part, ordered: bool = Tru
         for _ in replay.batches(2, 1):
             pass
         replay.check()
+
+
+def _play_lanes() -> None:
+    """A lane that is written and drained, and weights."""
+    lanes, replay = Lanes(SMALL, 1, ENVS), ReplayBuffer(SMALL, STEPS * ENVS, ENVS)
+    with lanes.writer(0) as writer:
+        for number in range(STEPS):
+            writer.add(_step(SMALL, number), next_obs=_zeros(SMALL, "obs", ENVS))
+    lanes.wait(0)
+    lanes.drain(replay)
+    weights = Weights({"weight": torch.zeros(2)})
+    weights.wait(0)
+    weights.publish({"weight": torch.ones(2)})
 
 
 def _step(schema: Schema, number: int, num_envs: int = ENVS) -> dict[str, Any]:

@@ -14,7 +14,8 @@
     ├── LifecycleError (RuntimeError)  a call at the wrong time
     │   ├── FullError                  no room left
     │   ├── EmptyError                 nothing stored yet
-    │   └── UnfinishedError            a rollout used before it is complete
+    │   ├── UnfinishedError            a rollout used before it is complete
+    │   └── WaitTimeoutError           nothing came in time; also a TimeoutError
     ├── InvariantError (AssertionError) stored data contradicts itself
     ├── EnvError (ValueError)          an environment that would give wrong training data
     └── FileFormatError (ValueError)   files that are foreign, incomplete or damaged
@@ -44,6 +45,7 @@ __all__ = [
     "ShapeError",
     "SpaceError",
     "UnfinishedError",
+    "WaitTimeoutError",
 ]
 
 
@@ -97,6 +99,10 @@ class EmptyError(LifecycleError):
 
 class UnfinishedError(LifecycleError):
     """A rollout was used before it was complete."""
+
+
+class WaitTimeoutError(LifecycleError, TimeoutError):
+    """What was waited for did not come in time."""
 
 
 class InvariantError(ReliveError, AssertionError):

@@ -17,6 +17,7 @@ __all__ = [
     "COUNT_RULE",
     "GAMMA_RULE",
     "LAM_RULE",
+    "TIMEOUT_RULE",
     "Rule",
     "checked",
     "is_count",
@@ -149,6 +150,12 @@ def seed_or_drawn(seed: Any) -> int:
         raise ParameterError(f"seed is an int, or None to draw one, got {seed!r}")
     return int(seed)
 
+
+TIMEOUT_RULE: Rule = (
+    lambda timeout: timeout is None or is_number(timeout, 0),
+    "timeout is a number of seconds of at least 0, or None to wait for ever",
+)
+"""The rule for every wait."""
 
 COUNT_RULE: Rule = (lambda count: is_count(count, 1), "expected a whole number of at least 1")
 """The rule for sizes and numbers of items."""

@@ -38,7 +38,7 @@ from relive import (
 )
 from relive import files as persist
 from relive.errors import InvariantError, ReliveError
-from relive.files import format
+from relive.files import format, sealed
 from relive.memory.layout import row_layout
 from relive.steps.schema import Field
 
@@ -416,7 +416,7 @@ def write(path: Path, tensors: Tensors, content: str, edit: Callable[[bytes], by
             raw += tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         (path / file).write_bytes(raw)
         files[file] = format.FileNote(len(raw), f"{zlib.crc32(raw):08x}")
-    body = format.compose(content, files, specs)[: -format.TAIL_BYTES]
+    body = format.compose(content, files, specs)[: -sealed.TAIL_BYTES]
     body = body if edit is None else edit(body)
     (path / format.MANIFEST).write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
 

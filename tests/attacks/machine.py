@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class Machine:
 
     def __init__(self, last: int, fault: BaseException | None = None, late: bool = False) -> None:
         self.last, self.fault, self.late, self.count = last, fault, late, 0
+        self.turn = RLock()  # files are synced by several threads
         self.genuine = {name: getattr(os, name) for name in self.CALLS}
         self.paths: dict[int, Path] = {}
         self.loose_data: set[Path] = set()
@@ -41,6 +43,10 @@ class Machine:
             setattr(os, name, function)
 
     def call(self, name: str, *args: Any, **named: Any) -> Any:
+        with self.turn:
+            return self.make(name, *args, **named)
+
+    def make(self, name: str, *args: Any, **named: Any) -> Any:
         reading = name == "open" and not args[1] & os.O_CREAT
         if not reading:
             self.count += 1

@@ -6,6 +6,7 @@ oracle is then told of the steps that are in, and everything the buffer hands ou
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -279,7 +280,10 @@ def test_a_signal_at_any_instant_leaves_every_step_in_or_out(kind: str, sampler:
     assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
 
 
-def test_a_save_right_after_a_call_that_was_broken_off_is_whole(tmp_path: Path) -> None:
+def test_a_save_right_after_a_call_that_was_broken_off_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     fields = {"obs": Field((2000,), torch.uint8), "action": Field(()), "reward": Field(())}
     schema = Schema({**fields, "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)})
     replay = ReplayBuffer(schema, 12, 2, sampler=Prioritized(), seed=0)
@@ -301,3 +305,22 @@ def test_a_save_right_after_a_call_that_was_broken_off_is_whole(tmp_path: Path) 
         assert torch.equal(batch["obs"][:, 0].float(), batch["reward"])
         at, drawn = at + 1, drawn + len(batch)
     assert drawn > at > 10
+
+
+def test_a_transition_that_came_while_a_call_was_broken_off_has_the_priority_of_a_new_one() -> None:
+    """Its place had one before, whose error is known: the sampler may not have been told that it left."""
+    at = came = 0
+    while True:
+        twin = Twin(1, 4, sampler=Prioritized()).play(*"......")
+        index = twin.buffer.data()["index"].tolist()
+        twin.buffer.update_priorities(index, [0.25, 0.5, 3.0])
+        known = dict(zip(index, [0.25, 0.5, 3.0], strict=True))
+        step = twin.step("T", final=True)
+        if not broken_off(partial(twin.buffer.add, step), at):
+            break
+        found = twin.buffer.data()["index"].tolist()
+        errors = twin.buffer.sampler._errors[twin.buffer._ring.find(np.array(found, np.int64))[0]].tolist()
+        assert errors == [known.get(i, 3.0) for i in found], f"at {at}: a new one has the largest"
+        twin.buffer.check()
+        at, came = at + 1, came + (6 in found)
+    assert at > came > 0

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 import relive
 import tagged
+from covering import covering
 from relive import Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
 from relive.steps.arrays import NUMPY_DTYPES
 from tagged import Tag
@@ -112,12 +113,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("rows", [4, 60], ids=["wraps", "roomy"])
-@every_kind
-@pytest.mark.parametrize(("mode", "case"), CASES, ids=lambda x: x if isinstance(x, str) else x.name.lower())
+@pytest.mark.parametrize(("played", "kind", "rows"), covering(CASES, KINDS, [4, 60]))
 def test_at_every_seam_two_chunks_store_what_one_stores_and_what_the_collector_stores(
-    mode: AutoresetMode, case: str, kind: str, rows: int
+    played: tuple[AutoresetMode, str], kind: str, rows: int
 ) -> None:
+    """In rings that have come round, and in roomy ones."""
+    mode, case = played
     envs, policy, schema, options = world(mode, case)
     collected = replay_for(schema, kind, rows)
     collector = Collector(envs, policy, collected, seed=3, **options)

@@ -23,7 +23,7 @@ from relive.errors import (
     FileFormatError,
     NoSaveError,
 )
-from relive.files import disk
+from relive.files import directory, disk
 from saves import Tried, assert_refused, data_files, example, forge, holds, listing, save
 
 
@@ -272,14 +272,14 @@ def test_a_first_save_that_fails_leaves_the_directory_to_the_saver_that_waits_fo
     monkeypatch.setattr(fcntl, "flock", flock)
     second = threading.Thread(target=save, args=(path, 2))
 
-    replaceable = disk.replaceable
+    replaceable = directory.replaceable
 
     def check(found: Path) -> persist.Contents:
         if not second.ident:  # the first saver has its turn
             second.start()
         return replaceable(found)
 
-    monkeypatch.setattr(disk, "replaceable", check)
+    monkeypatch.setattr(directory, "replaceable", check)
     with pytest.raises(OSError, match="the disk fails"):
         save(path, 1)
     second.join()
@@ -301,7 +301,8 @@ def test_a_full_disk_is_told_and_leaves_the_old_save(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(OSError, match="No space left") as caught:
         save(path, 2)
-    assert caught.value.__notes__ == [f"the save into '{path}' failed; the previous save is unchanged"]
+    assert "besides those of the save in place" in caught.value.__notes__[0]
+    assert caught.value.__notes__[1] == f"the save into '{path}' failed; the previous save is unchanged"
     assert listing(path) == before
     room[0] = 500
     with pytest.raises(OSError, match="No space left"):

@@ -22,7 +22,7 @@ from relive.errors import (
     NotFiniteError,
     ReliveError,
 )
-from relive.files import format
+from relive.files import format, sealed
 from saves import assert_refused, example, first, forge, holds, listing, save, seal_text
 
 # What cannot be saved
@@ -80,7 +80,7 @@ def test_json_that_never_ends_or_is_too_long_is_refused(tmp_path: Path, monkeypa
         persist.write(tmp_path / "save", {}, {"x": deep})
     save(tmp_path / "save", 1)
     before = listing(tmp_path / "save")
-    monkeypatch.setattr(format, "MANIFEST_BYTES", 1000)
+    monkeypatch.setattr(sealed, "MOST_BYTES", 1000)
     with pytest.raises(FileFormatError, match="put long lists into a tensor"):
         persist.write(tmp_path / "save", example(2), {"x": "x" * 1000})
     assert listing(tmp_path / "save") == before
@@ -226,7 +226,7 @@ def forged(path: Path, body: bytes) -> Path:
 def test_nothing_is_parsed_before_its_checksum_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "save") / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b"on k", b"on j"))
-    monkeypatch.setattr(format, "_unique", None)
+    monkeypatch.setattr(sealed, "_unique", None)
     with pytest.raises(FileFormatError, match="CRC-32"):
         persist.read(path.parent)
     with pytest.raises(FileFormatError, match="CRC-32"):
@@ -274,7 +274,7 @@ def test_bools_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_oversize_manifest_is_refused_unread(tmp_path: Path):
-    os.truncate(save(tmp_path / "save") / "manifest.json", format.MANIFEST_BYTES + 1)
+    os.truncate(save(tmp_path / "save") / "manifest.json", sealed.MOST_BYTES + 1)
     assert_refused(tmp_path / "save", "at most")
 
 

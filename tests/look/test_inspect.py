@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,99 @@ def test_positions_that_are_not_there_are_refused() -> None:
         found.episode(2)
     with pytest.raises(errors.FieldError, match="not known"):
         relive.inspect(3)
+
+
+def cart(images: bool = False) -> ReplayBuffer:
+    episodes = planted.walk(6)
+    if not images:
+        return filled(episodes, sampler=Prioritized())
+    flags = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
+    schema = Schema({"obs": {"camera": Field((12, 10, 3), torch.uint8), "far": (100,)}, "reward": (), **flags})
+    replay = ReplayBuffer(schema, 100, num_envs=2)
+    for t in range(9):
+        camera = np.full((2, 12, 10, 3), t, np.uint8)
+        obs = {"camera": camera, "far": np.zeros((2, 100), np.float32)}
+        ended = np.array([t == 4, False])
+        replay.add(
+            obs=obs,
+            reward=np.full(2, t if t != 3 else np.nan, np.float32),
+            terminated=ended,
+            truncated=ended & False,
+            next_obs=obs,
+        )
+    return replay
+
+
+def test_a_page_has_everything_and_escapes_what_is_foreign(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save = tmp_path / "<b>save"
+    cart().save(save)
+    result = CliRunner().invoke(app, ["inspect", str(save), "--html", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<b>save" not in page
+    assert "&lt;b&gt;save" in page
+    assert page.count("<svg") == 1
+    assert "Audit" in page
+    assert "truncated" in page
+    links = re.findall(r"https?://[^\s\"'<]+", page)  # the picture names standards, which nothing fetches
+    standards = r"https?://(www\.w3\.org|purl\.org|creativecommons\.org|matplotlib\.org)"
+    assert not [link for link in links if not re.match(standards, link)]
+    assert "<script" not in page
+    assert "<link" not in page
+    part = relive.inspect(cart())._repr_html_()
+    assert part.startswith('<div class="relive">')
+    assert "<html" not in part
+    assert "<svg" in part
+
+
+def chunks(path: Path) -> dict[str, list[Any]]:
+    reader = pytest.importorskip("rerun.chunk").RrdReader(str(path))
+    found: dict[str, list[Any]] = {}
+    for chunk in reader.stream():
+        found.setdefault(chunk.entity_path, []).append(chunk)
+    return found
+
+
+def test_a_recording_has_every_step_on_three_timelines(tmp_path: Path) -> None:
+    pytest.importorskip("rerun")
+    replay = cart()
+    replay.save(tmp_path / "save")
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "save"), "--rerun", str(tmp_path / "x.rrd")])
+    assert result.exit_code == 0, result.output
+    found = chunks(tmp_path / "x.rrd")
+    (reward,) = found["/env_0/reward"]
+    assert set(reward.timeline_names) == {"write_order", "episode", "step"}
+    batch = reward.to_record_batch().to_pydict()
+    steps = replay.to_pandas()
+    assert batch["step"] == steps["step"].tolist()
+    assert batch["episode"] == steps["episode"].tolist()
+    assert sorted(batch["write_order"]) == list(range(len(replay)))
+    assert np.concatenate(batch["Scalars:scalars"]).tolist() == steps["reward"].tolist()
+    assert sum(chunk.num_rows for chunk in found["/env_0/obs"]) == len(replay)
+
+
+def test_a_recording_shows_images_and_findings_and_names_what_it_leaves_out(tmp_path: Path) -> None:
+    pytest.importorskip("rerun")
+    from relive.look.rerun import export
+
+    replay = cart(images=True)
+    found = relive.inspect(replay)
+    report = relive.audit(found.experience)
+    assert report.findings
+    assert export(found, tmp_path / "x.rrd", report) == ("obs/far",)
+    recorded = chunks(tmp_path / "x.rrd")
+    images = [chunk for chunk in recorded["/env_1/obs/camera"] if not chunk.is_static]
+    assert sum(chunk.num_rows for chunk in images) == 8
+    assert "/audit" in recorded
+    with pytest.raises(errors.ParameterError, match=r"ends in \.rrd"):
+        export(found, tmp_path / "x.txt")
+
+
+def test_an_inspection_is_a_table_and_a_figure() -> None:
+    pytest.importorskip("pandas")
+    found = relive.inspect(cart())
+    table = found.to_pandas()
+    assert table["reward"].tolist() == found.experience.reward.tolist()
+    assert list(table.columns[:3]) == ["step", "env", "obs.0"]
+    assert len(found.plot().axes) == 4

@@ -160,8 +160,8 @@ class Pair:
             self.same(lambda buffer, env=env: buffer.slice(env))
         if len(self.ram) > 6:
             self.same(lambda buffer: buffer.sample(5))
-            for k in range(3):
-                self.same(lambda buffer, k=k: list(buffer.batches(3, 4))[k])
+            for ours, theirs in zip(self.ram.batches(3, 4), self.there.batches(3, 4), strict=True):
+                alike(ours, theirs, self.place.device)
 
     def same(self, read: Callable[[ReplayBuffer], Any]) -> None:
         alike(read(self.ram), read(self.there), self.place.device)

@@ -62,10 +62,20 @@ def test_the_tightest_limit_of_all_groups_above_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "mine", ["", "0::/app\n", "4:memory:/app\n", "nonsense", "0::/../..\n", "4:memory:/broken\n0::/broken\n"]
+    "mine",
+    [
+        "",
+        "0::/app\n",
+        "4:memory:/app\n",
+        "nonsense",
+        "0::/../..\n",
+        "4:memory:/broken\n0::/broken\n",
+        "4:memory:/none\n",
+    ],
 )
 def test_without_a_limit_that_can_be_read_there_is_none(mine: str, tmp_path: Path) -> None:
     files = under("app", v2("max", 5)) | under("broken", {**v2("12", 5), "memory.current": "?"})
+    files |= under("memory/none", v1(2**63 - 4096, 5))
     assert grouped(tmp_path, mine, files) is None
     assert plan._free_in_groups(str(tmp_path / "nothing"), str(tmp_path)) is None
 

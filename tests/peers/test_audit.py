@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 import planted
 import relive
+from peers.embodichain_host import host
 
 buffers: Any = import_module("stable_baselines3.common.buffers")
 tianshou: Any = import_module("tianshou.data")
@@ -88,19 +89,90 @@ def test_cpprb() -> None:
     assert "reset-as-final-observation" in rules(relive.audit(filled(planted.reset_as_final(planted.walk()))))
 
 
-def a_torchrl(rows: Any) -> Any:
+def a_torchrl(rows: Any, size: int = 4000) -> Any:
     count = len(rows["reward"])
     column = {name: torch.as_tensor(rows[name]).reshape(count, -1) for name in rows}
     after = {"observation": column["next_obs"], "reward": column["reward"], "terminated": column["terminated"],
              "truncated": column["truncated"], "done": column["terminated"] | column["truncated"]}  # fmt: skip
     data = TensorDict({"observation": column["obs"], "action": column["action"], "next": after}, batch_size=[count])
-    buffer = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(4000))
-    buffer.extend(data)
+    if "episode" in rows:
+        data["collector", "traj_ids"] = torch.as_tensor(rows["episode"])
+    buffer = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(size))
+    for part in data.split(100):
+        buffer.extend(part)
     return buffer
 
 
 def test_torchrl_and_its_multi_step_flags() -> None:
     arrays = planted.stored(planted.walk())
-    right = relive.audit(a_torchrl(arrays))
-    assert not right.findings, str(right)
+    for size in (4000, 450):  # in the smaller one the ring comes round
+        right = relive.audit(a_torchrl(arrays, size))
+        assert not right.findings, str(right)
     assert "n-step-flag-of-first-step" in rules(relive.audit(a_torchrl(planted.n_step(planted.walk(), own_flags=True))))
+
+
+def in_blocks(loop: Any = planted.stored, envs: int = 3) -> Any:
+    """Steps ``[T, N, ...]``."""
+    parts = [loop(planted.walk(20, seed=seed)) for seed in range(envs)]
+    size = min(len(part["reward"]) for part in parts)
+    return {name: np.stack([part[name][:size] for part in parts], 1) for name in parts[0]}
+
+
+def test_flat_rows_of_several_envs_in_cpprb_and_torchrl() -> None:
+    for loop, expected in ((planted.stored, set[str]()), (planted.reset_as_final, {"reset-as-final-observation"})):
+        rows = in_blocks(loop)
+        flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows.items()}
+        env_dict = {"obs": {"shape": 3}, "act": {"shape": 2}, "rew": {}, "next_obs": {"shape": 3}, "done": {}}
+        buffer = cpprb.ReplayBuffer(4000, env_dict)
+        buffer.add(obs=flat["obs"], act=flat["action"], rew=flat["reward"], next_obs=flat["next_obs"],
+                   done=flat["terminated"] | flat["truncated"])  # fmt: skip
+        assert rules(relive.audit(buffer)) - {"time-limit-as-terminal"} == expected
+        env_major = {name: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]) for name, x in rows.items()}
+        assert rules(relive.audit(a_torchrl(flat))) == expected
+        env_major["episode"] = np.repeat(np.arange(3), len(rows["reward"]))
+        assert rules(relive.audit(a_torchrl(env_major))) == expected
+
+
+def test_agilerls_buffers() -> None:
+    replays: Any = import_module("agilerl.components.replay_buffer")
+    rollouts: Any = import_module("agilerl.components.rollout_buffer")
+    for loop, expected in ((planted.stored, set[str]()), (planted.ignored_steps, {"autoreset-step-stored"})):
+        rows, size = in_blocks(loop), 900
+        replay = replays.ReplayBuffer(size)
+        rollout = rollouts.RolloutBuffer(len(rows["reward"]), OBS, BOX, 3)
+        for t in range(len(rows["reward"])):
+            step = {name: torch.as_tensor(x[t]).float() for name, x in rows.items()}
+            names = {"obs": "obs", "next_obs": "next_obs", "action": "action", "reward": "reward"}
+            steps = {ours: step[theirs] for ours, theirs in names.items()} | {"done": step["terminated"]}
+            replay.add(TensorDict(steps, [3]))
+            done = rows["terminated"][t] | rows["truncated"][t]
+            rollout.add(rows["obs"][t], rows["action"][t], rows["reward"][t], done, np.zeros(3), np.zeros(3),
+                        next_obs=rows["next_obs"][t])  # fmt: skip
+        report = relive.audit(replay)
+        assert report.rows == size
+        assert rules(report) == expected, str(report)
+        assert rules(relive.audit(rollout)) - {"time-limit-as-terminal"} == expected
+
+
+def test_rsl_rls_and_embodichains_rollouts() -> None:
+    rsl_rl: Any = import_module("rsl_rl.storage")
+    embodichain = host("buffer")
+    rows = in_blocks()
+    size = len(rows["reward"])
+    obs = [TensorDict({"policy": torch.from_numpy(x)}, [3]) for x in rows["obs"]]
+    storage = rsl_rl.RolloutStorage("rl", 3, size, obs[0], (2,))
+    buffer = embodichain.RolloutBuffer(3, size, 3, 2, torch.device("cpu"))
+    for t in range(size):
+        step = rsl_rl.RolloutStorage.Transition()
+        step.observations, step.actions = obs[t], torch.from_numpy(rows["action"][t])
+        step.rewards = torch.from_numpy(rows["reward"][t])
+        step.dones = torch.from_numpy(rows["terminated"][t] | rows["truncated"][t])
+        step.values, step.actions_log_prob = torch.zeros(3, 1), torch.zeros(3)
+        step.distribution_params = (torch.zeros(3, 2),)
+        storage.add_transition(step)
+    shared = buffer.start_rollout()
+    for name in ("obs", "action", "reward", "terminated", "truncated"):
+        shared[name][:, :-1] = torch.from_numpy(rows[name].swapaxes(0, 1))
+    assert not relive.audit(storage).findings
+    assert rules(relive.audit(buffer)) == {"truncation-without-final-observation"}
+    assert relive.audit(storage).rows == relive.audit(buffer).rows == 3 * size

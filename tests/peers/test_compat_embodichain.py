@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,24 +10,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 import relive.compat.embodichain as ours
+from peers.embodichain_host import host
 
-
-def shell(name: str, folder: Path) -> None:
-    """A package without its ``__init__``, which would import the simulator and a logger of the web."""
-    package = ModuleType(name)
-    package.__path__ = [str(folder)]
-    sys.modules[name] = package
-
-
-spec = find_spec("embodichain")
-assert spec is not None, "install embodichain without dependencies: benchmarks/requirements-nodeps.txt"
-for part in ("learning", "learning/rl"):
-    assert spec.submodule_search_locations is not None
-    shell("embodichain." + part.replace("/", "."), Path(spec.submodule_search_locations[0]) / part)
-theirs: Any = import_module("embodichain.learning.rl.buffer")
-algo: Any = import_module("embodichain.learning.rl.algo")
-collector: Any = import_module("embodichain.learning.rl.collector")
-models: Any = import_module("embodichain.learning.rl.models")
+theirs, algo, collector, models = (host(name) for name in ("buffer", "algo", "collector", "models"))
 
 N, T, OBS, ACTIONS = 8, 6, 3, 2
 CPU = torch.device("cpu")
@@ -233,10 +213,10 @@ def test_embodichains_algorithms_learn_on_our_rollouts_as_well_as_on_their_own(
 ) -> None:
     first, its = learn(name, theirs, 60)
     _, buffer_alone = learn(name, ours, 60)
-    host = import_module(f"embodichain.learning.rl.algo.{name}")
+    module = host(f"algo.{name}")
     for function in ("transition_view", "iterate_minibatches", "compute_gae"):
-        if hasattr(host, function):
-            monkeypatch.setattr(host, function, getattr(ours, function))
+        if hasattr(module, function):
+            monkeypatch.setattr(module, function, getattr(ours, function))
     _, everything = learn(name, ours, 60)
     print(f"{name}: {first:.3f} at first, {its:.3f} its own, {buffer_alone:.3f} our buffer, {everything:.3f} all ours")
     assert its > first / 2

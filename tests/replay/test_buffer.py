@@ -392,6 +392,26 @@ def test_only_a_buffer_of_the_same_schema_envs_and_order_can_be_appended() -> No
     assert contents(twin.buffer) == before
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_some_envs_are_appended_to_others_with_their_errors(ordered: bool) -> None:
+    source = Twin(3, 12, ordered=ordered, sampler=Prioritized(alpha=1.0)).play(*random_plays(1, 3, 30, "...TU")).buffer
+    index = source.data()["index"]
+    source.update_priorities(index, (index % 5 + 1).double())
+    target = Twin(2, 8, ordered=ordered, sampler=Prioritized(alpha=1.0)).play("..", "..").buffer
+    target.append(source, envs={2: 0})
+    target.check()
+    got, want = target.data(), source.data()
+    got, want = got[got["index"] % 2 == 0], want[want["index"] % 3 == 2]
+    count = min(len(got), len(want))
+    got, want = got[len(got) - count :], want[len(want) - count :]
+    names = [name for name in got.keys() if name not in ("index", "next_index")]
+    assert same_batches(got.select(*names), want.select(*names))
+    assert target.priorities(got["index"]).tolist() == source.priorities(want["index"]).tolist()
+    for wrong in ({3: 0}, {0: 2}, {-1: 0}, {0.5: 0}):
+        with pytest.raises(ParameterError, match="append"):
+            target.append(source, envs=wrong)
+
+
 # The same seed and the same adds give the same batches, whatever else happens.
 
 

@@ -403,3 +403,65 @@ def test_a_rollout_is_loaded_with_its_state_whatever_its_fields_are_called(tmp_p
     loaded = RolloutBuffer.load(tmp_path / "save")
     assert loaded["extra", "x"].tolist() == [[3.0]]
     assert loaded.extra["x"].tolist() == [1.0]
+
+
+# Another number of envs.
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("num_envs", [1, 3, 7])
+def test_transitions_without_an_order_are_dealt_to_another_number_of_envs(
+    num_envs: int, sampler: str, tmp_path: Path
+) -> None:
+    twin = feed(Twin(2, 20, dress="mixed", ordered=False, sampler=SAMPLERS[sampler]()), *PLAYS, *PLAYS)
+    saved = twin.buffer
+    if saved.has_priorities:
+        index = saved.data()["index"]
+        saved.update_priorities(index, torch.arange(len(index)) + 1.0)
+    saved.save(tmp_path / "save", extra="learner")
+    loaded = ReplayBuffer.load(tmp_path / "save", num_envs=num_envs)
+    loaded.check()
+    assert loaded.num_envs == num_envs
+    assert loaded.extra == "learner"
+    room = 40 // num_envs * num_envs
+    found, expected = loaded.data(), saved.data()[-room:]
+    for name in ("reward", "action", "terminated"):
+        assert torch.equal(found[name], expected[name])
+    assert torch.equal(found["obs", "camera"], expected["obs", "camera"])
+    assert torch.equal(found["next_obs", "state"], expected["next_obs", "state"])
+    if saved.has_priorities:
+        sizes = [buffer._ratings.prioritized._errors for buffer in (loaded, saved)]
+        places = [buffer._ring.find(x["index"].numpy())[0] for buffer, x in ((loaded, found), (saved, expected))]
+        assert sizes[0][places[0]].tolist() == sizes[1][places[1]].tolist()
+    step = {name: value[:1].expand(num_envs, *value.shape[1:]) for name, value in expected.items() if name != "index"}
+    step = {name: step[name] for name in (*saved.schema.names, "next_obs")}
+    for _ in range(50):
+        loaded.add(step)
+        loaded.sample(4)
+    loaded.check()
+    loaded.save(tmp_path / "save")
+    assert ReplayBuffer.load(tmp_path / "save").data()["index"].tolist() == loaded.data()["index"].tolist()
+
+
+def test_another_number_of_envs_goes_with_a_capacity_and_changes(tmp_path: Path) -> None:
+    saved = feed(Twin(2, 20, ordered=False), *PLAYS).buffer
+    saved.save(tmp_path / "save")
+    changes = SchemaChanges(add={"more": 1.0})
+    loaded = ReplayBuffer.load(tmp_path / "save", num_envs=4, capacity=9, changes=changes, seed=5)
+    loaded.check()
+    assert len(loaded) == 8
+    assert loaded.data()["reward"].tolist() == saved.data()["reward"][-8:].tolist()
+    assert loaded.seed == 5
+    assert len(ReplayBuffer.load(tmp_path / "save", num_envs=2)) == len(saved)
+    for wrong in ({"num_envs": 0}, {"num_envs": 2.0}, {"num_envs": True}, {"num_envs": 8, "capacity": 15}):
+        with pytest.raises(ParameterError, match=r"num_envs|capacity"):
+            ReplayBuffer.load(tmp_path / "save", **wrong)
+
+
+@pytest.mark.parametrize("mode", ["shared", "own"])
+def test_steps_in_order_keep_their_number_of_envs(mode: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"own_next_obs": True} if mode == "own" else {}
+    feed(Twin(2, 20, **options), *PLAYS).buffer.save(tmp_path / "save")
+    with pytest.raises(ParameterError, match="Mixture"):
+        ReplayBuffer.load(tmp_path / "save", num_envs=3)
+    assert ReplayBuffer.load(tmp_path / "save", num_envs=2).num_envs == 2

@@ -113,8 +113,10 @@ def test_others_may_go_on_while_the_disk_takes_its_time(tmp_path: Path, monkeypa
     step = twin.step("..")
     other = threading.Thread(target=lambda: (twin.buffer.add(step), added.set()))
 
+    first = threading.Lock()
+
     def slow(descriptor: int) -> None:
-        if not other.ident:
+        if first.acquire(blocking=False):
             other.start()
         assert added.wait(10)
 

@@ -326,9 +326,7 @@ class RolloutBesideAList(RuleBasedStateMachine):
             assert len(rollout) == 0
 
 
-RolloutBesideAList.TestCase.settings = settings(
-    max_examples=max(100, settings.default.max_examples if settings.default else 0), stateful_step_count=30
-)
+RolloutBesideAList.TestCase.settings = settings(stateful_step_count=30)
 TestRolloutBesideAList = RolloutBesideAList.TestCase
 
 

@@ -93,7 +93,7 @@ def test_a_further_column_is_there_from_the_start_stays_and_is_saved(tmp_path: P
     buffer["weight"] = torch.full((T, N), 2.0)
     buffer.block["weight"][0] = 3
     assert buffer["weight"].sum() == 2 * T * N + N
-    again = RolloutBuffer.load(buffer.save(tmp_path / "save") or tmp_path / "save")
+    again = RolloutBuffer.load(buffer.save(tmp_path / "save").path)
     assert torch.equal(again["weight"], buffer["weight"])
     with pytest.raises(SchemaError, match="'reward'"):
         filled(columns={"reward": Field()})

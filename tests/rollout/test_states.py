@@ -265,8 +265,7 @@ def test_chunks_give_the_stored_outputs_if_the_state_starts_afresh_where_episode
                         close(taken(log_probs[0], seq["action"][t])[real], seq["log_prob"][t][real])
 
 
-@every_kind
-@pytest.mark.parametrize("reading", [READINGS[0], READINGS[2], {}], ids=str)
+@pytest.mark.parametrize(("kind", "reading"), covering(KINDS, [READINGS[0], READINGS[2], {}]))
 def test_in_the_first_epoch_the_policy_is_the_one_that_played(kind: str, reading: Any) -> None:
     """The ratio of PPO is 1 until the first step of the optimizer, and no longer after it."""
     net = Actor(kind)
@@ -327,8 +326,7 @@ def test_padding_and_batches_have_no_say_in_the_gradient(kind: str) -> None:
 # A learned initial state
 
 
-@every_mode
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "cell", "two LSTMs", "CfC"])
+@pytest.mark.parametrize(("kind", "mode"), covering(["LSTM", "GRU", "cell", "two LSTMs", "CfC"], AutoresetMode))
 def test_episodes_start_in_the_initial_state_as_it_is_by_then(kind: str, mode: AutoresetMode) -> None:
     net = Actor(kind, learned=True)
     collector = make(net, mode)

@@ -131,7 +131,7 @@ def test_windows_are_drawn_in_proportion_to_what_the_view_weighs(shape: tuple[in
     twin.check()
     chances = weights(twin)
     drawn = many(twin, 4_000_000)
-    assert set(np.unique(drawn).tolist()) == set(chances)
+    assert set(np.flatnonzero(np.bincount(drawn)).tolist()) == set(chances)
     assert deviation(drawn, chances) < 5
     rng = np.random.default_rng(0)
     biased = drawn.copy()
@@ -147,7 +147,7 @@ def test_recent_draws_windows_of_its_window_alone_and_in_proportion(weigh: Any) 
     for update in (1, 5, 10):
         chances = weights(twin, recent(twin, update, 10))
         drawn = many(twin, 2_000_000, update, 10)
-        assert set(np.unique(drawn).tolist()) == set(chances)
+        assert set(np.flatnonzero(np.bincount(drawn)).tolist()) == set(chances)
         assert len(chances) == 1 or deviation(drawn, chances) < 5
 
 

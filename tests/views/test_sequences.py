@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +62,7 @@ def check_views(twin: Twin, turn: int = 0, of: int = 1) -> None:
 
 
 @pytest.mark.parametrize("of", [29, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_reads_as_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4))):
         check_views(Twin(1, rows).play(*play), turn, of)
@@ -179,7 +181,7 @@ BEFORE = ("action", "reward")
 
 
 @pytest.mark.parametrize("of", [37, pytest.param(11, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays(".U|", 4))):
         twin = Twin(1, rows, dress="mixed" if turn % 9 == 0 else "box").play(*play)
@@ -485,3 +487,11 @@ def test_the_error_for_a_ring_too_short_for_any_window_says_what_to_do() -> None
         EmptyError, match=r"needs the 10 rows up to its end.*newest 8 rows of its env; a buffer of more rows"
     ):
         twin.buffer.sample(1)
+
+
+def test_a_sequence_view_in_use_is_pickled_with_its_parameters() -> None:
+    view = Sequence(length=3, burn_in=1, last=("action",), weigh="windows")
+    Twin(1, 12, view=view).play(*"....T....").buffer.sample(2)
+    for again in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
+        assert again == view
+        assert Twin(1, 12, view=again).play(*"....T....").buffer.sample(2)["obs"].shape[1] == 2

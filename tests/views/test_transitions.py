@@ -47,7 +47,7 @@ def played(rewards: list[float], ends: dict[int, str], view: Any, capacity: int 
 
 
 @pytest.mark.parametrize("of", [4, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_reads_as_the_list_of_episodes_through_every_view(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TUB", 3), plays(".T|", 4))):
         twin = Twin(1, rows).play(*play)
@@ -59,9 +59,9 @@ def test_every_short_play_reads_as_the_list_of_episodes_through_every_view(rows:
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 3, 4, 6])
 def test_every_longer_play_does_so_as_well(rows: int) -> None:
-    for play in itertools.chain(plays(".TUB", 5), plays(".U|x", 5), plays(".T", 8)):
+    for turn, play in enumerate(itertools.chain(plays(".TUB", 5), plays(".U|x", 5), plays(".T", 8))):
         twin = Twin(1, rows).play(*play)
-        for make in VIEWS.values():
+        for make in list(VIEWS.values())[(turn + rows) % 4 :: 4]:  # two or three, others in other rings
             twin.buffer.view = make()
             twin.check()
 

@@ -16,13 +16,13 @@ from ..errors import FieldError, ParameterError, ShapeError
 from ..parameters import is_count
 from ..steps.schema import unknown_field
 from ..steps.trees import Path, map_leaves
-from .states import joined_states, state_part
+from .states import blank_state, joined_states, state_part
 from .tensordicts import as_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "stride_of"]
+__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "parts_of", "replace_parts", "stride_of"]
 
 
 Overlap = Literal["none", "half", "max"] | int
@@ -102,6 +102,11 @@ class SequenceBatch(Mapping[str, Any]):
     def data(self) -> TensorDict:
         """The columns as one TensorDict."""
         return as_tensordict(self._leaves, self.shape)  # made on request: it takes longer than reading a small batch
+
+    @property
+    def parts(self) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
+        """The columns by path, the facts by name and the states: what the constructor takes, without a copy."""
+        return self._leaves, self._facts, self._hidden
 
     # -- a mapping ----------------------------------------------------------------------------------------------
 
@@ -212,6 +217,25 @@ class SequenceBatch(Mapping[str, Any]):
         hidden = map_leaves(partial(state_part, low=low, high=high), self._hidden)
         return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
 
+    def changed(self, leaves: Mapping[Path, Tensor], facts: Mapping[str, Tensor]) -> SequenceBatch:
+        """The same batch with other or further ``leaves`` ``[L, B, ...]`` and ``facts`` ``[B]``."""
+        all_leaves, all_facts = {**self._leaves, **leaves}, {**self._facts, **facts}
+        return SequenceBatch(all_leaves, all_facts, self._hidden, time_first=self.time_first)
+
+    def blank(self, count: int) -> SequenceBatch:
+        """``count`` sequences of these fields and this length that hold zeros.
+
+        All steps are to learn from, so that a mean over the mask is a number. They stand where there is no sequence.
+        """
+        rows = (self.shape[0], count) if self.time_first else (count, self.shape[1])
+        leaves = {path: leaf.new_zeros((*rows, *leaf.shape[2:])) for path, leaf in self._leaves.items()}
+        for path, leaf in leaves.items():
+            leaf.fill_(path[0] == "mask" or padding(path))
+        facts = {name: fact.new_zeros(count) for name, fact in self._facts.items()}
+        facts["lengths"].fill_(rows[0 if self.time_first else 1])
+        hidden = map_leaves(partial(blank_state, count=count), self._hidden)
+        return SequenceBatch(leaves, facts, hidden, time_first=self.time_first)
+
     @staticmethod
     def joined(batches: Sequence[SequenceBatch], names: Container[str], facts: Mapping[str, Tensor]) -> SequenceBatch:
         """The sequences of several batches, one after another: the fields ``names``, and further ``facts`` ``[B]``.
@@ -241,6 +265,17 @@ class SequenceBatch(Mapping[str, Any]):
         if tuple(values.shape[:2]) != expected:
             axes = "[L, B, ...]" if self.time_first else "[B, L, ...]"
             raise ShapeError(f"expected {axes} with {expected} in front, got {tuple(values.shape)}")
+
+
+def parts_of(batch: SequenceBatch) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
+    """The leaves, the facts and the states that a batch of sequences was made of."""
+    return batch._leaves, batch._facts, batch._hidden  # pyright: ignore[reportPrivateUsage]
+
+
+def replace_parts(batch: SequenceBatch, parts: Any) -> None:
+    """Have a batch of sequences look everything up in another mapping, such as one that refuses."""
+    batch.__dict__.pop("data", None)
+    batch._leaves = batch._facts = parts  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["joined_states", "state_part", "swap_layers"]
+__all__ = ["blank_state", "joined_states", "state_part", "swap_layers"]
 
 
 def swap_layers(state: Tensor) -> Tensor:
@@ -21,3 +21,8 @@ def state_part(state: Tensor, low: int, high: int) -> Tensor:
 def joined_states(*states: Tensor) -> Tensor:
     """States ``[layers, B, size]`` or ``[B, size]`` of several batches, one after another along B."""
     return torch.cat(states, 1 if states[0].dim() > 2 else 0)
+
+
+def blank_state(state: Tensor, count: int) -> Tensor:
+    """Zeros for the states of ``count`` sequences, with the layers and sizes of these."""
+    return state.new_zeros((state.shape[0], count, *state.shape[2:]) if state.dim() > 2 else (count, *state.shape[1:]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,28 @@ from ..steps.checker import StepChecker
 from ..steps.schema import Schema
 from ..steps.trees import Path
 
-__all__ = ["Chunks"]
+__all__ = ["Chunks", "StepSink"]
+
+
+class StepSink(Protocol):
+    """What takes steps as a replay does, such as a writer of :class:`relive.Lanes`."""
+
+    schema: Schema
+    """The fields of a step."""
+    num_envs: int
+    """N."""
+    device: torch.device
+    """Where the observations that the policy gets are."""
+    own_next_obs: bool
+    """Whether every step needs its next observation."""
+
+    def add(self, step: Mapping[str, Any], /) -> None:
+        """Store one step of every env, as :meth:`relive.ReplayBuffer.add` takes it."""
+        ...
+
+    def interrupt(self) -> None:
+        """The next steps start new episodes."""
+        ...
 
 
 class Chunks:

@@ -17,7 +17,7 @@ from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
-from .chunks import Chunks
+from .chunks import Chunks, StepSink
 from .envs import Bools, VectorEnvs, is_factory, vectorized
 from .finals import Finals, Given, room
 from .inputs import Inputs, Leaves, shaped_as
@@ -45,7 +45,7 @@ class Collector:
             ``last_action`` and ``last_reward`` (of the step before; 0 at an episode's start). The policy gets the
             hidden state before the step and returns that after it: ``[layers, N, size]``, as torch.nn.LSTM has it, if
             the schema's shape is ``(layers, size)``, else ``[N, size]``. Episodes start with ``initial_hidden``.
-        buffer: a :class:`relive.RolloutBuffer` or :class:`relive.ReplayBuffer`; None to call :meth:`steps`.
+        buffer: a rollout buffer, a replay, or a writer of :class:`relive.Lanes`; None to call :meth:`steps`.
         schema: without a buffer, the fields of a step. Default: ``Schema.from_env(envs)``.
         value_fn: ``value_fn(obs, **inputs)`` returns the values ``[B]``, for any B. It is called once at the end of a
             collection, for the bootstrap row and the final observations of truncated episodes. Default:
@@ -74,7 +74,7 @@ class Collector:
         self,
         envs: Any,
         policy: Policy,
-        buffer: RolloutBuffer | ReplayBuffer | None = None,
+        buffer: RolloutBuffer | ReplayBuffer | StepSink | None = None,
         *,
         schema: Schema | None = None,
         value_fn: Policy | None = None,
@@ -108,9 +108,9 @@ class Collector:
         self._finals = Finals()
 
     @property
-    def _into(self) -> RolloutBuffer | ReplayBuffer | Chunks:
+    def _into(self) -> RolloutBuffer | StepSink:
         """What takes the steps."""
-        return cast("Chunks", self._chunks) if self.buffer is None else self.buffer
+        return cast("StepSink", self._chunks) if self.buffer is None else self.buffer
 
     # -- the public face ----------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Collector:
 
     def warm(
         self,
-        buffer: RolloutBuffer | ReplayBuffer,
+        buffer: RolloutBuffer | ReplayBuffer | StepSink,
         num_steps: int,
         *,
         policy: Policy | None = None,
@@ -267,7 +267,7 @@ class Collector:
             )
             return collector.collect(num_steps)
         finally:
-            if isinstance(buffer, ReplayBuffer):
+            if not isinstance(buffer, RolloutBuffer):
                 buffer.interrupt()  # the next steps do not follow the last ones of these envs
             if made:
                 fresh.close()

@@ -1,6 +1,19 @@
 """Named arrays to a directory and back, saved whole or not at all and checked when read. Nothing here is about RL."""
 
+from .background import SaveHandle, Saves, detached
 from .format import Contents, Spec, Streamed
 from .save import Change, Save, read, update, write
 
-__all__ = ["Change", "Contents", "Save", "Spec", "Streamed", "read", "update", "write"]
+__all__ = [
+    "Change",
+    "Contents",
+    "Save",
+    "SaveHandle",
+    "Saves",
+    "Spec",
+    "Streamed",
+    "detached",
+    "read",
+    "update",
+    "write",
+]

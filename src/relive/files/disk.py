@@ -8,27 +8,30 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..errors import FileFormatError, NoSaveError
-from .format import MANIFEST, MANIFEST_BYTES, OWN_NAME, Contents, FileNote, damaged, parse, parse_kind
+from .format import MANIFEST, FileNote
+from .sealed import MOST_BYTES, damaged
 
 __all__ = [
     "Reader",
+    "make_directory",
     "open_file",
+    "open_to_write",
     "read_manifest",
-    "remove_others",
-    "replaceable",
-    "sync",
-    "take_back",
-    "turn",
+    "sync_path",
     "usable",
     "write_file",
     "write_files",
 ]
+
+
+T = TypeVar("T")
 
 
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EISDIR)
@@ -41,6 +44,10 @@ SMALL = 1 << 18
 
 AHEAD = 1 << 23
 """Bytes written before the system is asked to move them to the disk."""
+
+
+WAITERS = 8
+"""How many files are synced at once."""
 
 
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -73,7 +80,8 @@ def write_file(
 
 
 def write_files(
-    files: Mapping[Path, tuple[Iterable[memoryview], int]], written: Callable[[], object] | None = None
+    files: Mapping[Path, tuple[Iterable[memoryview], int]],
+    written: Callable[[], object] | None = None,
 ) -> list[FileNote]:
     """Write new files to the disk, through all caches: the parts of each, and its size in bytes.
 
@@ -86,12 +94,25 @@ def write_files(
             notes.append(_fill(descriptors[-1], parts, size))
         if written is not None:
             written()
-        for descriptor in descriptors:
-            os.fsync(descriptor)
+        with ThreadPoolExecutor(WAITERS) as others:  # the disk syncs many files at once in little more time than one
+            for synced in [_begun(others, os.fsync, descriptor) for descriptor in descriptors]:
+                synced()
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
     return notes
+
+
+def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> Callable[[], T]:
+    """Begin a call in another thread; returns what waits for its result.
+
+    An interpreter that is ending starts no threads. Then the call is made here.
+    """
+    try:
+        return others.submit(function, *args).result
+    except RuntimeError:
+        result = function(*args)
+        return lambda: result
 
 
 def _create(path: Path) -> int:
@@ -104,11 +125,11 @@ def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
     _allocate(descriptor, size)
     with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
         for part in _gathered(parts):
-            hashed = other.submit(zlib.crc32, part, crc) if len(part) > SMALL else None
+            hashed = _begun(other, zlib.crc32, part, crc) if len(part) > SMALL else None
             done = 0
             while done < len(part):
                 done += os.write(descriptor, part[done:])
-            crc = hashed.result() if hashed is not None else zlib.crc32(part, crc)
+            crc = hashed() if hashed is not None else zlib.crc32(part, crc)
             end += len(part)
             if end - start >= AHEAD:
                 start = _set_going(descriptor, start, end)
@@ -156,13 +177,18 @@ def make_directory(path: Path) -> bool:
         raise FileFormatError(f"'{path}': expected a directory or nothing, got a file; give another path")
     make_directory(path.parent)
     path.mkdir(exist_ok=True)
-    if sys.platform != "win32":
-        parent = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+    sync_path(path.parent)
     return True
+
+
+def sync_path(directory: Path) -> None:
+    """Write a directory's list of names to the disk, where directories can be opened."""
+    if sys.platform != "win32":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def usable(path: str | os.PathLike[str]) -> Path:
@@ -176,109 +202,6 @@ def usable(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-@contextmanager
-def turn(path: Path) -> Generator[tuple[int | None, bool]]:
-    """Wait for the exclusive right to save into a directory, which is created if missing.
-
-    Yields its descriptor, for :func:`sync`, and whether it is new. A failed first save removes its directory. So after
-    the wait, the path may be gone or name another directory; then the directory is created and locked once more.
-    """
-    created = make_directory(path)
-    if sys.platform == "win32":  # directories have no descriptors there
-        yield None, created
-        return
-    import fcntl
-
-    while True:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # some file systems have no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(path, descriptor):
-                yield descriptor, created
-                return
-        finally:
-            os.close(descriptor)
-        created = make_directory(path)
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def sync(directory: int | None) -> None:
-    """Write the directory's list of names to the disk."""
-    if directory is not None:
-        os.fsync(directory)
-
-
-def replaceable(path: Path) -> Contents:
-    """What is intact of the save in a directory, which may be replaced; nothing if there is no save.
-
-    A tensor counts as intact if its file has the size that the manifest states.
-
-    Raises:
-        FileFormatError: the directory holds something else than a save or the remains of one; names the foreign file.
-    """
-    names = os.listdir(path)
-    if MANIFEST in names:
-        raw = read_manifest(path)
-        parse_kind(path / MANIFEST, raw)
-        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; nothing of it is kept
-            _, found = parse(path / MANIFEST, raw)
-            whole = {file for file, note in found.files.items() if _has_size(path / file, note.nbytes)}
-            return found.of_tensors([name for name, spec in found.specs.items() if spec.file in whole])
-    elif foreign := [name for name in names if not OWN_NAME.fullmatch(name)]:
-        raise FileFormatError(
-            f"'{path}': expected an empty directory or a save, got one with {min(foreign)!r} in it; "
-            "give another path, or empty it yourself"
-        )
-    return Contents({}, {})
-
-
-def _has_size(path: Path, size: int) -> bool:
-    """Whether a regular file of this size is at the path."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == size
-
-
-def take_back(path: Path, generation: str, manifest: bytes, created: bool) -> str:
-    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words.
-
-    ``manifest`` is empty if it was not yet made.
-    """
-    try:
-        if manifest and manifest == (path / MANIFEST).read_bytes():
-            return "the new save is in place nevertheless, but a loss of power may destroy it; save again"
-    except FileNotFoundError:
-        pass
-    except OSError as error:  # the next save removes them
-        return f"the new save may or may not be in place ({error})"
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if generation in name])
-        if created:
-            path.rmdir()
-    return "the previous save is unchanged"
-
-
-def remove_others(path: Path, keep: Container[str]) -> None:
-    """Remove the files of former saves."""
-    with suppress(OSError):
-        _remove(path, [name for name in os.listdir(path) if OWN_NAME.fullmatch(name) and name not in keep])
-
-
-def _remove(path: Path, names: Iterable[str]) -> None:
-    for name in names:
-        with suppress(OSError):  # a leftover file is harmless, and the next save tries again
-            os.unlink(path / name)
-
-
 def open_file(path: Path) -> io.FileIO:
     """Open a regular file for reading. Symbolic links, which may lead anywhere, pipes and directories are refused.
 
@@ -286,19 +209,34 @@ def open_file(path: Path) -> io.FileIO:
         FileFormatError: the path is not a regular file.
         FileNotFoundError: nothing is at the path.
     """
+    return io.FileIO(_open_regular(path, os.O_RDONLY))
+
+
+def open_to_write(path: Path, *, create: bool = False) -> int:
+    """Open a regular file for reading and writing; returns its descriptor. With ``create`` a missing one is made.
+
+    Raises:
+        FileFormatError: the path is not a regular file, or the file has a second name, under which it would change too.
+        FileNotFoundError: nothing is at the path.
+    """
+    descriptor = _open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
+    if (names := os.fstat(descriptor).st_nlink) > 1:
+        os.close(descriptor)
+        raise _no_file(path, f"one with {names} names (hard links)")
+    return descriptor
+
+
+def _open_regular(path: Path, flags: int) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | _BINARY | _SAFE)
+        descriptor = os.open(path, flags | _BINARY | _SAFE, 0o666)
     except OSError as error:
         if error.errno in _NO_FILE or path.is_symlink():
             raise _no_file(path, "a symbolic link" if path.is_symlink() else f"something else ({error})") from None
         raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or (not _SAFE and path.is_symlink()):
-            raise _no_file(path, "something else")
-        return io.FileIO(descriptor)
-    except BaseException:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or (not _SAFE and path.is_symlink()):
         os.close(descriptor)
-        raise
+        raise _no_file(path, "something else")
+    return descriptor
 
 
 def _no_file(path: Path, got: str) -> FileFormatError:
@@ -315,8 +253,8 @@ def read_manifest(path: Path) -> bytes:
     try:
         with open_file(path / MANIFEST) as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size > MANIFEST_BYTES:
-                raise damaged(path / MANIFEST, f"at most {MANIFEST_BYTES} bytes", size)
+            if size > MOST_BYTES:
+                raise damaged(path / MANIFEST, f"at most {MOST_BYTES} bytes", size)
             return stream.readall()
     except NotADirectoryError as error:
         raise FileFormatError(f"'{path}': expected the directory of a save, got a file; give that directory") from error

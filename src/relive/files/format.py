@@ -6,11 +6,10 @@ import json
 import math
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, NotFiniteError
+from . import sealed
+from .sealed import damaged, require_shallow
 
 __all__ = [
     "MANIFEST",
-    "MANIFEST_BYTES",
     "OWN_NAME",
     "Array",
     "Contents",
@@ -30,7 +30,6 @@ __all__ = [
     "Streamed",
     "by_file",
     "compose",
-    "damaged",
     "encode",
     "header",
     "new_name",
@@ -77,10 +76,6 @@ FILE_BYTES = 1 << 28
 """A data file of this many bytes or more takes no further tensor."""
 
 
-MANIFEST_BYTES = 1 << 26
-"""The largest manifest. Larger content belongs in a tensor."""
-
-
 _NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -94,22 +89,8 @@ _CODES = {_NAMES[code]: code for code in _DTYPES}
 _MAX_BYTES = 2**63 - 1
 
 
-STRUCTURE = {b"{": 2**16, b"[": 2**20, b",": 2**22}
-"""How often each character may occur in a manifest. Parsed JSON takes up to a hundred times the memory of its text."""
-
-
-DEPTH = 100
-"""The deepest nesting of objects and lists in a manifest."""
-
-
 AXES = 32
 """The most axes of a tensor; NumPy before 2.0 allows no more."""
-
-
-_TAIL = re.compile(rb',\n"checksum": "([0-9a-f]{8})"\n}\n\Z')
-
-
-TAIL_BYTES = len(',\n"checksum": "01234567"\n}\n')
 
 
 @dataclass(frozen=True)
@@ -151,14 +132,6 @@ class Contents(NamedTuple):
         """The named tensors, and the files that hold them."""
         specs = {name: self.specs[name] for name in names}
         return Contents({spec.file: self.files[spec.file] for spec in specs.values()}, specs)
-
-
-def damaged(path: Path, expected: str, got: object) -> FileFormatError:
-    """The error for a save that changed after it was written."""
-    return FileFormatError(
-        f"'{path}': expected {expected}, got {got}; it was altered or damaged since it was saved: "
-        "restore it from a copy, or save again in another directory"
-    )
 
 
 def new_name(generation: str, number: int | None = None) -> str:
@@ -236,7 +209,7 @@ def encode(content: Mapping[str, Any]) -> str:
     """
     try:
         text = json.dumps(dict(content), allow_nan=False)
-        _require_shallow(dict(content))
+        require_shallow(dict(content))
         same = json.loads(text) == dict(content)
     except (TypeError, ValueError, RecursionError) as error:
         kind = NotFiniteError if "Out of range float" in str(error) else FileFormatError
@@ -255,14 +228,7 @@ def compose(content: str, files: Mapping[str, FileNote], specs: Mapping[str, Spe
     notes = {file: {"bytes": note.nbytes, "crc32": note.crc32} for file, note in files.items()}
     tensors = {name: {"file": s.file, "dtype": s.code, "shape": s.shape} for name, s in specs.items()}
     parts = {"format": FORMAT, "version": VERSION, "files": notes, "tensors": tensors}
-    lines = [*(f'"{key}": {json.dumps(value)}' for key, value in parts.items()), f'"content": {content}']
-    body = ("{\n" + ",\n".join(lines)).encode()
-    manifest = body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body)
-    if excess := _excess(manifest):
-        raise FileFormatError(
-            f"the JSON to save: expected a manifest of {excess[0]}, got {excess[1]}; put long lists into a tensor"
-        )
-    return manifest
+    return sealed.seal({**{key: json.dumps(value) for key, value in parts.items()}, "content": content})
 
 
 def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
@@ -271,62 +237,7 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
     Raises:
         FileFormatError: the format or version is another, or the manifest is damaged.
     """
-    _require_own(path, raw)
-    try:
-        found: Any = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
-        )
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, "the JSON of a save", f"something else ({error})") from error
-    if not isinstance(found, dict) or cast("dict[str, Any]", found).get("format") != FORMAT:
-        raise FileFormatError(
-            f'\'{path}\': expected "format": "{FORMAT}", got another file; give the directory of a save'
-        )
-    manifest = cast("dict[str, Any]", found)
-    version: Any = manifest.get("version")
-    if type(version) is not int or version not in READABLE:
-        raise FileFormatError(
-            f"'{path}': expected version {' or '.join(map(str, READABLE))}, got {version!r}; use the release of relive "
-            "that wrote it"
-        )
-    return manifest
-
-
-def _require_own(path: Path, raw: bytes) -> None:
-    """Check, before parsing, the checksum and the limits on the time and memory that parsing takes.
-
-    Raises:
-        FileFormatError: the file is foreign or damaged.
-    """
-    tail = _TAIL.search(raw[-TAIL_BYTES:])
-    if tail is None or int(tail[1], 16) != zlib.crc32(raw[: len(raw) - len(tail[0])]):
-        raise damaged(path, "a save's manifest, which ends with the CRC-32 of all before it", "another file or ending")
-    if excess := _excess(raw):
-        raise damaged(path, *excess)
-
-
-def _excess(raw: bytes) -> tuple[str, int] | None:
-    """The limit that a manifest exceeds and its actual count, or None."""
-    counts = {f"at most {most} times {mark.decode()!r}": (raw.count(mark), most) for mark, most in STRUCTURE.items()}
-    counts[f"at most {MANIFEST_BYTES} bytes"] = len(raw), MANIFEST_BYTES
-    return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice in one object")
-    return found
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is not finite")
-    return value
+    return sealed.parse(path, raw, FORMAT, READABLE, "give the directory of a save")
 
 
 def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:
@@ -349,25 +260,10 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:
             if files[file].nbytes != size:
                 raise ValueError(f"{files[file].nbytes} bytes for {file}, whose tensors take {size}")
         content = _object(manifest["content"])
-        _require_shallow(content)
+        require_shallow(content)
         return content, Contents(files, specs)
     except (ValueError, RecursionError) as error:
         raise damaged(path, "a consistent manifest", error) from error
-
-
-def _require_shallow(content: Any) -> None:
-    """Refuse JSON nested too deep for common parsers.
-
-    Raises:
-        ValueError: the nesting is deeper than ``DEPTH``.
-    """
-    level = [content]
-    for _ in range(DEPTH):
-        level = [inner for value in level if isinstance(value, dict | list)
-                 for inner in (value.values() if isinstance(value, dict) else value)]  # fmt: skip
-        if not level:
-            return
-    raise ValueError(f"objects and lists nested more than {DEPTH} deep")
 
 
 def _object(value: Any) -> dict[str, Any]:

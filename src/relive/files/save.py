@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
-from . import disk, format
+from . import directory, disk, format
 from .format import MANIFEST, Array, Contents
+from .sealed import damaged
 from .tensors import empty, fill, pieces
 
 __all__ = ["Change", "Save", "read", "update", "write"]
@@ -56,7 +57,10 @@ def write(
 
 
 def update(
-    path: PathLike, change: Callable[[Contents], Change], *, taken: Callable[[], object] | None = None
+    path: PathLike,
+    change: Callable[[Contents], Change],
+    *,
+    taken: Callable[[], object] | None = None,
 ) -> Contents:
     """Replace the save in the directory ``path`` by what ``change`` makes of it. Kept data files are not written again.
 
@@ -74,8 +78,8 @@ def update(
         OSError: the disk is full or fails.
     """
     path, generation = disk.usable(path), os.urandom(8).hex()
-    with disk.turn(path) as (directory, created):
-        present, manifest = disk.replaceable(path), b""
+    with directory.turn(path) as (descriptor, created):
+        present, manifest, size = directory.replaceable(path), b"", 0
         try:
             groups, content, kept = change(present)
             text, tensors = format.encode(content), {name: x for group in groups for name, x in group.items()}
@@ -84,16 +88,21 @@ def update(
                 header = format.header(group)
                 parts = itertools.chain([memoryview(header)], *(pieces(tensors[name]) for name in group))
                 sources[path / file] = parts, len(header) + sum(spec.nbytes for spec in group.values())
+                size += sources[path / file][1]
             files = kept.files | dict(zip(planned, disk.write_files(sources, taken), strict=True))
             specs = kept.specs | {name: spec for group in planned.values() for name, spec in group.items()}
             manifest, temporary = format.compose(text, files, specs), path / format.new_name(generation)
             disk.write_file(temporary, [memoryview(manifest)], len(manifest))
-            disk.sync(directory)
+            directory.sync(descriptor)
             os.replace(temporary, path / MANIFEST)
-            disk.sync(directory)  # remove the old files only once the new manifest is safe on the disk
-            disk.remove_others(path, keep=files)
+            directory.sync(descriptor)  # remove the old files only once the new manifest is safe on the disk
+            directory.remove_others(path, keep=files)
+            directory.require_there(path, descriptor)
         except BaseException as error:
-            error.add_note(f"the save into '{path}' failed; {disk.take_back(path, generation, manifest, created)}")
+            outcome = directory.take_back(path, descriptor, generation, manifest, created)
+            if advice := directory.advice(path, error, size):
+                error.add_note(advice)
+            error.add_note(f"the save into '{path}' failed; {outcome}")
             raise
     return Contents(files, specs)
 
@@ -138,7 +147,7 @@ class Save:
                     # a writer may have replaced the manifest since and removed the files it named
                     before, raw = raw, disk.read_manifest(self.path)
                     if raw == before:
-                        raise format.damaged(Path(error.filename), "a data file", "nothing") from error
+                        raise damaged(Path(error.filename), "a data file", "nothing") from error
             self.close = resources.pop_all().close
 
     def __enter__(self) -> Save:
@@ -187,7 +196,7 @@ class Save:
                 result[name] = into[name] if name in into else empty(spec)
                 fill(result[name], reader.read_into)
                 if spec.code == "BOOL" and spec.nbytes and result[name].view(torch.uint8).max() > 1:
-                    raise format.damaged(self.path / file, "bools of 0 and 1", "other bytes")
+                    raise damaged(self.path / file, "bools of 0 and 1", "other bytes")
             reader.check_crc32(self._files[file].crc32)
         return result
 

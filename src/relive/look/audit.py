@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import ends, order, values
+from . import ends, order, targets, values, windows
 from .draws import batch_findings, draw_findings
 from .experience import Experience
 from .findings import Finding, Report, surest_first
@@ -19,12 +19,16 @@ RULES: tuple[Callable[[Experience], Any], ...] = (
     ends.ends_one_row_off,
     ends.unmarked_ends,
     ends.truncation_without_final,
-    order.windows_over_ends,
+    windows.windows,
     order.reward_one_step_off,
     order.duplicate_rows,
+    targets.advantages,
+    targets.rewards_with_values,
     values.not_finite,
     values.constant_fields,
     values.bytes_as_floats,
+    values.actions_as_floats,
+    values.odd_flags,
     values.priorities,
 )
 """What is asked of every source."""
@@ -46,9 +50,9 @@ def audit(
 
     Args:
         source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; the path of a save; a live buffer of
-            Stable-Baselines3, TorchRL, Tianshou or cpprb; or a dict of arrays, ``[T, ...]`` of one env or
-            ``[T, N, ...]``: ``obs``, ``reward``, ``terminated``, and if there are any ``action``, ``truncated``,
-            ``next_obs`` or ``final_obs``.
+            another library, see docs/audit.md; or a dict of arrays, ``[T, ...]`` of one env or ``[T, N, ...]``:
+            ``obs``, ``reward``, ``terminated``, and if there are any ``action``, ``truncated``, ``next_obs`` or
+            ``final_obs``; or CleanRL's own names.
         batch: a drawn batch to compare with what is stored: ``index``, where its rows lie, ``obs``, ``reward``,
             ``next_obs`` and ``terminated``, of ``n`` steps with ``gamma``.
         n: rewards per window of ``batch``.

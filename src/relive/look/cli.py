@@ -15,9 +15,13 @@ from rich.table import Table
 from ..errors import ParameterError, ReliveError
 from ..memory.estimate import readable
 from .audit import audit as audited
+from .convert import convert as converted
 from .findings import Report
-from .inspection import Inspection, number, plain
+from .inspection import Inspection
 from .inspection import inspect as inspected
+from .page import page
+from .rerun import export
+from .words import number, plain
 
 __all__ = ["app"]
 
@@ -57,6 +61,8 @@ def inspect(
     episode: Annotated[int | None, typer.Option(help="also print the steps of this episode, from 0")] = None,
     steps: Annotated[str | None, typer.Option(help="also print the steps A:B, from A up to, not including, B")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the distributions into this file (.pdf, .png, .svg)")] = None,
+    rerun: Annotated[Path | None, typer.Option(help="write a recording for the Rerun viewer (.rrd)")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page that opens offline")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
     """Show what is stored: exit status 0, or 2 if PATH cannot be read or has no such steps."""
@@ -65,6 +71,11 @@ def inspect(
         chosen = _chosen(found, episode, steps)
         if plot is not None:
             found.plot(plot)
+        if html is not None:
+            html.write_text(page(found, audited(found.experience)), encoding="utf-8")
+        if rerun is not None:
+            for name in export(found, rerun, audited(found.experience)):
+                typer.echo(f"relive inspect: field '{name}' has no picture in Rerun and was left out", err=True)
     except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
         typer.echo(f"relive inspect: {error}", err=True)
         raise typer.Exit(UNREADABLE) from error
@@ -73,6 +84,22 @@ def inspect(
         typer.echo(json.dumps(found.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
     else:
         show_inspection(found, chosen, Console())
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="FORMAT:WHERE, or the path of a save")],
+    target: Annotated[str, typer.Argument(help="FORMAT:WHERE, or the path of a save")],
+) -> None:
+    """Read experience in one format and write it in another: exit status 0, or 2 if that cannot be done."""
+    try:
+        log = converted(source, target)
+    except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
+        typer.echo(f"relive convert: {error}", err=True)
+        raise typer.Exit(UNREADABLE) from error
+    typer.echo(f"{len(log):,} steps of {log.source}")
+    for lack in log.lacks:
+        typer.echo(f"not there: {lack}")
 
 
 def _source(path: Path) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..steps.arrays import Array, Ints, as_host
+from .episodes import episodes_of
 from .experience import Bools, Experience, leaves_of, same_rows
 from .findings import Finding, found
 
@@ -63,7 +64,7 @@ def _sums(
     right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
     given = as_host(batch["reward"]).reshape(-1).astype(np.float64)
     # the newest step that is stored may be followed by one that a batch has and the audit has not
-    rows = rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
+    known, rows = rows, rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
     off = rows & ~np.isclose(given, right, rtol=1e-4, atol=1e-5)
     if off.any():
         over = off & steps.ended[within[:, :-1]].any(1) if within.shape[1] > 1 else np.zeros_like(off)
@@ -78,6 +79,7 @@ def _sums(
             yield found("n-step-flag-of-first-step", "certain",
                         "terminated in a batch is not that of the window's last step",
                         "return the flags of the last step of the window", wrong, int(rows.sum()))  # fmt: skip
+    yield from _over_the_seam(steps, batch, within, known, gamma)
     if "next_obs" in batch and steps.next_obs is not None:
         equal = np.ones(len(rows), np.bool_)
         for path, leaf in leaves_of(batch["next_obs"]).items():
@@ -89,6 +91,31 @@ def _sums(
                         "the next observation of a batch is not the one after the window's last step",
                         "return the observation after the last step, the final one at an end",
                     wrong, int(rows.sum()))  # fmt: skip
+
+
+def _over_the_seam(
+    steps: Experience, batch: Mapping[str, Any], within: Ints, known: Bools, gamma: float
+) -> Iterator[Finding]:
+    """Windows that run from an env's newest step on to its oldest, as they lie side by side in a ring."""
+    n = int(within.shape[1])
+    if n < 2 or "next_obs" not in batch or steps.next_obs is None:
+        return
+    last: Ints = np.flatnonzero(~steps.follows)  # of each env, or of each run of steps
+    run = np.searchsorted(last, within[:, 0])
+    newest, oldest = last[run][:, None], np.append(0, last[:-1] + 1)[run][:, None]
+    straight = within[:, :1] + np.arange(n)
+    beyond: Any = straight > newest
+    rows: Any = np.minimum(np.where(beyond, oldest + straight - newest - 1, straight), len(steps) - 1)
+    total = (steps.reward[rows].astype(np.float64) * np.power(gamma, np.arange(n, dtype=np.float64))).sum(1)
+    over: Any = known & beyond.any(1) & ~(steps.ended[rows] & ~beyond).any(1)
+    over &= np.isclose(as_host(batch["reward"]).reshape(-1).astype(np.float64), total, rtol=1e-4, atol=1e-5)
+    for path, leaf in leaves_of(batch["next_obs"]).items():
+        if path in steps.next_obs:
+            over &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][rows[:, -1]])
+    if over.any():
+        yield found("n-step-over-an-end", "certain",
+                    "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
+                    "stop each window at the newest step", over, len(rows))  # fmt: skip
 
 
 def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints, desired: str) -> Bools:
@@ -149,10 +176,11 @@ def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
     rows[index < 0] = -1
     if index.ndim >= 3:
         yield from _crossing(steps, rows.reshape(-1, index.shape[2]))
-    elif index.ndim == 2:
+    if index.ndim >= 2:
         yield from _same_order(rows)
     counts = np.bincount(rows[rows >= 0], minlength=len(steps))
     yield from _never(steps, counts)
+    yield from _uneven(steps, counts)
 
 
 def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
@@ -186,3 +214,26 @@ def _never(steps: Experience, counts: Array) -> Iterator[Finding]:
         what, rule = "stored steps are never drawn", "steps-never-drawn"
     yield found(rule, "certain", what, "let every stored transition, and every tail of an episode, be drawn",
                 never, len(steps), place=steps.place)  # fmt: skip
+
+
+VARIED = 5
+"""Different lengths that episodes must have, and half of the episodes there must be."""
+
+
+def _uneven(steps: Experience, counts: Array) -> Iterator[Finding]:
+    """Steps of short episodes that come more often, the more so the shorter the episode is."""
+    table = episodes_of(steps)
+    length = table["length"].astype(np.float64)
+    if len(length) < 2 * VARIED or len(np.unique(length)) < VARIED or not len(counts):
+        return
+    mean = np.add.reduceat(counts, table["start"]) / length
+    if (mean * length < 8).any():
+        return
+    x, y = np.log(length) - np.log(length).mean(), np.log(mean) - np.log(mean).mean()
+    slope, agree = float(x @ y / (x @ x)), float((x @ y) ** 2 / max(float((x @ x) * (y @ y)), 1e-30))
+    if slope < -0.5 and agree > 0.8:
+        often = np.repeat(mean, table["length"]) > 2 * counts.mean()
+        yield found("short-episodes-favoured", "possible",
+                    "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
+                    "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",
+                    often, len(steps), place=steps.place)  # fmt: skip

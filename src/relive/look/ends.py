@@ -52,11 +52,30 @@ def next_episode_after_end(steps: Experience) -> Iterator[Finding]:
              if (ends & steps.chained).sum() >= max(FEW, ends.sum() / 20)}  # fmt: skip
     if kinds:
         ends = np.logical_or.reduce(list(kinds.values()))
-        yield _of_what_kind(steps, ends, ends & steps.chained, " and ".join(kinds))
+        # a terminal's flag masks what comes after it, and so does a flag for both kinds of end
+        masked = "truncated" not in kinds and (steps.truncated is None or (known & cut).sum() >= FEW)
+        most: Sureness = "possible" if masked else "certain" if "truncated" in kinds else "likely"
+        yield _of_what_kind(steps, ends, ends & steps.chained, " and ".join(kinds), most)
+    elif not known.any():
+        yield from _idle_steps(steps)
 
 
-def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str) -> Finding:
-    """Which mistake it is: an ignored step moves far and earns nothing, a reset observation is far away itself."""
+def _idle_steps(steps: Experience) -> Iterator[Finding]:
+    """Ignored steps where no end is flagged at all: the only steps that earn exactly nothing move far."""
+    idle = (steps.reward == 0) & steps.follows & ~steps.still
+    if FEW <= idle.sum() < len(steps) / 10 and _typical(steps, idle) > FAR * _typical(steps, ~idle):
+        yield found("autoreset-step-stored", "likely",
+                    "steps that earn nothing, unlike all others, jump to another place: the step that the env ignores "
+                    "after an end (NEXT_STEP autoreset) is stored as a real one, and the end is not flagged",
+                    "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
+                    idle, len(steps), place=steps.place)  # fmt: skip
+
+
+def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most: Sureness) -> Finding:
+    """Which mistake it is: an ignored step moves far and earns nothing, a reset observation is far away itself.
+
+    ``most`` is how sure it can be that a reset observation is ever used.
+    """
     after = _next_rows(begun) & ~steps.ended
     calm = ~steps.ended & ~after
     usual = _typical(steps, calm)
@@ -71,8 +90,11 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str) -> Fi
                      "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
                      after, len(steps), place=steps.place)  # fmt: skip
     if moved_end > FAR * usual:
-        return found("reset-as-final-observation", "certain" if share > MOST else "likely",
-                     f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset)",
+        if most == "certain" and _always_the_same(steps, _next_rows(begun)):
+            most = "likely"  # where all episodes begin alike, one may also end there
+        masked = ", which their flag masks: one-step targets are right" if most == "possible" else ""
+        return found("reset-as-final-observation", most if share > MOST or most == "possible" else "likely",
+                     f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset){masked}",
                      "store info['final_obs'] as next_obs where an episode ended",
                      begun, len(steps), place=steps.place)  # fmt: skip
     return found("next-episode-begins-on-the-end", "likely",
@@ -80,6 +102,11 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str) -> Fi
                  "env ignored is stored, or a reset observation stands for the final one",
                  "check what the autoreset mode of the env returns at an end, see docs/episode-ends.md",
                  begun, len(steps), place=steps.place)  # fmt: skip
+
+
+def _always_the_same(steps: Experience, rows: Bools) -> bool:
+    """Whether the observations of these rows are all one."""
+    return all(bool((leaf[rows] == leaf[rows][:1]).all()) for leaf in steps.obs.values())
 
 
 def _ignored_steps_by_jump(steps: Experience) -> Iterator[Finding]:
@@ -126,9 +153,10 @@ def unmarked_ends(steps: Experience) -> Iterator[Finding]:
     broken = steps.follows & ~steps.chained & ~steps.ended
     looked = int((steps.follows & ~steps.ended).sum())
     if broken.any() and broken.sum() <= looked / 2:  # more: rows without order, which is no mistake
-        yield found("unmarked-end", "certain",
+        # if one flag says what to bootstrap from, a time limit rightly has none, where steps are read one by one
+        yield found("unmarked-end", "possible" if steps.truncated is None else "certain",
                     "the next observation is not that of the following row, though no end is flagged: returns and "
-                    "sequences run on into other steps",
+                    "sequences would run on into other steps",
                     "flag such steps as truncated, or interrupt() the env before its next step",
                     broken, looked, place=steps.place)  # fmt: skip
 
@@ -140,10 +168,10 @@ def truncation_without_final(steps: Experience) -> Iterator[Finding]:
         values = steps.others.get(("final_value",))
         if values is not None:  # what a rollout bootstraps from
             cut &= np.isnan(values.reshape(-1))
-        if cut.any():
+        if cut.any() and not any(True for _ in _ignored_steps_by_jump(steps)):  # their rows begin on final observations
             yield found("truncation-without-final-observation", "certain",
-                        "an episode was cut off and its final observation is not stored: the following row, the next "
-                        "episode's first, would serve as next observation",
+                        "an episode was cut off and its final observation is not stored: another one, such as the next "
+                        "episode's first in the following row, would serve as next observation",
                         "store the final observation of truncated steps (info['final_obs'])",
                         cut, len(steps), place=steps.place)  # fmt: skip
 
@@ -152,7 +180,7 @@ def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = No
     """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
     table = episodes_of(steps)
     lengths, last = (x[table["complete"]] for x in (table["length"], table["start"] + table["length"] - 1))
-    if len(lengths) < FEW:
+    if len(lengths) < FEW or not steps.judge_limits:
         return
     limit = max_episode_steps or int(lengths.max())
     at_limit = (lengths == limit) & steps.terminated[last]
@@ -164,7 +192,8 @@ def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = No
     if count < FEW or (max_episode_steps is None and not _stands_out(lengths, limit, count)):
         return
     yield found("time-limit-as-terminal", "likely" if max_episode_steps is None else "certain",
-                f"{count} episodes stop after exactly {limit} steps and are flagged as terminated",
+                f"{count} episodes stop after exactly {limit} steps and are flagged as "
+                f"{'done, by one flag for both kinds of end' if steps.truncated is None else 'terminated'}",
                 "store the time limit as truncated, with the final observation, so that its value counts",
                 last[at_limit], len(lengths), place=steps.place)  # fmt: skip
 

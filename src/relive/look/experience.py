@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import FieldError, ShapeError
+from ..errors import DTypeError, FieldError, ShapeError
 from ..steps.arrays import Array, Ints, as_host, numpy_view
 from ..steps.trees import Path, dotted
+from .digests import words
 
-__all__ = ["Bools", "Experience", "from_arrays", "leaves_of", "same_rows"]
+__all__ = ["Bools", "Experience", "from_arrays", "leaves_of", "nothing", "same_rows"]
 
 
 Bools = NDArray[np.bool_]
@@ -46,6 +47,10 @@ class Experience:
         age: int64 ``[S]``, how many transitions were completed later; None where the source does not keep it.
         begins: whether the first step of each env is known to begin an episode, where ``step`` is None.
         ordered: whether steps have an order, so that they make up episodes.
+        judge_limits: whether episodes that all end at one length are a mistake to look for; False where rewards hold
+            the bootstrap values of time limits, or where nothing is bootstrapped.
+        last_flags: whether the flag of each env's last step is known.
+        odd_flags: bool ``[S]``, flags that were neither 0 nor 1; None if all were.
     """
 
     source: str
@@ -66,6 +71,9 @@ class Experience:
     age: Ints | None = None
     begins: bool = False
     ordered: bool = True
+    judge_limits: bool = True
+    last_flags: bool = True
+    odd_flags: Bools | None = None
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -140,11 +148,10 @@ def same_rows(first: Array, second: Array) -> Bools:
     count = len(first)
     if not count or not first.size:
         return np.ones(count, np.bool_)
-    one, other = (np.ascontiguousarray(x).reshape(count, -1).view(np.uint8) for x in (first, second))
-    if one.shape != other.shape:
+    one, other = words(first), words(second)
+    if one.shape != other.shape or one.dtype != other.dtype:
         return np.zeros(count, np.bool_)
-    word = next(size for size in (8, 4, 2, 1) if one.shape[1] % size == 0)
-    return (one.view(f"u{word}") == other.view(f"u{word}")).all(1)
+    return (one == other).all(1)
 
 
 def leaves_of(tree: Any, path: Path = ()) -> Leaves:
@@ -158,6 +165,12 @@ def leaves_of(tree: Any, path: Path = ()) -> Leaves:
     return {key: leaf for name, member in members for key, leaf in leaves_of(member, (*path, name)).items()}
 
 
+def nothing(source: str) -> Experience:
+    """No step."""
+    flags = np.zeros(0, np.bool_)
+    return Experience(source, {}, np.zeros(0), flags, flags, np.zeros(0, np.int64), flags)
+
+
 def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bool | None = None) -> Experience:
     """Arrays by name as experience.
 
@@ -165,7 +178,8 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
         fields: ``obs``, ``reward`` and ``terminated``, with ``action``, ``truncated``, ``next_obs`` (or ``final_obs``,
             which counts at ends alone) if there are any. Steps of one env are ``[T, ...]``, of N envs ``[T, N, ...]``.
             ``dones`` may stand for ``terminated``, ``timeouts`` for ``truncated``, and the plural forms and
-            ``observations`` of data sets are known, too.
+            ``observations`` of data sets are known, too. ``episode_start``, whether a step is its episode's first,
+            may stand for all flags, with ``next_done`` ``[N]`` for those of the last steps.
         source: what to call them.
         vector: whether arrays are ``[T, N, ...]``; None means that they are if rewards have two axes and more than
             one column, or one column and flags of the same shape.
@@ -173,28 +187,48 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     Raises:
         FieldError: a field is missing.
         ShapeError: the arrays do not have one number of steps.
+        DTypeError: flags are neither bools nor numbers.
     """
     named = {ALIASES.get(name, name): value for name, value in fields.items()}
     missing = [name for name in ("obs", "reward") if name not in named]
-    if missing or not {"terminated", "done"} & set(named):
+    if missing or not {"terminated", "done", "episode_start"} & set(named):
         wanted = missing or ["terminated"]
         raise FieldError(f"the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
     reward = as_host(named["reward"])
     vector = reward.ndim == 2 if vector is None else vector
     steps, envs = (reward.shape[0], reward.shape[1]) if vector else (len(reward), 1)
+    last = named.pop("next_done", None)
+    if not {"terminated", "done"} & set(named):
+        named["done"] = _ends_before(as_host(named["episode_start"]), last)
     leaves = {name: leaves_of(value) for name, value in named.items() if value is not None}
+    known = bool({"terminated", "done"} & {ALIASES.get(name, name) for name in fields}) or last is not None
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
-    return _assembled(fitted, source, steps, envs)
+    found = _assembled(fitted, source, steps, envs)
+    found.last_flags = known
+    return found
 
 
 ALIASES = {
     "observations": "obs", "observation": "obs", "next_observations": "next_obs", "next_observation": "next_obs",
     "actions": "action", "rewards": "reward", "dones": "done", "terminals": "terminated", "terminations": "terminated",
     "terminateds": "terminated", "timeouts": "truncated", "truncations": "truncated", "truncateds": "truncated",
-    "final_observations": "final_obs", "final_observation": "final_obs",
+    "final_observations": "final_obs", "final_observation": "final_obs", "episode_starts": "episode_start",
+    "values": "value", "advantages": "advantage", "returns": "return", "log_probs": "log_prob",
 }  # fmt: skip
 """Names that data sets and loops use -> the names used here."""
+
+
+def _ends_before(starts: Array, last: Any) -> Array:
+    """The flags ``[T, ...]`` of steps by those of the steps after them; the last ones' are 0 if they are not given."""
+    if last is None:
+        return np.concatenate([starts[1:], np.zeros_like(starts[:1])])
+    after = as_host(last)
+    if after.size != starts[:1].size:
+        raise ShapeError(
+            f"field 'next_done': expected {starts.shape[1:]}, the flag of each env's last step, got {after.shape}"
+        )
+    return np.concatenate([starts[1:], after.astype(starts.dtype).reshape(starts[:1].shape)])
 
 
 def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path: Path) -> Array:
@@ -217,10 +251,18 @@ def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path:
 def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) -> Experience:
     """Experience from leaves ``[N * T, ...]`` by field."""
     lacks: list[str] = []
+    odd = np.zeros(steps * envs, np.bool_)
 
     def flag(name: str) -> Bools | None:
         part = fields.get(name)
-        return None if part is None else next(iter(part.values())).reshape(-1).astype(np.bool_)
+        if part is None:
+            return None
+        given = next(iter(part.values())).reshape(-1)
+        if given.dtype.kind not in "biuf":
+            raise DTypeError(f"the source's field '{name}': expected flags, bools or 0 and 1, got {given.dtype}")
+        if given.dtype != np.bool_:
+            odd[(given != 0) & (given != 1)] = True
+        return given.astype(np.bool_)
 
     terminated, truncated, done = flag("terminated"), flag("truncated"), flag("done")
     if terminated is None:
@@ -244,6 +286,7 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         action=fields.get("action", {}),
         others={(name, *path): x for name, part in fields.items() if name not in known for path, x in part.items()},
     )
+    found.odd_flags = odd if odd.any() else None
     if found.next_obs is None and "final_obs" in fields:
         found.next_obs = _with_finals(found, fields["final_obs"])
     if found.next_obs is None:

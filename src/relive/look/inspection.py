@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from ..batches.dataframes import as_dataframe
 from ..errors import ParameterError
 from ..memory.estimate import readable
 from ..parameters import is_count
@@ -17,6 +17,7 @@ from ..steps.trees import Path, dotted
 from .episodes import episodes_of
 from .experience import Array, Experience
 from .readers import experience_of
+from .words import envs, in_words, number, plain
 
 __all__ = ["FieldFacts", "Inspection", "inspect"]
 
@@ -118,15 +119,38 @@ class Inspection:
         start = int(self.episodes["start"][number])
         return self.steps(start, start + int(self.episodes["length"][number]))
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw returns, lengths, rewards, and ages or priorities into a file, whose ending names its format.
+    def to_pandas(self) -> Any:
+        """All steps as a ``pandas.DataFrame``: their ``step`` and ``env``, and a column for each number of a field.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed; ``pip install 'relive[pandas]'``.
+        """
+        columns: dict[Path, Array] = {("step",): np.arange(self.num_steps), ("env",): self.experience.env}
+        return as_dataframe(columns | leaves_of_steps(self.experience))
+
+    def _repr_html_(self) -> str:
+        from .page import part
+
+        return part(self)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw returns, lengths, rewards, and ages or priorities.
+
+        Args:
+            path: the file to write, whose ending names its format; None writes none.
+
+        Returns:
+            the ``matplotlib.figure.Figure``, which a notebook shows.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed; ``pip install 'relive[plot]'``.
         """
-        from .plot import draw
+        from .plot import figure_of
 
-        draw(self, path)
+        figure = figure_of(self)
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     def facts(self) -> dict[str, str]:
         """The summary in words: name -> fact."""
@@ -220,27 +244,3 @@ def distribution(numbers: Array) -> Distribution | None:
     values = np.quantile(numbers, QUANTILES).tolist()
     names = ("min" if q == 0 else "max" if q == 1 else f"p{round(100 * q)}" for q in QUANTILES)
     return {"mean": float(np.mean(numbers)), **dict(zip(names, values, strict=True))}
-
-
-def envs(count: int) -> str:
-    """A number of envs in words."""
-    return f"{count:,} env" if count == 1 else f"{count:,} envs"
-
-
-def number(value: float | None) -> str:
-    """A number for people."""
-    return "-" if value is None else f"{value:.4g}"
-
-
-def in_words(numbers: Distribution) -> str:
-    """A distribution in one line."""
-    return ", ".join(f"{name} {number(value)}" for name, value in numbers.items())
-
-
-def plain(value: Any) -> Any:
-    """Nested containers with None for what is not finite, and lists for tuples."""
-    if isinstance(value, dict):
-        return {name: plain(part) for name, part in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in cast("list[Any]", value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

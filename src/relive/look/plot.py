@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
-__all__ = ["draw"]
+__all__ = ["figure_of"]
 
 
 DARK, BLUE, RED, GREY = "#1f4e79", "#5b9bd5", "#c0504d", "#7f7f7f"
 
 
-def draw(found: Any, path: str | os.PathLike[str]) -> None:
-    """Draw returns, lengths, rewards, and ages or priorities of an inspection into the file ``path``.
+def figure_of(found: Any) -> Any:
+    """Returns, lengths, rewards, and ages or priorities of an inspection as a Matplotlib figure.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -37,7 +36,7 @@ def draw(found: Any, path: str | os.PathLike[str]) -> None:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{found.num_steps:,} steps", x=0.01, ha="left", fontsize=11)
-    figure.savefig(path)
+    return figure
 
 
 def _returns(axes: Any, found: Any) -> None:

@@ -18,7 +18,7 @@ from ..samplers.uniform import Uniform
 from ..steps.arrays import Ints, numpy_view
 from ..views.transitions import Transition
 from .experience import Bools, Experience, from_arrays, leaves_of
-from .hosts import read_host
+from .hosts import cleanrl_arrays, is_cleanrl, read_host, readable_hosts
 
 __all__ = ["experience_of"]
 
@@ -38,16 +38,18 @@ def experience_of(source: Any) -> Experience:
         return of_replay(cast("ReplayBuffer", source))
     if isinstance(source, RolloutBuffer):
         return of_rollout(source)
-    read = read_host(source)
+    read = of_drop_in(source) or read_host(source)
     if read is not None:
         return read
     if isinstance(source, Mapping) or hasattr(source, "items"):
-        found = from_arrays(dict(cast("Mapping[str, Any]", source).items()))
+        fields = dict(cast("Mapping[str, Any]", source).items())
+        found = cleanrl_arrays(fields) if is_cleanrl(fields) else from_arrays(fields)
         found.begins = True
         return found
     raise FieldError(
         f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
-        "of a save, a buffer of a library in docs/audit.md, or a dict of arrays (obs, action, reward, terminated, ...)"
+        "of a save, a dict of arrays (obs, action, reward, terminated, ...), or a live buffer of one of these classes, "
+        f"or of a copy of one ({readable_hosts()})"
     )
 
 
@@ -133,13 +135,41 @@ def of_rollout(rollout: RolloutBuffer) -> Experience:
     return found if real.all() else _only(found, real)
 
 
+INSIDE = {"agilerl": "_rollout", "pytorchrl": "_rows", "stable_baselines3": "_replay", "velora": "rollout"}
+"""Drop-in -> the attribute with relive's buffer, where that knows more than the attributes of the host's class."""
+
+
+def of_drop_in(source: Any) -> Experience | None:
+    """A drop-in of ``relive.compat``, by the buffer inside it; None if the attributes of its host say as much."""
+    package, _, name = type(source).__module__.partition("relive.compat.")
+    host = name.partition(".")[0]
+    inside = None if package or host not in INSIDE else getattr(source, INSIDE[host], None)
+    inside = getattr(inside, "replay", inside)
+    if isinstance(inside, RolloutBuffer):
+        found = of_rollout(inside)
+    elif isinstance(inside, ReplayBuffer) and (host == "pytorchrl" or getattr(source, "optimize_memory_usage", False)):
+        found = of_replay(cast("ReplayBuffer", inside))
+    else:
+        return None
+    found.source = f"relive.compat.{host} {type(source).__name__}"
+    # the host has one flag for ends of both kinds, which is stored as `terminated`
+    if found.truncated is not None and found.truncated.any():
+        found.terminated &= ~found.truncated
+    else:
+        found.truncated = None
+        found.lacks += ("it does not tell truncation from termination",)
+    return found
+
+
 def _only(steps: Experience, kept: Bools) -> Experience:
     """Some of the steps; one follows another if only steps that are left out lie between."""
     rows = np.flatnonzero(kept)
     follows = np.append(steps.env[rows[1:]] == steps.env[rows[:-1]], False)
-    obs, action, others = (
-        {path: leaf[rows] for path, leaf in leaves.items()} for leaves in (steps.obs, steps.action, steps.others)
+    obs, action, others, after = (
+        {path: leaf[rows] for path, leaf in leaves.items()}
+        for leaves in (steps.obs, steps.action, steps.others, steps.next_obs or {})
     )
     truncated = None if steps.truncated is None else steps.truncated[rows]
     return Experience(steps.source, obs, steps.reward[rows], steps.terminated[rows], truncated, steps.env[rows],
-                      follows, action=action, others=others, lacks=steps.lacks, place=rows)  # fmt: skip
+                      follows, next_obs=after or None, action=action, others=others, lacks=steps.lacks,
+                      place=rows)  # fmt: skip

@@ -12,7 +12,15 @@ from ..steps.trees import Path, descend, dotted
 from .experience import Experience, Leaves
 from .findings import Finding, found
 
-__all__ = ["bytes_as_floats", "constant_fields", "not_finite", "outside_space", "priorities"]
+__all__ = [
+    "actions_as_floats",
+    "bytes_as_floats",
+    "constant_fields",
+    "not_finite",
+    "odd_flags",
+    "outside_space",
+    "priorities",
+]
 
 
 def _named(steps: Experience) -> Leaves:
@@ -53,7 +61,8 @@ def constant_fields(steps: Experience) -> Iterator[Finding]:
             ):
                 continue
             where = dotted((name, *path))
-            yield found("constant-field", "possible" if name == "obs" and len(group) > 1 else "likely",
+            meant = name == "obs" and (len(group) > 1 or bool(steps.still.all()))  # as in a bandit without a state
+            yield found("constant-field", "possible" if meant else "likely",
                         f"'{where}' is the same in all rows",
                         "check that the loop stores what the env and the policy give at each step",
                         np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
@@ -72,6 +81,28 @@ def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
                         f"{leaf.dtype.itemsize} times their size",
                         "store uint8, and divide by 255 in the network",
                         np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
+
+
+def actions_as_floats(steps: Experience) -> Iterator[Finding]:
+    """Float actions that hold a few whole numbers: discrete ones, of which float32 loses those beyond 2 ** 24."""
+    for path, leaf in steps.action.items():
+        if leaf.dtype.kind != "f" or len(leaf) < 20:
+            continue
+        sample = leaf[:: max(len(leaf) // 1000, 1)]
+        kinds = np.unique(sample)
+        if 1 < len(kinds) <= len(sample) / 10 and np.array_equal(kinds, np.round(kinds)) and kinds.min() >= 0:
+            where = dotted(("action", *path))
+            yield found("actions-as-floats", "possible", f"'{where}' holds whole numbers as {leaf.dtype}",
+                        "store discrete actions as integers",
+                        np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
+
+
+def odd_flags(steps: Experience) -> Iterator[Finding]:
+    """Flags that are neither 0 nor 1, such as sums of the flags of a window."""
+    if steps.odd_flags is not None:
+        yield found("flag-not-binary", "certain", "flags of ends are neither 0 nor 1: 1 - done is then no mask",
+                    "store whether any step of a window ended, not how many did",
+                    steps.odd_flags, len(steps), place=steps.place)  # fmt: skip
 
 
 def outside_space(steps: Experience, spaces: dict[str, Any]) -> Iterator[Finding]:

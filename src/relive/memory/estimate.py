@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -145,6 +144,8 @@ def require_free(size: int, device: torch.device, what: str, advice: str) -> Non
     Raises:
         ParameterError: less than ``size`` bytes are free.
     """
+    if not size:
+        return
     free, where = (free_memory(), "") if device.type == "cpu" else (_free_on(device), f" on {device}")
     if free is not None and size > free:
         raise ParameterError(f"{what} would take {size:,} bytes{where} and {free:,} are free; {advice}")
@@ -159,10 +160,9 @@ def free_memory() -> int | None:
 def _free_of_all() -> int | None:
     """Bytes that the whole machine has free; None if it does not say."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+        for line in _text("/proc/meminfo").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     except OSError:
         pass
     names: Mapping[str, int] = getattr(os, "sysconf_names", {})
@@ -179,7 +179,7 @@ def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
     """
     free: list[int] = []
     try:
-        lines = pathlib.Path(mine).read_text(encoding="utf-8").splitlines()
+        lines = _text(mine).splitlines()
     except (OSError, ValueError):
         return None
     for line in lines:
@@ -187,21 +187,30 @@ def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
         controllers, _, group = rest.partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
-        top, names = (pathlib.Path(root, "memory"), LIMIT_V1) if controllers else (pathlib.Path(root), LIMIT_V2)
-        path = pathlib.Path(group.lstrip("/"))
-        free += [size for size in (_free_in(top / part, *names) for part in (path, *path.parents)) if size is not None]
+        top, names = (f"{root}/memory", LIMIT_V1) if controllers else (root, LIMIT_V2)
+        parts = [part for part in group.split("/") if part]
+        paths = ("/".join([top, *parts[:length]]) for length in range(len(parts), -1, -1))
+        free += [size for size in (_free_in(path, *names) for path in paths) if size is not None]
     return min(free, default=None)
 
 
-def _free_in(group: pathlib.Path, limit: str, usage: str, files: str) -> int | None:
+def _free_in(group: str, limit: str, usage: str, files: str) -> int | None:
     """Bytes free within one control group; None if it has no limit."""
     try:
-        most = int((group / limit).read_text(encoding="ascii"))  # "max" raises ValueError: no limit
-        used = int((group / usage).read_text(encoding="ascii"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        most = int(_text(f"{group}/{limit}"))  # "max" raises ValueError: no limit
+        if most > LARGEST:  # how version 1 writes that there is no limit
+            return None
+        used = int(_text(f"{group}/{usage}"))
+        stat = dict(line.split() for line in _text(f"{group}/memory.stat").splitlines())
         return max(most - used + int(stat.get(files, 0)), 0)
     except (OSError, ValueError):
         return None
+
+
+def _text(path: str) -> str:
+    """A file of the system, in few system calls: each new buffer asks for several."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read().decode()
 
 
 def _free_on(device: torch.device) -> int | None:

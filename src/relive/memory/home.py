@@ -60,6 +60,8 @@ class HomeRows(Store):
         home: where the others are.
     """
 
+    read_aside = False  # nobody has asked of a home that threads may share it
+
     def __init__(self, leaves: Mapping[Path, Field], num_rows: int, home: Home) -> None:
         self.device, self.leaves, self.num_rows, self._home = torch.device("cpu"), dict(leaves), num_rows, home
         self._saved, large = row_layout(leaves)

@@ -14,9 +14,10 @@ from ..errors import ShapeError
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
-from .blocks import SMALL, Recycled, zeroed
+from .blocks import SMALL, Recycled
 from .bounded import Bounded
 from .copier import StepCopier
+from .keeper import RAM, Keeper
 from .layout import BatchLayout, field_groups, row_layout, typed
 from .store import Apart, Store, Where, as_places, require_rows
 
@@ -31,11 +32,6 @@ STAGED = {"step": ("step",), "final": ("final",), "both": ("step", "final")}
 """Role -> the rows that are staged for it."""
 
 
-def _block(field: Field, num_rows: int) -> Array:
-    # An array, not a tensor: moving a tensor to shared memory would move all tensors that share its storage.
-    return zeroed(num_rows * field.nbytes).view(numpy_dtype(field.dtype)).reshape(num_rows, *field.shape)
-
-
 class ReplayRows(Store):
     """The rows of a replay in RAM: packed small fields, a block for each large one, and the bookkeeping of the ring.
 
@@ -43,15 +39,21 @@ class ReplayRows(Store):
         leaves: the fields of a step, including ``reward``, ``terminated`` and ``truncated``.
         num_rows: the number of rows.
         alone: each row has a next observation of its own, even if that is stored elsewhere.
+        keeper: gives the memory of the rows.
     """
 
-    def __init__(self, leaves: Mapping[Path, Field], num_rows: int, *, alone: bool = False) -> None:
+    def __init__(
+        self, leaves: Mapping[Path, Field], num_rows: int, *, alone: bool = False, keeper: Keeper = RAM
+    ) -> None:
         self.device = torch.device("cpu")
-        self.leaves, self.num_rows = dict(leaves), num_rows
+        self.leaves, self.num_rows, self.keeper = dict(leaves), num_rows, keeper
         self.layout, large = row_layout(leaves)
         self.large = self.apart = tuple(path for path in leaves if path in large)
-        self.target = zeroed(num_rows * self.layout.nbytes).reshape(num_rows, self.layout.nbytes)
-        self.blocks = {path: _block(leaves[path], num_rows) for path in self.large}
+        self.target = keeper.take("rows", (num_rows, self.layout.nbytes), np.uint8)
+        self.blocks = {
+            path: keeper.take(f"block.{dotted(path)}", (num_rows, *leaves[path].shape), numpy_dtype(leaves[path].dtype))
+            for path in self.large
+        }
         self._sources = {
             path: (leaves[path], _bytes_of(x), x.dtype, leaves[path].nbytes) for path, x in self.blocks.items()
         }

@@ -16,6 +16,7 @@ from ..steps.arrays import Array, Ints, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .copier import StepCopier
+from .keeper import RAM, Keeper
 from .layout import BatchLayout, RowLayout, row_layout
 
 __all__ = [
@@ -140,6 +141,11 @@ class Store(ABC):
     batch: BatchLayout
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
+    keeper: Keeper = RAM
+    """What gives the replay the memory of its ring and of its sampler."""
+
+    read_aside = True
+    """Whether another thread may read some rows while this one writes others."""
     target: Array
     """The packed rows in RAM, uint8 ``[num_rows, W]``."""
     arrays: dict[Path, Array]

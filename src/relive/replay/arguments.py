@@ -18,7 +18,7 @@ from ..steps.checker import refuse_sparse
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 
-__all__ = ["flattened", "refuse_not_finite", "require_rows", "whole_numbers"]
+__all__ = ["flattened", "refuse_not_finite", "require_rows", "row_mask", "whole_numbers"]
 
 
 MOST = 2**31 - 1
@@ -43,16 +43,27 @@ def require_rows(batch_size: int) -> None:
         )
 
 
-def require_alike(buffer: Any, other: Any) -> None:
+def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None = None) -> None:
     """Refuse another buffer whose rows do not fit into this one.
+
+    Args:
+        buffer: takes the rows.
+        other: has them.
+        envs: env of ``other`` -> env of ``buffer``; None for each to its own.
 
     Raises:
         SchemaError: they differ in their schema, number of envs or order.
+        ParameterError: there is no such env.
     """
     for name in ("schema", "num_envs", "ordered", "own_next_obs"):
-        if getattr(other, name) != getattr(buffer, name):
+        if getattr(other, name) != getattr(buffer, name) and not (name == "num_envs" and envs is not None):
             raise SchemaError(
                 f"append: expected a buffer of {name}={getattr(buffer, name)!r}, got {getattr(other, name)!r}"
+            )
+    for env, to in (envs or {}).items():
+        if not (is_count(env) and env < other.num_envs and is_count(to) and to < buffer.num_envs):
+            raise ParameterError(
+                f"append(envs={{{env!r}: {to!r}}}): expected an env of {other.num_envs} and one of {buffer.num_envs}"
             )
 
 
@@ -66,6 +77,20 @@ def whole_numbers(values: Any, name: str) -> Ints:
     if given.size and given.dtype.kind not in "iu":
         raise DTypeError(f"{name}: expected integers, got {given.dtype}")
     return np.ascontiguousarray(given, np.int64)
+
+
+def row_mask(mask: Any, count: int) -> Any:
+    """The rows that are kept, bool ``[count]``.
+
+    Raises:
+        ShapeError: the mask has another shape or dtype.
+    """
+    kept = as_host(mask)
+    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
+        kept = kept.reshape(1)
+    if kept.shape != (count,) or kept.dtype != np.bool_:
+        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
+    return kept
 
 
 def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[str, Any], int]:

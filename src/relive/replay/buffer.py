@@ -4,52 +4,47 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
-from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Never, cast
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
-from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError
-from ..files.entries import contradictions
-from ..files.nested import read_extra
-from ..memory.blocks import small_pages
 from ..memory.device import DeviceRows
-from ..memory.estimate import StoragePlan, free_memory, storage_plan
+from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
 from ..memory.home import MakeHome, in_ram, made_home
+from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
 from ..parameters import is_own, refuse_class, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.uniform import Uniform
-from ..steps.changes import DoesNotFitError, SchemaChanges
+from ..steps.changes import SchemaChanges
 from ..steps.schema import Field, Schema, not_named
 from ..steps.trees import Path
 from ..views.transitions import Transition
 from .arguments import require_alike
 from .arrays import filled
 from .fields import stored_fields
-from .loading import changed_arguments, open_save, saved_arguments
 from .locked import one_at_a_time
+from .opening import OpenedReplay, opened
 from .progress import Progress
 from .ratings import Ratings
 from .reader import Reader
-from .reading import ReadableReplay
-from .saving import Saver, typed_tensors
-from .sources import Source
+from .restored import loaded, loaded_for
+from .saving import Saver
 from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
+    pass
 
 __all__ = ["ReplayBuffer"]
 
 
-class ReplayBuffer(ReadableReplay[S_co, V_co]):
+class ReplayBuffer(OpenedReplay[S_co, V_co]):
     """The newest steps of each env, in a ring per env.
 
     ``add`` stores what an env did, in the order it happened. ``sample`` draws transitions with a ``sampler`` and reads
@@ -102,7 +97,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         ordered: bool = True,
         own_next_obs: bool = False,
         check_ends: bool = True,
-        store: MakeHome | None = None,
+        store: MakeHome | Keeper | None = None,
         device: str | torch.device = "cpu",
         debug: bool = False,
         seed: int | None = None,
@@ -116,9 +111,10 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         self._given_sampler = sampler or Uniform()
         self._own_sampler = is_own(self._given_sampler)
         self._sampler = completed(self._given_sampler)
-        near = stored.leaves if store is None else in_ram(stored.leaves)
+        near = stored.leaves if store is None or isinstance(store, Keeper) else in_ram(stored.leaves)
         plan = storage_plan(near, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
-        plan.require_memory()
+        if not isinstance(store, Keeper):  # which takes its own space
+            plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
         home = _home(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, home, ordered)
@@ -129,8 +125,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         self._sampler.attach(self._ring)
         self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
-        self.extra: Any = None
-        """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
+        self.extra = None
 
     @staticmethod
     def plan(
@@ -182,8 +177,8 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         writer, values = self._writer, fields if step is None else {**step, **fields}
         chosen = writer.all_envs if envs is None else writer.chosen(envs)
         with self.lock:  # as one_at_a_time, which takes longer
-            if self._ring.pending is not None:
-                writer.mend()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
             writer.add(values, chosen)
 
     @one_at_a_time
@@ -215,6 +210,8 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         Raises:
             LifecycleError: ``rewind`` where steps share observations.
         """
+        if rewind:  # then rows are not overwritten in the order of time
+            self._saver.await_rows()
         self._writer.clear(rewind)
 
     # -- settings -----------------------------------------------------------------------------------------------
@@ -258,67 +255,34 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         self._reader.keep_rule()
         return self._ratings.update(self._reader.view, index, td_error, mask)
 
-    @property
-    def block(self) -> TensorDict:
-        """The schema's fields of all rows ``[rows]``, without a copy, in the order of memory.
-
-        Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
-        are those of final observations. Reward and flags are always in RAM.
-
-        The rows can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
-        """
-        self._saver.segments.give_up()
-        return as_tensordict(self._ring.store.views(), (self._plan.rows,))
-
     @one_at_a_time
-    def append(self, other: ReplayBuffer) -> None:
+    def append(self, other: ReplayBuffer, *, envs: Mapping[int, int] | None = None) -> None:
         """Add all complete transitions of ``other``, in the order in which they were completed there.
 
-        This buffer's running episodes are interrupted first.
-
-        Raises:
-            SchemaError: the buffers differ in their schema, number of envs or order.
-        """
-        require_alike(self, other)
-        with other.lock:
-            other._writer.mend()
-            self._saver.segments.forget()  # older rows get new stamps
-            self._writer.append(other._ring)
-
-    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
-        """Write everything stored, and the number of the next batch, to the directory ``path``.
-
-        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded it, only new rows are
-        written. ``docs/files.md`` describes the format.
+        The running episodes of the envs that get them are interrupted first.
 
         Args:
-            path: the directory.
-            extra: what else belongs to the same instant, such as the ``state_dict`` of the model and the optimizer:
-                nested dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. :attr:`extra` of the
-                loaded buffer is equal, and so is :func:`relive.load_extra`. Do not change it before this returns.
+            other: a buffer of the same schema and order.
+            envs: env of ``other`` -> env of this buffer, for some of them. They are then added env after env, and TD
+                errors come with them if both samplers are :class:`relive.Prioritized`. Default: each to its own.
 
         Raises:
-            FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
-            OSError: the disk is full, or fails.
+            SchemaError: the buffers differ in their schema or order; without ``envs``, also in their number of envs.
+            ParameterError: there is no such env.
+            LifecycleError: this buffer is in files, and ``envs`` is not given.
         """
-        with ExitStack() as held:
-            held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
-            if self._ring.pending is not None:
-                self._writer.mend()
-            self._saver.write(path, extra, held.close)
-
-    @one_at_a_time
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
-        return type(self)._unpickled, self._saver.pickled(self._given_sampler)
-
-    @classmethod
-    def _unpickled(cls, arrays: Mapping[str, Any], *rest: Any) -> ReplayBuffer:
-        return cls._restored(typed_tensors(arrays), *rest)
-
-    def __copy__(self) -> ReplayBuffer:
-        """A deep copy, since two buffers cannot share memory, a sampler or a view."""
-        return deepcopy(self)
+        require_alike(self, other, envs)
+        if envs is None:
+            self._refuse_files()
+        with other.lock:
+            other._writer.mend()
+            self._saver.await_rows()
+            self._saver.segments.forget()  # older rows get new stamps
+            if envs is None:
+                self._writer.append(other._ring)
+            for env, to in (envs or {}).items():
+                self._writer.append_env(other._ring, env, to)
+                self._ratings.take_over(other._ratings, env, to)
 
     @classmethod
     def load(
@@ -327,6 +291,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
         *,
         device: str | torch.device = "cpu",
         capacity: int | None = None,
+        num_envs: int | None = None,
         sampler: GivenSampler | None = None,
         view: GivenView | None = None,
         seed: int | None = None,
@@ -341,6 +306,7 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
             path: the directory.
             device: where its rows live from now on.
             capacity: another number of rows over all envs. If it is smaller, the newest rows of each env are kept.
+            num_envs: another number of envs, where ``ordered`` is False. The transitions get new indices.
             sampler: needed if the saved one was your own. A sampler of another kind than the saved one starts empty.
             view: needed if the saved one was your own.
             seed: draw other batches, of which number 0 comes next. Give each process that loads the same save a seed of
@@ -353,46 +319,69 @@ class ReplayBuffer(ReadableReplay[S_co, V_co]):
             SchemaError, ParameterError: the save has no such fields; or an argument, or a number to cast, is out of
                 range.
         """
-        with open_save(path) as save:
-            source = Source.of_save(save)
-            with contradictions(path):
-                arguments = saved_arguments(source, device, sampler, view)
-            if store is not None:
-                arguments["store"] = store
-            origins = changed_arguments(arguments, capacity, changes)
-            with contradictions(path, DoesNotFitError), small_pages():
-                buffer = cast("Any", cls)(**arguments)
-                buffer._saver.restore(source, origins)
-            buffer.extra = read_extra(save, free_memory())
+        given: Any = cls, path, device, capacity, (sampler, view), changes, store
+        buffer = loaded(*given) if num_envs is None else loaded_for(num_envs, *given)
         if seed is not None:
             buffer.seed = seed
-        if changes is None:
-            buffer._saver.segments.note(path, source.segments[:-1])
         return buffer
 
     @classmethod
-    def _restored(
-        cls, tensors: Mapping[str, Any], content: Mapping[str, Any], device: Any, *parts: Any
-    ) -> ReplayBuffer:
-        """The buffer whose state this is; ``parts`` are a sampler and a view, or None for the saved ones."""
-        source = Source.of_tensors(tensors, content)
-        buffer = cls(**saved_arguments(source, device, *parts))
-        buffer._saver.restore(source)
-        return buffer
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        schema: Schema | None = None,
+        capacity: int | None = None,
+        num_envs: int | None = None,
+        *,
+        sampler: GivenSampler | None = None,
+        view: GivenView | None = None,
+        ordered: bool | None = None,
+        own_next_obs: bool | None = None,
+        check_ends: bool = True,
+        debug: bool = False,
+        seed: int | None = None,
+        flush: int | timedelta | None = None,
+        verify: bool = False,
+    ) -> ReplayBuffer[GivenSampler, GivenView]:
+        """A replay that lives in the files of a directory: a new one, or the one that is there.
 
-    @one_at_a_time
-    def check(self) -> None:
-        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
+        Its rows may take more room than there is memory, and they outlive the process: every step that ``add`` stored
+        is there again after a kill. ``docs/durable.md`` says what holds when. One process at a time may have it open.
+
+        Args:
+            path: the directory.
+            schema: the fields of a step, for a new replay. If one is there, it has to have this schema, if any.
+            capacity: rows of all envs together; as ``schema``.
+            num_envs: N, by default 1; as ``schema``.
+            sampler: what draws; by default as it was, or :class:`relive.Uniform`. A sampler of another kind than the
+                one before starts anew.
+            view: what reads; by default as it was, or :func:`relive.Transition`.
+            ordered: see :class:`relive.ReplayBuffer`; as ``schema``.
+            own_next_obs: see :class:`relive.ReplayBuffer`; as ``schema``.
+            check_ends: see :class:`relive.ReplayBuffer`.
+            debug: see :class:`relive.ReplayBuffer`.
+            seed: draw other batches, of which number 0 comes next. By default they go on as they were.
+            flush: call :meth:`flush` after so many rows, or after a ``timedelta``. None leaves it to you.
+            verify: read all rows and test all invariants, which takes as long as reading the files.
 
         Raises:
-            InvariantError: names the first that does not hold.
+            LifecycleError: another process has it open, or this one has.
+            SchemaError, ParameterError: what is there differs from an argument; or a new replay lacks one.
+            FileFormatError: the directory holds something else, or the files are damaged or of several times.
+            OSError: the disk is full or fails, or the directory may not be written to.
         """
-        self._ring.check()
-        self._sampler.check()
+        wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
+        buffer = opened(cls, path, wanted | {"own_next_obs": own_next_obs}, sampler, view, seed, flush)
+        buffer.check_ends, buffer.debug = check_ends, debug
+        if verify:
+            buffer._verify()
+        return buffer
 
 
-def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | None) -> Store:
+def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | Keeper | None) -> Store:
     """Where the rows of a replay live."""
+    if isinstance(make, Keeper):
+        return ReplayRows(leaves, rows, keeper=make)
     if make is not None:
         return made_home(make, leaves, rows, device)
     return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)

@@ -33,9 +33,9 @@ def figures(
         "episodes": float(ring.episodes),
         "age_mean": float(ages.mean()) if len(ages) else 0.0,
         "age_max": float(ages.max(initial=0)),
-        "batches": float(progress.draws),
-        "sampled": float(progress.sampled),
-        "replay_ratio": progress.sampled / max(ring.completed, 1),
+        "batches": float(progress.draws_taken),
+        "sampled": float(progress.rows_taken),
+        "replay_ratio": progress.rows_taken / max(ring.completed, 1),
         "late_updates": float(progress.late),
         "not_finite_rewards": float(ring.not_finite),
     }
@@ -72,6 +72,6 @@ def summary(
         "memory": memory if not plan.device_bytes else f"{memory}, {readable(plan.device_bytes)} on {device}",
         "sampler": repr(sampler),
         "view": repr(view),
-        "seed": f"{progress.seed}, {progress.draws:,} batches drawn",
+        "seed": f"{progress.seed}, {progress.draws_taken:,} batches drawn",
     }
     return f"ReplayBuffer: {rows:,} of {plan.rows:,} rows, {ring.num_envs:,} envs", facts

@@ -14,7 +14,7 @@ Replay = TypeVar("Replay")
 
 
 def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Concatenate[Replay, P], R]:
-    """Let other threads wait, and first mend what an earlier call left half done.
+    """Let other threads wait. First mend what an earlier call left half done, and draw the served batches that are due.
 
     Kernels run without Python's own lock, so another thread could write a row while this one reads it.
     """
@@ -23,8 +23,8 @@ def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Conca
     def alone(self: Replay, *args: P.args, **kwargs: P.kwargs) -> R:
         mine: Any = self
         with mine.lock:
-            if mine._ring.pending is not None:
-                mine._writer.mend()
+            if mine._ring.pending is not None or mine._ahead is not None:
+                mine._prepare()
             return method(self, *args, **kwargs)
 
     return alone

@@ -11,6 +11,7 @@ from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
 from ..views.frames import FrameStack
+from ..views.returns_to_go import ReturnsToGo
 from ..views.sequences import Sequence
 from ..views.transitions import NStep
 
@@ -24,6 +25,7 @@ PARAMETERS: dict[type[Any], tuple[str, ...]] = {
     Recent: ("sharpest", "c_min", "inner", "adapt"),
     NStep: ("n", "gamma"),
     FrameStack: ("depth", "window", "pad", "keys"),
+    ReturnsToGo: ("gamma", "window"),
     Sequence: ("length", "burn_in", "overlap", "n", "gamma", "drop_tail", "time_first", "weigh", "last"),
 }
 
@@ -39,7 +41,7 @@ LARGEST_PARAMETER = 2**53
 SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent)}
 
 
-VIEWS = {part.__name__: part for part in (NStep, FrameStack, Sequence)}
+VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, Sequence)}
 
 
 PARTS: dict[str, dict[str, type[Any]]] = {"sampler": SAMPLERS, "inner": SAMPLERS, "view": VIEWS, "window": VIEWS}
@@ -80,7 +82,7 @@ def rebuild(data: Any, what: str) -> Any:
     if part is None:
         raise FileFormatError(
             f"the saved {what} is your own, or holds your own functions, which saves do not contain "
-            f"({data!r:.200}); pass load(..., {what}=...)"
+            f"({data!r:.200}); pass {what}=... to load or open"
         )
     known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
     try:

@@ -20,7 +20,7 @@ from ..views.contract import View, time_first_of
 from .arguments import whole_numbers
 from .progress import Progress
 
-__all__ = ["Ratings", "doubles", "magnitudes"]
+__all__ = ["Ratings", "by_item", "doubles", "magnitudes"]
 
 
 class Ratings:
@@ -40,34 +40,76 @@ class Ratings:
 
     def update(self, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """Set the errors of the transitions ``index``. Returns how many of them were overwritten meanwhile."""
-        sampler = self.prioritized
-        if sampler is None:
-            raise LifecycleError(f"{self.sampler!r} has no priorities; create the buffer with sampler=Prioritized()")
+        sampler = self.prioritized or self._require_priorities()
         late = UNUSUAL
         if mask is None and _are_plain(index, td_error):
             where, errors = (index.data_ptr(), index.stride(0)), (td_error.data_ptr(), td_error.stride(0))
             late = sampler.rate(index.shape[0], where, errors, td_error.dtype is torch.float64)
         if late == UNUSUAL:
             late = self._update_checked(sampler, view, index, td_error, mask)
-        self.progress.late += late
+        come = self.progress
+        come.late += late
+        if late:
+            come.keep()
         return late
+
+    def take_over(self, other: Ratings, env: int, to: int) -> None:
+        """Give the newest transitions of env ``to`` the TD errors of those in env ``env`` that they are copies of."""
+        mine, its = self.prioritized, other.prioritized
+        if mine is None or its is None:
+            return
+        here, there = (_complete(ring, e) for ring, e in ((self.ring, to), (other.ring, env)))
+        count = min(len(here), len(there))
+        mine.take_over(its, there[len(there) - count :], here[len(here) - count :])
+
+    def of(self, index: Ints) -> Any:
+        """The priorities of the transitions ``index``, float64 ``[B]``; 0 for those that can no longer be drawn."""
+        sampler, places = self._require_priorities(), self._places(index)
+        found = sampler.weights(np.maximum(places, 0))
+        found[places < 0] = 0.0
+        return found
+
+    def _require_priorities(self) -> Prioritized:
+        """The sampler with the priorities.
+
+        Raises:
+            LifecycleError: there is none.
+        """
+        if self.prioritized is None:
+            raise LifecycleError(f"{self.sampler!r} has no priorities; create the buffer with sampler=Prioritized()")
+        return self.prioritized
+
+    def _places(self, index: Ints) -> Ints:
+        """The places of these indices, -1 for those that can no longer be drawn.
+
+        Raises:
+            ParameterError: one was never issued.
+        """
+        places, unknown = self.ring.find(index)
+        if unknown >= 0:
+            raise ParameterError(f"index: entry {unknown}, {index[unknown]}, was never issued; pass batch['index']")
+        return places
 
     def _update_checked(self, sampler: Prioritized, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """The same, with errors for what is wrong."""
         where = whole_numbers(index, "index")
-        errors, real = _by_item(view, where, doubles(td_error), None if mask is None else as_host(mask))
+        errors, real = by_item(view, where, doubles(td_error), None if mask is None else as_host(mask))
         sizes = magnitudes(errors)
         if errors.ndim == 2:
             sizes = sampler.reduced(errors, real).astype(np.float32)
         late = sampler.rate(len(where), (_address(where), 1), (_address(sizes), 1), False)
         if late != UNUSUAL:
             return late
-        places, unknown = self.ring.find(where)
-        if unknown >= 0:
-            raise ParameterError(f"index: entry {unknown}, {where[unknown]}, was never issued; pass batch['index']")
+        places = self._places(where)
         alive = places >= 0
         sampler.update(places[alive], sizes[alive])
         return len(places) - int(np.count_nonzero(alive))
+
+
+def _complete(ring: Ring, env: int) -> Ints:
+    """The places of an env's complete transitions, in the order of time."""
+    places = ring.live_places(env)
+    return places[ring.stamp[places] >= 0]
 
 
 def _are_plain(index: Any, td_error: Any) -> bool:
@@ -108,12 +150,17 @@ def doubles(values: Any) -> Any:
     return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
 
 
-def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
-    """Errors ``[B]``, or those of sequences and their mask, item by item: ``[B, T]``, 0 where they do not count."""
+def by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
+    """Errors ``[B]``, or those of sequences and their mask, item by item: ``[B, T]``, 0 where they do not count.
+
+    Raises:
+        ShapeError: they are not those of the items ``index`` as ``view`` reads them.
+        ParameterError: errors of sequences come without their mask.
+    """
     time_first, count = time_first_of(view), index.size
     if errors.ndim != 2 or time_first is None:
         if index.ndim != 1 or errors.shape != index.shape:
-            raise ShapeError(_not_by_item(index.shape, errors.shape))
+            raise ShapeError(_notby_item(index.shape, errors.shape))
         if mask is not None:
             raise ShapeError(
                 f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out the errors that do not count"
@@ -133,7 +180,7 @@ def _by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]
     return (errors.T, mask.T) if time_first else (errors, mask)
 
 
-def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
+def _notby_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
     """The message for errors that are not one for each index."""
     message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
     if len(index) == 1 and len(errors) == 2:

@@ -23,6 +23,7 @@ from ..steps.schema import Schema
 from ..steps.trees import Path
 from ..views.contract import View, require_readable, rule_of, time_first_of
 from ..views.frames import FrameStack
+from ..views.returns_to_go import ReturnsToGo
 from .arguments import whole_numbers
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ class Reader:
             self.sampler.attach(ring)
         except ReliveError:
             ring.rule = before
-            ring.pending = None
+            ring.settle()
             raise
-        ring.pending = None
+        ring.settle()
 
     def read(self, places: Ints, extras: Mapping[str, Any], key: int | None) -> Any:
         """The batch of the transitions at ``places``, with the sampler's ``extras``."""
@@ -160,8 +161,8 @@ _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
 
 
 def _parts(view: View) -> list[Any]:
-    """A view, and the view inside it."""
-    return [view, view.window] if isinstance(view, FrameStack) else [view]
+    """A view, and those inside it."""
+    return [view, *_parts(view.window)] if isinstance(view, (FrameStack, ReturnsToGo)) else [view]
 
 
 def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:

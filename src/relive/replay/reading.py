@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 import torch
 
+from ..batches.dataframes import as_dataframe
+from ..errors import LifecycleError
 from ..kernels.reference.random import key as stream
 from ..memory.estimate import StoragePlan
-from ..parameters import COUNT_RULE, require, seed_or_drawn
+from ..parameters import COUNT_RULE, TIMEOUT_RULE, require, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.sequence_weights import nothing_to_draw
 from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
 from ..views.contract import View
-from .arguments import require_rows
+from .arguments import require_rows, whole_numbers
+from .episodes import Episode, Run, read_run, runs_of, table
 from .figures import figures, summary
 from .locked import one_at_a_time
-from .progress import Progress, stream_of
+from .progress import Drawn, Progress, stream_of
 from .ratings import Ratings
 from .reader import Reader, readable_draw
-from .typed import S_co, V_co, gives_batch, gives_batches
+from .serving import Ahead, Limit, Served
+from .typed import S_co, V_co, gives_batch, gives_batches, gives_served
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
     own_next_obs: bool
     device: torch.device
     lock: Any
+    _ahead: Ahead | None = None
     _given_sampler: Any
     _own_sampler: bool
     _plan: StoragePlan
@@ -84,7 +91,10 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
 
     @seed.setter
     def seed(self, seed: int | None) -> None:
-        self._progress.seed, self._progress.first = seed_or_drawn(seed), self._progress.draws
+        come = self._progress
+        come.seed, come.first = seed_or_drawn(seed), come.draws
+        if come.slots is not None:
+            come.slots.on_seed()
 
     @property
     def nbytes(self) -> int:
@@ -133,6 +143,52 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             raise nothing_to_draw(self._ring)
         return (self._batch(batch_size, k, count) for k in range(1, count + 1))
 
+    @gives_served
+    def serve(
+        self,
+        batch_size: int,
+        depth: int = 2,
+        *,
+        count: int | None = None,
+        limit: Limit | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Batches ``[batch_size]`` that a thread draws while you learn: ``for batch in replay.serve(256): ...``.
+
+        They are the batches that :meth:`sample` gives, in the same order. Batch t is drawn when batch t - depth is done
+        with, that is, when the learner asks for the batch after it. So it has all steps and priorities that came
+        before that moment, and none that came after: every other call of this replay waits for the draws that are
+        due.
+
+        Args:
+            batch_size: B.
+            depth: how many batches there are at most, the one in use included. 1 draws each when you ask for it.
+            count: how many batches; they are one round of updates, as in :meth:`batches`. None is without end.
+            limit: a :class:`relive.SamplesPerInsert` or :class:`relive.MinSize`; batches are drawn when it allows them.
+            timeout: seconds to wait for the limit; None is for ever.
+
+        Returns:
+            an iterator, with ``close()``, ``stats()`` and ``completed``; see :class:`relive.replay.serving.Served`. Its
+            ``next`` raises what the draw raised, such as EmptyError, and WaitTimeoutError.
+
+        Raises:
+            ParameterError: an argument is out of range.
+            LifecycleError: the replay is served already.
+        """
+        require_rows(batch_size)
+        require("serve", COUNT_RULE, depth=depth, **({} if count is None else {"count": count}))
+        require("serve", TIMEOUT_RULE, timeout=timeout)
+        with self.lock:
+            self._prepare()
+            if self._ahead is not None:
+                raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
+            of = 1 if count is None else count
+            draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
+            ahead = Ahead(self._progress, draw, undo, self.lock, batch_size, depth, count, limit)
+            served = Served[Any](ahead, timeout)
+            self._ahead = ahead  # last: if this call breaks off, the iterator is dropped, which ends the serving
+        return served
+
     @one_at_a_time
     def stats(self) -> dict[str, float]:
         """Figures about what is stored and how it is used.
@@ -174,6 +230,66 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
         """
         return self._reader.at(rows)
 
+    @one_at_a_time
+    def episodes(self) -> Iterator[Episode]:
+        """The stored episodes one by one, env by env in the order of time, whatever :attr:`view` is.
+
+        Each is read when its turn comes. The replay may change meanwhile: what is overwritten by then is left out, and
+        steps that were added after this call are not read.
+
+        Raises:
+            SchemaError: the transitions have no order.
+        """
+        return self._read_each(runs_of(self._ring))
+
+    def _read_each(self, runs: Iterable[Run]) -> Iterator[Episode]:
+        for run in runs:
+            with self.lock:
+                self._writer.mend()
+                episode = read_run(self._ring, run)
+            if episode is not None:
+                yield episode
+
+    @one_at_a_time
+    def priorities(self, index: Any) -> Any:
+        """The priorities p = (abs(TD error) + eps)^alpha of transitions, float64 ``[B]``; draws are in proportion to p.
+
+        Args:
+            index: int64 ``[B]``, ``batch["index"]``. A transition that can no longer be drawn has priority 0.
+
+        Raises:
+            LifecycleError: the sampler has no priorities.
+            ParameterError: an index was never issued.
+        """
+        self._reader.keep_rule()
+        return torch.from_numpy(self._ratings.of(whole_numbers(index, "index")))
+
+    @one_at_a_time
+    def to_pandas(self, *, next_obs: bool = False) -> Any:
+        """All complete transitions as a ``pandas.DataFrame``, one row a step, env by env in the order of time.
+
+        ``env``, ``episode`` (counted in this table), ``step`` (within the episode) and ``index`` come first, then the
+        fields. A field of several numbers is a column for each: ``obs.0``, ``obs.1``. One of more than 64 is a column
+        of arrays.
+
+        Args:
+            next_obs: add the observations after each step.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return as_dataframe(table(self._ring, next_obs))
+
+    @one_at_a_time
+    def check(self) -> None:
+        """Test the invariants of the ring (:class:`relive.ring.Ring`) and of the sampler.
+
+        Raises:
+            InvariantError: names the first that does not hold.
+        """
+        self._ring.check()
+        self._sampler.check()
+
     # -- printing -----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -195,11 +311,39 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _prepare(self) -> None:
+        """Mend what an earlier call left half done, and draw the served batches that are due."""
+        if self._ring.pending is not None:
+            self._writer.mend()
+        if self._ahead is not None and not self._ahead.is_drawing:
+            self._ahead.settle()
+
+    def _draw_ahead(self, batch_size: int, of: int, update: int) -> None:
+        """Draw a batch that waits for its learner. The caller holds the lock. A draw that fails was none."""
+        progress, draw_state = self._progress, self._sampler.draw_state()
+        number, sampled, completed = progress.draws, progress.sampled, self._ring.completed
+        try:
+            batch = self._batch(batch_size, update if of > 1 else 1, of)
+            progress.ahead.append(Drawn(number, update, batch_size, draw_state, completed, batch))
+            progress.keep()
+        except BaseException:
+            if not (progress.ahead and progress.ahead[-1].number == number):
+                progress.draws, progress.sampled = number, sampled
+                self._sampler.undo_draws(draw_state)
+            raise
+
+    def _end_serving(self, ahead: Ahead) -> None:
+        """Put back what nobody took, and serve no more. The caller holds the lock."""
+        if ahead is self._ahead:
+            ahead.give_back()
+            self._progress.undo(self._sampler)
+            self._ahead = None
+
     def _batch(self, batch_size: int, update: int, of: int) -> Any:
         require_rows(batch_size)
         with self.lock:
-            if self._ring.pending is not None:
-                self._writer.mend()
+            if self._ring.pending is not None or self._ahead is not None:
+                self._prepare()
             self._reader.keep_rule()
             come = self._progress
             key = stream(stream_of(come.seed), come.draws - come.first)
@@ -209,4 +353,6 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             places, extras = drawn
             come.draws += 1
             come.sampled += batch_size
+            if come.slots is not None:
+                come.keep()
             return self._reader.read(places, extras, key)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..files.entries import entry, integers
 from ..kernels.ring_state import HEAD, NEXT, RULE, TAIL
 from ..memory.blocks import zeroed
 from ..memory.layout import row_layout
+from ..memory.store import Store
 from ..ring.invariants import LARGEST
 from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
@@ -26,7 +27,7 @@ from .parts import PARAMETERS, describe, kinds, plain
 from .sources import RowPart, Source
 from .validate import STEPS, require_bools, require_sampler_state
 
-__all__ = ["restore_ring", "ring_state", "row_arrays"]
+__all__ = ["RowField", "restore_ring", "ring_state", "row_arrays", "row_fields"]
 
 
 PIECE = 1 << 22
@@ -62,27 +63,48 @@ def _by_row(ring: Ring, span: Span, value: Any) -> files.Streamed:
     return files.Streamed((span.size, *value.shape[1:]), value.dtype, lambda: (value[run] for run in runs()))
 
 
+class RowField(NamedTuple):
+    """A tensor of a save with an entry for each row: the packed fields, or a large one."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    dump: Callable[[Any], Any]
+    """Gives the entries ``[K, *shape]`` of the rows at places ``[K]``; they may lie in the ring's own memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an entry."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def pieces(self, size: int) -> Iterator[tuple[int, int]]:
+        """``size`` rows as ranges of a few MiB each."""
+        rows = max(PIECE // max(self.nbytes, 1), 1)
+        return ((low, min(low + rows, size)) for low in range(0, size, rows))
+
+
+def row_fields(store: Store) -> dict[str, RowField]:
+    """What a save has of each row, by name."""
+    layout, _ = row_layout(store.leaves)
+    found = {"rows": RowField((layout.nbytes,), np.dtype(np.uint8), store.dump)}
+    for path in store.large:
+        field = store.leaves[path]
+        found[f"block.{dotted(path)}"] = RowField(field.shape, field.dtype, partial(store.dump_large, path))
+    return found
+
+
 def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
     """The rows of a span by name: the packed fields, and a block for each large one.
 
     They are copied, if at all, piece by piece while they are written, and have to stay as they are so long.
     """
-    store = ring.store
-    layout, _ = row_layout(store.leaves)
-    found = {f"{prefix}rows": _streamed(ring, span, (layout.nbytes,), np.dtype(np.uint8), store.dump)}
-    for name in store.large:
-        field, dump = store.leaves[name], partial(store.dump_large, name)
-        found[f"{prefix}block.{dotted(name)}"] = _streamed(ring, span, field.shape, field.dtype, dump)
-    return found
+    return {f"{prefix}{name}": _streamed(ring, span, field) for name, field in row_fields(ring.store).items()}
 
 
-def _streamed(ring: Ring, span: Span, shape: tuple[int, ...], dtype: Any, dump: Callable[[Any], Any]) -> files.Streamed:
-    """What ``dump`` gives of the places of a span's rows, a few MiB at a time."""
-    rows, count = max(PIECE // max(math.prod(shape) * dtype.itemsize, 1), 1), span.size
-    starts = range(0, count, rows)
-    return files.Streamed(
-        (count, *shape), dtype, lambda: (dump(span.places(ring.rows, low, low + rows)) for low in starts)
-    )
+def _streamed(ring: Ring, span: Span, field: RowField) -> files.Streamed:
+    """One field of a span's rows, a few MiB at a time."""
+    shape = (span.size, *field.shape)
+    places = partial(span.places, ring.rows)
+    return files.Streamed(shape, field.dtype, lambda: (field.dump(places(*p)) for p in field.pieces(shape[0])))
 
 
 def restore_ring(ring: Ring, sampler: Sampler, source: Source, saved_rows: int, conversion: Conversion) -> None:

@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import files
 from ..files.entries import entry, integers, whole
-from ..files.nested import to_json
-from ..memory.layout import row_layout, typed
-from ..ring.ring import Ring
+from ..memory.layout import typed
 from ..steps.arrays import numpy_view
 from ..steps.changes import Origin
 from ..steps.schema import Schema
@@ -27,8 +24,10 @@ from .parts import describe
 from .progress import Progress
 from .reader import Reader
 from .saved_ring import restore_ring, ring_state, row_arrays
-from .segments import Segment, Segments, plan_segments
-from .sources import Source, segment_prefix
+from .saves import ReplaySave
+from .segments import Segments
+from .snapshot import Snapshot
+from .sources import Source
 from .writer import Writer
 
 __all__ = ["KIND", "Saver", "typed_tensors"]
@@ -55,6 +54,9 @@ class Saver:
         self._writer, self._reader, self._progress, self._device = writer, reader, progress, device
         self.segments = Segments()
         """Which rows lie in which directories already."""
+        self.saves = files.Saves()
+        """The save under way."""
+        self._snapshot: Snapshot | None = None
 
     def state(self) -> State:
         """Everything that a replay is, but for its rows."""
@@ -67,12 +69,13 @@ class Saver:
             "check_ends": writer.check_ends,
             "debug": writer.debug,
             "seed": progress.seed,
-            "counts": [progress.draws, progress.sampled, progress.late],
+            "counts": progress.counts,
             "first": progress.first,
             "not_finite_rewards": writer.ring.not_finite,
             "view": describe(self._reader.view),
         }
-        return ring_state(writer.ring, writer.sampler, facts)
+        with progress.undone(writer.sampler):  # a loaded replay draws again what the learner had not taken
+            return ring_state(writer.ring, writer.sampler, facts)
 
     def whole_state(self) -> State:
         """Everything, with all rows in memory."""
@@ -80,28 +83,53 @@ class Saver:
         arrays = row_arrays(ring, ring.span) | arrays
         return {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in arrays.items()}, content
 
-    def write(self, path: str | os.PathLike[str], extra: Any, taken: Callable[[], object]) -> None:
+    def write(self, path: str | os.PathLike[str], extra: Any, taken: Callable[[], object]) -> files.SaveHandle:
         """Write everything to the directory ``path``. Segments that are there already are kept.
 
         ``extra`` is the learner's state. ``taken`` is called once nothing in memory is needed any more.
         """
-        ring, (arrays, content) = self._writer.ring, self.state()
-        described, tensors = to_json(extra)
-        listed: list[Segment] = []
+        save = self._save(path, extra)
+        files.update(path, save.change, taken=taken)
+        self.segments.note(path, save.segments)
+        return files.SaveHandle(path)
 
-        def change(present: files.Contents) -> files.Change:
-            plan = plan_segments(ring, _still_there(ring, self.segments.at(path), present), _row_bytes(ring))
-            listed[:] = [*plan.kept, *plan.new]
-            kept = {segment.name for segment in plan.kept}
-            names = [segment.name for segment in (*listed, plan.newest)]
-            return files.Change(
-                [*(_arrays(ring, segment) for segment in plan.new), tensors, arrays | _arrays(ring, plan.newest)],
-                {**content, "extra": described, "segments": names},
-                present.of_tensors([name for name in present.specs if _segment_of(name) in kept]),
-            )
+    def start(self, path: str | os.PathLike[str], extra: Any) -> files.SaveHandle:
+        """The same in another thread: what is there now, while the caller's thread goes on.
 
-        files.update(path, change, taken=taken)
-        self.segments.note(path, listed)
+        If a row may change in ways that nobody sees, or may not be read by two threads, all rows are read first.
+        """
+        ring, era, save = self._writer.ring, self.segments.era, self._save(path, extra)
+        snapshot = Snapshot(ring, save.stable)
+        save.detach(snapshot.arrays, snapshot.plan)
+
+        def work() -> None:
+            try:
+                files.update(path, save.change, taken=snapshot.close)
+                self.segments.note(path, save.segments, era)
+            finally:
+                snapshot.close()
+
+        handle = files.SaveHandle(path, work)
+        try:
+            self._snapshot = snapshot
+            snapshot.open()
+            self.saves.begin(handle)
+            if not (ring.store.read_aside and self.segments.frozen):
+                snapshot.wait()
+        except BaseException:
+            snapshot.close()  # its thread, if it runs, gives up as soon as it misses a row
+            self.saves.forget(handle)
+            raise
+        return handle
+
+    def _save(self, path: str | os.PathLike[str], extra: Any) -> ReplaySave:
+        return ReplaySave(self._writer.ring, self.segments.at(path), *self.state(), extra)
+
+    def await_rows(self) -> None:
+        """Wait until the save under way, if there is one, has read all rows, which may then be changed in any way."""
+        if self._snapshot is not None:
+            self._snapshot.wait()
+            self._snapshot = None
 
     def pickled(self, sampler: Any) -> tuple[Any, ...]:
         """The arguments of the function that unpickles: the state, the device, and parts that are not relive's own.
@@ -131,33 +159,6 @@ class Saver:
         conversion = Conversion(saved.leaves, ring.store.leaves, origins)
         restore_ring(ring, self._writer.sampler, source, whole(content, "rows_per_env"), conversion)
         ring.not_finite = whole({"not_finite_rewards": 0, **content}, "not_finite_rewards")
-
-
-def _row_bytes(ring: Ring) -> int:
-    """Bytes of a saved row."""
-    layout, large = row_layout(ring.store.leaves)
-    return layout.nbytes + sum(ring.store.leaves[name].nbytes for name in large)
-
-
-def _still_there(ring: Ring, segments: list[Segment], present: files.Contents) -> list[Segment]:
-    """The first segments of a directory, up to one that is not there as it was written."""
-    parts = ["span", *row_arrays(ring, ring.span)]
-    for i, segment in enumerate(segments):
-        prefix = segment_prefix(segment.name)
-        if not all(f"{prefix}{part}" in present.specs for part in parts):
-            return segments[:i]
-    return segments
-
-
-def _segment_of(name: str) -> str | None:
-    """The segment that a tensor is of, by its name."""
-    return name.split(".")[1] if name.startswith("segment.") else None
-
-
-def _arrays(ring: Ring, segment: Segment) -> dict[str, Any]:
-    """What the files of a segment hold."""
-    prefix = segment_prefix(segment.name)
-    return {f"{prefix}span": np.stack(segment.span), **row_arrays(ring, segment.span, prefix)}
 
 
 def bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:

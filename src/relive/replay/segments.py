@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kernels.ring_state import NEXT
 from ..ring.ring import Ring
 from ..ring.span import Span
 
-__all__ = ["Segment", "SegmentPlan", "Segments", "is_segment", "new_segment", "plan_segments"]
+__all__ = ["Segment", "SegmentPlan", "Segments", "complete_rows", "is_segment", "new_segment", "plan_segments"]
 
 
 LARGE_SHARE = 16
@@ -46,14 +45,12 @@ class Segment(NamedTuple):
 
 
 class SegmentPlan(NamedTuple):
-    """The rows of a save."""
+    """The complete rows of a save."""
 
     kept: list[Segment]
     """Segments of the save in place that the new one keeps."""
     new: list[Segment]
     """Segments to write, which follow the kept ones."""
-    newest: Segment
-    """The newest row of each env whose episode goes on. The next step will complete it, so no later save keeps it."""
 
 
 class Segments:
@@ -61,27 +58,33 @@ class Segments:
 
     def __init__(self) -> None:
         self._known: dict[str, list[Segment]] = {}
-        self._frozen = True
+        self.frozen = True
+        """Whether rows stay as they are once they are complete."""
+        self.era = 0
+        """How often :meth:`forget` was called."""
 
     def at(self, path: str | os.PathLike[str]) -> list[Segment]:
         """The segments in a directory, the oldest first, as far as they are known."""
-        return self._known.get(os.path.realpath(path), []) if self._frozen else []
+        return self._known.get(os.path.realpath(path), []) if self.frozen else []
 
-    def note(self, path: str | os.PathLike[str], segments: list[Segment]) -> None:
-        """These are the segments in a directory now."""
-        where = os.path.realpath(path)
-        self._known.pop(where, None)
-        self._known[where] = segments
-        while len(self._known) > KNOWN:
-            self._known.pop(next(iter(self._known)))
+    def note(self, path: str | os.PathLike[str], segments: list[Segment], era: int | None = None) -> None:
+        """These are the segments in a directory now; they hold the rows as they were in ``era``, or are now."""
+        where, known = os.path.realpath(path), self._known  # taken first: a thread may call `forget` at any time
+        if era not in (None, self.era):
+            return
+        known.pop(where, None)
+        known[where] = segments
+        while len(known) > KNOWN:
+            known.pop(next(iter(known)))
 
     def forget(self) -> None:
         """Rows that were stored before have changed, so no segment may be kept."""
+        self.era += 1
         self._known = {}
 
     def give_up(self) -> None:
         """Rows may change at any time from now on, so no segment may ever be kept."""
-        self._frozen = False
+        self.frozen = False
 
 
 def is_segment(name: object) -> bool:
@@ -94,16 +97,28 @@ def new_segment(span: Span) -> Segment:
     return Segment(os.urandom(8).hex(), span)
 
 
-def plan_segments(ring: Ring, known: Iterable[Segment], row_bytes: int) -> SegmentPlan:
-    """How to save the live rows of a ring whose directory holds the segments ``known``, the oldest first."""
+def complete_rows(ring: Ring) -> Span:
+    """The live rows but for the newest of each env whose episode goes on, which the next step will complete."""
     live = ring.span
-    stable = Span(live.first, np.maximum(live.until - (ring.state[:, NEXT] > 0), live.first))
+    return Span(live.first, np.maximum(live.until - ring.under_way, live.first))
+
+
+def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: int, row_bytes: int) -> SegmentPlan:
+    """How to save rows into a directory that holds the segments ``known``, the oldest first.
+
+    Args:
+        live: the rows to save.
+        stable: those of them that are complete; see :func:`complete_rows`.
+        known: the segments.
+        capacity: rows of all envs together.
+        row_bytes: bytes of a row in a file.
+    """
     kept = [segment for segment in known if segment.span.meet(live).size]
     stored = sum(segment.span.size for segment in kept)
     if stored - _shared(kept, live) > live.size:  # envs that stand still keep rows of the others on the disk
         kept = []
     new = Span(np.maximum(kept[-1].span.until, live.first) if kept else live.first, stable.until)
-    capacity, least = ring.rows * ring.num_envs, max(SMALL_BYTES // row_bytes, 1)
+    least = max(SMALL_BYTES // row_bytes, 1)
     small, large = max(capacity // SMALL_SHARE, least), max(capacity // LARGE_SHARE, least)
     while kept and new.size:  # so segments below `small` at least halve in size from each to the next
         last = kept[-1].span.meet(live)
@@ -111,9 +126,7 @@ def plan_segments(ring: Ring, known: Iterable[Segment], row_bytes: int) -> Segme
             break
         new = Span(last.first, new.until)
         kept.pop()
-    return SegmentPlan(
-        kept, [new_segment(part) for part in _cut(new, large)], new_segment(Span(stable.until, live.until))
-    )
+    return SegmentPlan(kept, [new_segment(part) for part in _cut(new, large)])
 
 
 def _shared(segments: Iterable[Segment], live: Span) -> int:

@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from ..batches.sequences import SequenceBatch
-__all__ = ["TRANSITION", "UNIFORM", "GivenSampler", "GivenView", "S_co", "V_co", "gives_batch", "gives_batches"]
+    from .serving import Served
+
+__all__ = [
+    "TRANSITION",
+    "UNIFORM",
+    "GivenSampler",
+    "GivenView",
+    "S_co",
+    "V_co",
+    "gives_batch",
+    "gives_batches",
+    "gives_served",
+]
 
 if TYPE_CHECKING:
     S_co = TypeVarWithDefault("S_co", bound=AnySampler, covariant=True, default=Any)
@@ -63,6 +75,17 @@ class GivesBatches(Protocol[P]):
     def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, Iterator[TensorDict]]: ...
 
 
+class GivesServed(Protocol[P]):
+    """A method whose result serves such batches."""
+
+    @overload
+    def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, Served[TensorDict]]: ...
+    @overload
+    def __get__(self, buffer: HasView[SequenceReader], owner: Any = None) -> Callable[P, Served[SequenceBatch]]: ...
+    @overload
+    def __get__(self, buffer: HasView[Any], owner: Any = None) -> Callable[P, Served[TensorDict]]: ...
+
+
 def gives_batch(method: Callable[Concatenate[Any, P], Any]) -> GivesBatch[P]:
     """Declare that a method returns a batch; the method itself stays as it is."""
     return cast("GivesBatch[P]", method)
@@ -71,3 +94,8 @@ def gives_batch(method: Callable[Concatenate[Any, P], Any]) -> GivesBatch[P]:
 def gives_batches(method: Callable[Concatenate[Any, P], Any]) -> GivesBatches[P]:
     """Declare that a method returns an iterator of batches; the method itself stays as it is."""
     return cast("GivesBatches[P]", method)
+
+
+def gives_served(method: Callable[Concatenate[Any, P], Any]) -> GivesServed[P]:
+    """Declare that a method serves batches; the method itself stays as it is."""
+    return cast("GivesServed[P]", method)

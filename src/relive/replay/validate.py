@@ -49,9 +49,11 @@ def require_reach(view: Any, rows: int) -> None:
     Raises:
         FileFormatError: names the view and the limit.
     """
-    window = getattr(view, "window", view)
-    reach = getattr(view, "rows", getattr(view, "depth", 1))
-    if reach > max(REACH, rows) or window.n > STEPS:
+    parts = [view]
+    while hasattr(parts[-1], "window"):
+        parts.append(parts[-1].window)
+    reach = max(getattr(part, "rows", getattr(part, "depth", 1)) for part in parts)
+    if reach > max(REACH, rows) or parts[-1].n > STEPS:
         raise FileFormatError(
             f"the saved view {view!s:.200} spans more rows than the {rows} of the save; if you want that, pass "
             "load(..., view=...)"

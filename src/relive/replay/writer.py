@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -15,19 +15,17 @@ from ..kernels.ring_state import EPISODES
 from ..memory.bounded import Bounded
 from ..memory.store import Store
 from ..ring.adding import missing_final
+from ..ring.order import order_as
 from ..ring.ring import Ring
+from ..ring.state import PIECE, piece_of
 from ..samplers.contract import Sampler
 from ..steps.arrays import Ints, as_host
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Schema
-from .arguments import flattened, refuse_not_finite, whole_numbers
+from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .ends import EndCheck
 
 __all__ = ["Writer"]
-
-
-PIECE = 4096
-"""The most rows stored at once. The memory that they are packed in is kept."""
 
 
 class Writer:
@@ -59,6 +57,8 @@ class Writer:
         self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
         self.device, self.own_next_obs, self.debug = device, own_next_obs, debug
         self.check_ends = False
+        self.added: Callable[[int], object] | None = None
+        """Called with the number of rows after each call that added some; None most often."""
         self.ends: EndCheck | None = None
         """Checks the first ends of episodes; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
@@ -95,10 +95,10 @@ class Writer:
         except (RuntimeError, TypeError):
             refuse_sparse(values)
             raise
-        kept = None if mask is None else _mask(mask, count)
+        kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without
             kept = None
-        if kept is None and successive and count > self._piece:
+        if kept is None and successive and count > piece_of(self.ring.rows):
             kept = np.ones(count, np.bool_)
         stored = kept
         if kept is not None:
@@ -114,10 +114,15 @@ class Writer:
         else:
             self._add_some(envs, leaves, final, stored)
             self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
-        self.ring.pending = None
+        ring = self.ring
+        if ring.undo is not None:
+            ring.undo.end()
+        ring.pending = None  # as settle, which takes longer
+        if self.added is not None:
+            self.added(count)
         if self.ends is not None:
             seen = self.ends
-            if not seen.go_on(self.ring.counters.item(EPISODES), envs, leaves, final, kept):
+            if not seen.go_on(ring.counters.item(EPISODES), envs, leaves, final, kept):
                 self.ends = None
                 seen.warn()
 
@@ -148,7 +153,7 @@ class Writer:
     def interrupt(self, envs: Any) -> None:
         """Cut the running episodes of ``envs``, or of all."""
         self._interrupt(self.all_envs if envs is None else self.chosen(envs))
-        self.ring.pending = None
+        self.ring.settle()
 
     def clear(self, rewind: bool) -> None:
         """Forget everything stored."""
@@ -156,14 +161,14 @@ class Writer:
         self.ring.clear(rewind)
         if places is not None:
             self.sampler.changed(places, np.zeros(len(places), np.uint8))
-        self.ring.pending = None
+        self.ring.settle()
 
     def mend(self) -> None:
         """Repair rows, counters and sampler after a call that an exception interrupted."""
         if self.ring.pending is not None:
             self.ring.mend()
             self.sampler.attach(self.ring)
-            self.ring.pending = None
+            self.ring.settle()
 
     # -- another buffer's transitions ---------------------------------------------------------------------------
 
@@ -171,13 +176,16 @@ class Writer:
         """Add all transitions of another ring, in the order in which they were completed there."""
         completed = self.ring.completed
         for env in range(other.num_envs):
-            self._append_env(other, env)
-            self.ring.pending = None
-        self.ring.order_as(other, completed)
+            self.append_env(other, env, env)
+        order_as(self.ring, other, completed)
 
-    def _append_env(self, ring: Ring, env: int) -> None:
-        """Add all transitions of one env of another ring."""
-        self._interrupt(np.array([env]))
+    def append_env(self, ring: Ring, env: int, to: int) -> None:
+        """Add all transitions of env ``env`` of another ring to env ``to`` of this one, in the order of time."""
+        self._append_env(ring, env, to)
+        self.ring.settle()
+
+    def _append_env(self, ring: Ring, env: int, to: int) -> None:
+        self._interrupt(np.array([to]))
         store, places = ring.store, ring.live_places(env)
         complete, done = ring.stamp[places] >= 0, store.meta("terminated")[places] | store.meta("truncated")[places]
         # a row that is not complete can still hold the next observation of the row before it
@@ -190,12 +198,12 @@ class Writer:
         for rows in np.split(np.arange(len(places)), cuts):
             chosen = rows[wanted[rows]]
             if len(chosen):
-                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], env)
-                self._interrupt(np.array([env]))
+                self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], to)
+                self._interrupt(np.array([to]))
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env. The last one need not be complete."""
-        piece = self._piece
+        piece = piece_of(self.ring.rows)
         for low in range(0, len(places), piece):
             part = places[low : low + piece]
             fields: dict[Any, Any] = {path: x.to(self.device) for path, x in store.read(part).items()}
@@ -252,11 +260,6 @@ class Writer:
         width = int(again[0]) + 1 if len(again) else len(envs)  # of one vector step
         return np.concatenate([self.ring.under_way[envs[:width]], (kept & ~done)[:-width]])
 
-    @property
-    def _piece(self) -> int:
-        """Steps stored at once. Each takes up to two rows, and together they must not fill the ring of an env."""
-        return max(min(self.ring.rows // 2, PIECE), 1)
-
     def _add_many(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Any, stored: Any) -> None:
         """Store several steps piece by piece. A row that is left out interrupts its env before the rows after it."""
         if final is None and not self.own_next_obs:
@@ -267,7 +270,7 @@ class Writer:
         if not stored.all():
             leaves, envs = [_kept(value, stored) for value in leaves], envs[stored]
             final = None if final is None else [_kept(value, stored) for value in final]
-        piece, low = self._piece, 0
+        piece, low = piece_of(self.ring.rows), 0
         for i, end in enumerate([*ends.tolist(), len(envs)]):  # after ``end`` rows comes the i-th interruption
             for start in range(low, end, piece):
                 part = slice(start, min(start + piece, end))
@@ -310,16 +313,6 @@ class _Checks:
 
 def _no_copier(role: str, count: int) -> None:
     """Every field is checked and copied by itself."""
-
-
-def _mask(mask: Any, count: int) -> Any:
-    """The rows that are kept, bool ``[count]``."""
-    kept = as_host(mask)
-    if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
-        kept = kept.reshape(1)
-    if kept.shape != (count,) or kept.dtype != np.bool_:
-        raise ShapeError(f"mask: expected bool ({count},), got {kept.dtype} {kept.shape}")
-    return kept
 
 
 def _kept(value: Any, kept: Any) -> Any:

@@ -11,7 +11,10 @@ from .. import kernels
 from ..errors import DeviceError, DTypeError, ParameterError, ShapeError
 from ..parameters import is_count, one_of, require
 
-__all__ = ["PER_RULE", "gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
+__all__ = ["EPS", "PER_RULE", "gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
+
+EPS = 1e-8
+"""What is added to standard deviations."""
 
 PER_RULE = one_of("step", "episode")
 """The rule for ``per`` of :func:`group_advantage`."""
@@ -189,7 +192,7 @@ def _of_episodes(ret: Tensor, done: Tensor, real: Tensor) -> tuple[Tensor, Tenso
     return start, torch.where(real, ret.gather(0, first), 0.0)
 
 
-def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+def normalize(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor:
     """(x - mean) / (std + eps) over the entries with ``mask`` True; 0 elsewhere.
 
     The standard deviation is unbiased. With fewer than two entries it is 0, so a single entry gives 0, not NaN.

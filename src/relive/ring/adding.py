@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import kernels
-from ..errors import FieldError
-from ..kernels.ring_state import StagedRows
+from ..errors import FieldError, LifecycleError, ParameterError, ReliveError
+from ..kernels.ring_state import USED_UP, StagedRows
 from ..steps.arrays import Ints
 from .rule import Rule
 from .state import RingState
 
-__all__ = ["NOBODY", "Adding", "Change", "missing_final"]
+__all__ = ["NOBODY", "Adding", "Change", "Ended", "missing_final", "refused"]
 
 
 NOBODY: Ints = np.zeros(0, np.int64)
@@ -36,6 +36,19 @@ class Change(NamedTuple):
     rewinds: bool = False
 
 
+class Ended(NamedTuple):
+    """Why a ring can no longer be used, in place of a change: every call on a replay looks for one first."""
+
+    reason: str
+    """Who or what ended it, and what to do."""
+    cut: Ints = NOBODY
+    since: int = 2**63 - 1
+
+    def error(self) -> LifecycleError:
+        """The error for every further call."""
+        return LifecycleError(self.reason)
+
+
 class Adding:
     """What a kernel reads and notes when rows are added, and the ``handle`` of all that.
 
@@ -53,6 +66,9 @@ class Adding:
     __slots__ = ("_ring", "arrays", "cut", "envs", "final", "finals", "handle", "opens", "places", "since", "staged",
                  "tails", "where")  # fmt: skip
     rule, clears, rewinds = None, False, False
+    envs: Ints
+    cut: Ints
+    since: int
 
     def __init__(self, ring: RingState, envs: Ints, staged: Any, final: Any, size: int) -> None:
         self.envs, self.staged, self.final = envs, staged, final
@@ -73,15 +89,26 @@ class Adding:
         self.handle[0] = envs.__array_interface__["data"][0]
         self.envs = envs
 
-    def plan(self, mode: int) -> None:
+    def plan(self, mode: int, undo: Any = None) -> None:
         """Note where the rows will go, and up to which numbers others make way for them.
 
         Raises:
-            FieldError: a final observation is missing.
+            FieldError, ParameterError: the rows are refused.
         """
         found = kernels.fast().plan_rows(self._ring, self.handle, mode)
+        if found == USED_UP and undo.renew is not None and undo.renew(len(self.envs)):
+            found = kernels.fast().plan_rows(self._ring, self.handle, mode)
         if found < 0:
-            raise missing_final(int(self.envs[-1 - found]))
+            raise refused(self.envs, found)
+
+
+def refused(envs: Ints, found: int) -> ReliveError:
+    """The error for rows of ``envs`` that a kernel refused with the number ``found``."""
+    if found == USED_UP:
+        return ParameterError(
+            f"add: {len(envs)} rows are too many for one call of a replay in files; add fewer steps at once"
+        )
+    return missing_final(int(envs[-1 - found]))
 
 
 def missing_final(env: int) -> FieldError:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
 
 from .. import kernels
-from ..errors import LifecycleError, ParameterError, SchemaError
+from ..errors import InvariantError, LifecycleError, ParameterError, SchemaError
 from ..kernels.ring_state import (
     ALONE,
     COMPLETED,
@@ -21,20 +21,19 @@ from ..kernels.ring_state import (
     LINKED,
     NEXT,
     NO_FINALS,
-    NOT_FINITE,
-    RULE,
     TAIL,
+    USED_UP,
 )
 from ..memory.bounded import Bounded
 from ..memory.store import Apart, Plan, Store, require_rows, vector
-from ..parameters import is_count, is_flag
 from ..steps.arrays import Ints
 from ..steps.trees import Path
 from . import invariants
-from .adding import Adding, Change, missing_final
+from .adding import NOBODY, Adding, Change, Ended, refused
 from .invariants import LARGEST
-from .rule import Rule, Weigh
+from .rule import Rule, note_rule, noted_rule, require_rule
 from .state import RingState
+from .undo import Undo
 
 __all__ = ["Ring"]
 
@@ -77,10 +76,19 @@ class Ring(RingState):
     def __init__(self, num_envs: int, rows: int, store: Store, ordered: bool = True) -> None:
         super().__init__(num_envs, rows, store, ordered)
         self._rule = Rule()
-        self.counters[RULE:NOT_FINITE] = self._rule[:4]
-        self.pending: Change | Adding | None = None
+        self.undo = Undo(self.arrays.undo) if store.keeper.durable else None
+        """Notes how to take back what is being changed, where the memory outlives the process; else None."""
+        self.doubtful: Ints | None = NOBODY
+        """Where a kill may have left a sampler's numbers wrong, when this ring was resumed: places, or None for all."""
+        if store.keeper.has("counters"):
+            self._resume(store.keeper.died)
+        else:
+            note_rule(self._rule, self.counters)
+        self.pending: Change | Adding | Ended | None = None
         """What is being changed; set by the ring, and None again once the sampler knows of it, too. A call that finds
         it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
+        self.before_overwriting: Callable[[Ints], object] | None = None
+        """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
         self._none: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         self._addings = Bounded[tuple[int, bool, bool], Adding]()
 
@@ -94,12 +102,37 @@ class Ring(RingState):
         ahead = (self.state[:, COUNT] - self.order[places]) % 2**32
         return int(ahead[some].sum())
 
+    def _resume(self, died: bool) -> None:
+        """Go on with what is in memory. If the process before ``died``, take back the change that it was in.
+
+        Raises:
+            InvariantError, ParameterError: it makes no sense.
+        """
+        if died and self.undo is not None:
+            self.doubtful = self.undo.restore(self)
+            self.state[:, NEXT] = 0  # the envs are gone, so no step that comes goes on with an episode
+        self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
+        self._rule = noted_rule(self.counters)
+        if died and (self.doubtful is None or self._rule.length > 1):  # an end may let a shorter window be drawn
+            self.doubtful = None
+            self.counters[DRAWABLE] = len(self.anchors())
+        if not 0 <= self.drawable <= self.rows_live:
+            raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
+
+    def settle(self) -> None:
+        """A change is done, and the sampler knows of it."""
+        if self.undo is not None:
+            self.undo.end()
+        self.pending = None
+
     def _follow(self, rule: Rule) -> None:
-        _require_rule(rule)
+        require_rule(rule)
         if self.alone and rule.length > 1:
             raise SchemaError("sequences need steps in order that share observations; here each has its own")
+        if self.undo is not None:
+            self.undo.begin_rebuild(self)
         self._rule = rule
-        self.counters[RULE:NOT_FINITE] = rule[:4]
+        note_rule(rule, self.counters)
         self._addings.clear()  # there may be more events now
         self.counters[DRAWABLE] = len(self.anchors())
 
@@ -132,8 +165,13 @@ class Ring(RingState):
 
         Raises:
             FieldError: an episode ended and ``final`` is None. Nothing is stored.
+            ParameterError: the rows are too many for one call of a ring in files. Nothing is stored.
         """
-        count, store = len(envs), self.store
+        if self.before_overwriting is not None:
+            self.before_overwriting(envs)
+        count, store, undo = len(envs), self.store, self.undo
+        if undo is not None and undo.active:  # the piece before was the sampler's last
+            undo.end()
         if final is None:
             (staged, apart), ends_apart = store.stage("step", count, steps), NOTHING
             ends = staged
@@ -150,16 +188,21 @@ class Ring(RingState):
         mode = LINKED if self.linked else ALONE if self.alone else NO_FINALS if final is None else FINALS
         before = self.pending
         if apart:  # written first: a step that is counted is all there, and what it overwrites can be given up
-            adding.plan(mode)
+            adding.plan(mode, undo)
             self.pending = adding
             store.write(apart, adding.places)
             if ends_apart:
                 store.write(ends_apart, adding.finals)
         self.pending = adding
         found = kernels.fast().add_rows(self.handle, adding.handle, mode)
+        if found == USED_UP and undo is not None and undo.renew is not None:
+            self.pending = before  # nothing was changed, and nothing is if the disk fails
+            again = undo.renew(count)
+            self.pending = adding
+            found = kernels.fast().add_rows(self.handle, adding.handle, mode) if again else found
         if found < 0:
             self.pending = before  # nothing was changed
-            raise missing_final(int(envs[-1 - found]))
+            raise refused(envs, found)
         return (adding.where[:found], adding.opens[:found]) if events else self._none
 
     def mend(self) -> None:
@@ -171,6 +214,8 @@ class Ring(RingState):
         change = self.pending
         if change is None:
             return
+        if isinstance(change, Ended):
+            raise change.error()
         if change.clears:
             self._forget(change.rewinds)
         np.maximum.at(self.state[:, TAIL], change.envs, change.tails[: len(change.envs)])
@@ -223,13 +268,6 @@ class Ring(RingState):
         index = np.empty(len(places), np.int64) if out is None else out
         require_rows(places, kernels.fast().ids_of(self.handle, places, index), self.store.num_rows)
         return index
-
-    def find(self, index: Ints) -> tuple[Ints, int]:
-        """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
-        index = vector(index)
-        places = np.empty(len(index), np.int64)
-        bad = kernels.fast().live(self.handle, index, places)
-        return places, int(bad)
 
     def plan(self, places: Any, n: int = 1, gamma: float = 0.99) -> Plan:
         """The n-step transitions that start at ``places`` ``[B]``, for :meth:`read`; a view may change them first.
@@ -315,22 +353,6 @@ class Ring(RingState):
         self.counters[DRAWABLE] += len(opened)
         return opened, np.ones(len(opened), np.uint8)
 
-    def order_as(self, other: Ring, since: int) -> None:
-        """The transitions completed from number ``since`` on, copies of the newest of ``other``, get its order."""
-        of_env = [self.live_places(env) for env in range(self.num_envs)]
-        copies, stamps = list[Ints](), list[Ints]()
-        for env, places in enumerate(of_env):
-            found, copied = other.stamp[other.live_places(env)], places[self.stamp[places] >= since]
-            copies.append(copied)
-            stamps.append(found[found >= 0][-len(copied) :] if len(copied) else found[:0])
-        order, new = np.argsort(np.concatenate(stamps)), self.stamp.copy()
-        new[np.concatenate(copies)[order]] = np.arange(self.completed - len(order), self.completed)
-        for places in of_env:  # what is no transition comes before the next one
-            stamp = new[places]
-            following = np.minimum.accumulate(np.where(stamp < 0, self.completed, stamp)[::-1])[::-1]
-            new[places] = np.where(stamp < 0, -1 - following, stamp)
-        self.stamp[...] = new  # at once: an exception comes before it or after it
-
     def clear(self, rewind: bool = False) -> None:
         """No row is live any more. Numbers go on, so that an old index is never mistaken for a new one.
 
@@ -342,6 +364,8 @@ class Ring(RingState):
         """
         if rewind and not self.alone:
             raise LifecycleError("clear(rewind=True): rows that share observations go on where they are; leave it out")
+        if self.undo is not None:
+            self.undo.begin_rebuild(self)
         self.pending = Change(clears=True, rewinds=rewind)
         self._forget(rewind)
 
@@ -373,18 +397,3 @@ class Ring(RingState):
             InvariantError: as :meth:`check`.
         """
         invariants.check_cursors(self, most)
-
-
-def _require_rule(rule: Rule) -> None:
-    """Refuse a rule that kernels cannot follow; the views of relive give none.
-
-    Raises:
-        ParameterError: it asks for rows that are not there, or for windows without steps.
-    """
-    history, length, stride, tails, weigh = rule
-    counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
-    if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in get_args(Weigh)):
-        raise ParameterError(
-            f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
-            f"all below 2**31, tails True or False, and weigh one of {get_args(Weigh)}"
-        )

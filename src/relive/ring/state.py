@@ -20,11 +20,32 @@ from ..kernels.ring_state import (
     TAIL,
     RingArrays,
 )
-from ..memory.store import Store
+from ..memory.store import Store, vector
 from ..steps.arrays import Ints
 from .span import Span
 
-__all__ = ["RingState"]
+__all__ = ["PIECE", "RingState", "piece_of", "undo_words"]
+
+
+PIECE = 4096
+"""The most rows stored at once. The memory that they are packed in is kept."""
+
+
+UNLIMITED = 2**62
+"""More than any number of a row."""
+
+
+def piece_of(rows: int) -> int:
+    """How many successive steps are stored at once in a ring of ``rows`` rows an env.
+
+    Each takes up to two rows, and together they must not fill the ring of an env.
+    """
+    return max(min(rows // 2, PIECE), 1)
+
+
+def undo_words(num_envs: int, rows: int) -> int:
+    """How many words a ring in files has to note how to take back any of its changes."""
+    return kernels.reference.undo_size(num_envs, max(num_envs, piece_of(rows)))
 
 
 class RingState:
@@ -43,8 +64,9 @@ class RingState:
         self.num_envs, self.rows, self.store = num_envs, rows, store
         self.leaves, self.layout, self.batch = store.leaves, store.layout, store.batch
         """The fields of a step, and where they are in a row of memory and in one of a batch, as far as kernels go."""
-        self.state: Ints = np.zeros((num_envs, COLUMNS), np.int64)
-        self.counters: Ints = np.zeros(COUNTERS, np.int64)
+        keeper = store.keeper
+        self.state: Ints = keeper.take("state", (num_envs, COLUMNS), np.int64)
+        self.counters: Ints = keeper.take("counters", (COUNTERS,), np.int64)
         self.step, self.stamp, self.order = store.meta("_step"), store.meta("_stamp"), store.meta("_order")
         self.alone = any(path[0] == "next_obs" for path in store.leaves)
         """Whether each row is complete with a next observation of its own."""
@@ -56,6 +78,10 @@ class RingState:
             rows, starts[3], starts[1], self.state, self.counters, store.target, self.step, self.stamp, self.order,
             reward, terminated, truncated, none.astype(np.int32), none,
         )  # fmt: skip
+        if keeper.durable:
+            size = undo_words(num_envs, rows)
+            reserve = np.full(num_envs, UNLIMITED, np.int64)
+            self.arrays = self.arrays._replace(undo=keeper.take("undo", (size,), np.int64), reserve=reserve)
         """All that kernels read and write; kept here, since :attr:`handle` has only their addresses."""
         self.handle: Ints = kernels.fast().handle_of(self.arrays)
         """What compiled kernels take for :attr:`arrays`."""
@@ -129,6 +155,13 @@ class RingState:
         out = np.empty(int((self.heads - self.oldest).sum()), np.int64)
         found = kernels.fast().anchors(self.handle, out)
         return out[:found]
+
+    def find(self, index: Ints) -> tuple[Ints, int]:
+        """Places of public indices, -1 for those that can no longer be drawn; and the first never issued, or -1."""
+        index = vector(index)
+        places = np.empty(len(index), np.int64)
+        bad = kernels.fast().live(self.handle, index, places)
+        return places, int(bad)
 
     def ends(self) -> tuple[Any, Ints]:
         """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.choose_goals`.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 import torch
 
 from ..errors import FieldError
+from ..files import SaveHandle, Saves
 from ..files.entries import contradictions
 from ..memory.blocks import Recycled
 from ..returns.estimators import Estimator
@@ -62,6 +63,8 @@ class RolloutBuffer(ReadableRollout):
 
     _preset = True
     """Whether the masks of all rows are written at once. :meth:`load` does not: a forged save could claim any size."""
+
+    _saves: Saves | None = None
 
     extra: Any = None
     """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
@@ -267,7 +270,7 @@ class RolloutBuffer(ReadableRollout):
 
     # -- files, copies and printing -----------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, extra: Any = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, extra: Any = None, background: bool = False) -> SaveHandle:
         """Write the rollout, its attached columns and the number of the next permutation to the directory ``path``.
 
         An older save there is replaced as a whole or not at all; ``docs/files.md`` has the format.
@@ -275,13 +278,20 @@ class RolloutBuffer(ReadableRollout):
         Args:
             path: the directory.
             extra: the learner's state, as :meth:`relive.ReplayBuffer.save` takes it.
+            background: copy everything, return, and write the copy in another thread; see the same.
+
+        Returns:
+            the save, as that of a replay.
 
         Raises:
             FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
             OSError: the disk is full, or fails.
         """
+        self._saves = self._saves or Saves()
+        self._saves.settle()
         parts = self._episodes, self._states, self._writer, self._permutations
-        saving.save(path, self._fields, self._columns, *parts, extra)
+        handle = saving.save(path, self._fields, self._columns, *parts, extra, background)
+        return self._saves.begin(handle)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> RolloutBuffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,11 @@ class Permutations:
     def restart(self, seed: int | None) -> None:
         """The next permutation is number 0 of this seed."""
         self.seed, self.draws = seed_or_drawn(seed), 0
+
+    def reserve(self, count: int) -> int:
+        """The number of the first of the next ``count`` permutations, which the caller makes."""
+        self.draws += count
+        return self.draws - count
 
     def next(self, count: int) -> Tensor:
         """The next permutation of ``count`` items, on the CPU."""
@@ -108,6 +113,10 @@ class Minibatches:
         pack = epochs > 1 or len(bounds) >= MANY
         return self._batches(wanted, bounds, orders, pack, normalize_advantage)
 
+    def reader(self, wanted: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
+        """What reads the rows of an index (flat rows, int64 ``[B]``); see :class:`PackedRows` for ``pack``."""
+        return PackedRows(self._columns.ordered(wanted), pack, self._memory).gather
+
     def _batches(
         self,
         wanted: list[Path],
@@ -116,11 +125,11 @@ class Minibatches:
         pack: bool,
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
-        rows = PackedRows(self._columns.ordered(wanted), pack, self._memory)
+        gather = self.reader(wanted, pack)
         finished = self._columns.is_finished
         for order in orders:
             for low, high in bounds:
-                leaves = rows.gather(order[low:high])
+                leaves = gather(order[low:high])
                 if normalize_advantage:
                     leaves[ADVANTAGE] = normalize(leaves[ADVANTAGE])
                 batch = as_tensordict(leaves, (high - low,))

@@ -40,10 +40,11 @@ def save(
     writer: Writer,
     permutations: Permutations,
     extra: Any,
-) -> None:
+    background: bool,
+) -> persist.SaveHandle:
     """Write a rollout to a directory: its rows in the order of time, each column with its bootstrap row.
 
-    ``extra`` is the learner's state.
+    ``extra`` is the learner's state. In the ``background`` copies are written, once the caller starts the save.
     """
     described, learner = to_json(extra)
     facts = {
@@ -66,7 +67,12 @@ def save(
     tensors = {dotted(name): columns.with_last(name) for name in columns.live}
     tensors[".ended"] = torch.from_numpy(episodes.ended)
     tensors |= states.tensors()
-    persist.update(path, lambda present: persist.Change([learner, tensors], facts))
+    groups = [learner, tensors]
+    if background:
+        groups = list(map(persist.detached, groups))
+        return persist.SaveHandle(path, lambda: persist.update(path, lambda _: persist.Change(groups, facts)))
+    persist.update(path, lambda present: persist.Change(groups, facts))
+    return persist.SaveHandle(path)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], Any]:

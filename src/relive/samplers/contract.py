@@ -81,6 +81,13 @@ class Sampler(ABC):
         """Bytes that the sampler keeps for a full ring of ``rows`` rows over all envs."""
         return 0
 
+    def draw_state(self) -> Any:
+        """What draws change, for :meth:`undo_draws`; None if a draw changes nothing."""
+        return None
+
+    def undo_draws(self, draw_state: Any) -> None:  # noqa: B027
+        """Undo the draws since :meth:`draw_state` gave this. What was added or rated since then stays."""
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of the state that another sampler needs to continue exactly like this one."""
         return {}

@@ -2,71 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, cast
+import math
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import EmptyError, NotFiniteError, ShapeError
-from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, LARGEST_ERROR, Priorities
+from ..kernels.reference.priorities import ALPHA, DRAWS, EPS, LARGEST, LARGEST_ERROR
 from ..kernels.ring_state import DRAWABLE
 from ..memory.blocks import zeroed
-from ..parameters import checked, is_count, is_flag, is_number
+from ..parameters import checked, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from .contract import Doubles, Extras, Sampler, refuse_weights, require_own_ring
+from .kept import KeptPriorities, rebuilding
 from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
 from .sumtree import Cover, SumTree
+from .weighing import Binding, Weighing, is_beta, powers_of, require_errors
 
 __all__ = ["Prioritized"]
-
-
-def _is_beta(beta: Any) -> bool:
-    """Whether this is an exponent or a schedule (first, last, draws) for it."""
-    if not isinstance(beta, tuple):
-        return is_number(beta, 0)
-    schedule = cast("tuple[Any, ...]", beta)
-    return len(schedule) == 3 and is_number(schedule[0], 0) and is_number(schedule[1], 0) and is_count(schedule[2], 1)
-
-
-class _Weighing(NamedTuple):
-    """The parts of the priorities that must agree, so that one assignment changes them all."""
-
-    alpha: float
-    eps: float
-    errors: NDArray[np.float32]
-    """The TD error of each row; meaningless for rows that cannot be drawn."""
-    tree: SumTree
-    """(error + eps)^alpha of each row that can be drawn, 0 for the others."""
 
 
 Strided = tuple[int, int]
 """Numbers in memory: the address of the first, and how many elements lie from one to the next."""
 
 
-class _Binding:
-    """The memory of the priorities, as compiled code takes it; for as long as it consists of the same arrays."""
-
-    def __init__(self, weighing: _Weighing, ring: Ring, largest: float) -> None:
-        tree = self.tree = weighing.tree
-        self.weighing, self.minima, self.whole = weighing, tree.minima, tree.whole
-        self.facts = np.empty(FACTS)
-        self.facts[[ALPHA, EPS, LARGEST]] = weighing.alpha, weighing.eps, largest
-        self.memory = Priorities(*tree.arrays, self.minima, weighing.errors, self.facts, ring.arrays)
-        self._bound_to = self.memory._replace(ring=cast("Any", ring.handle))
-        self.handle: Ints = kernels.fast().handle_of(self._bound_to)
-        """Addresses only; the attributes above keep alive what they point to."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and deepcopy: None. A copy of a sampler has arrays at other addresses."""
-        return type(None), ()
-
-
 @checked(
     alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
     beta=(
-        _is_beta,
+        is_beta,
         "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1",
     ),
     eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
@@ -102,7 +68,9 @@ class Prioritized(Sampler):
     watches = True
     per_row = ("errors",)
     extras = "weight", "probability"
-    _binding: _Binding | None = None
+    _binding: Binding | None = None
+    _kept: KeptPriorities | None = None
+    """The priorities of a replay in files; None elsewhere."""
 
     def __init__(
         self,
@@ -116,8 +84,8 @@ class Prioritized(Sampler):
         eta: float = 0.9,
     ) -> None:
         self._ring: Ring | None = None
-        self._weighing = _Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
-        self._fresh: tuple[float, float, _Weighing] | None = None
+        self._weighing = Weighing(0.0, 0.0, np.empty(0, np.float32), cast("SumTree", None))  # until attach
+        self._fresh: tuple[float, float, Weighing] | None = None
         """The error of new transitions, its weight, and the priorities it fits; kept, as they rarely change."""
         self.alpha, self.eps, self.beta, self.eta = alpha, eps, beta, eta
         self.stratified, self.normalize, self.default_error = stratified, normalize, default_error
@@ -152,15 +120,52 @@ class Prioritized(Sampler):
     def attach(self, ring: Ring) -> None:
         """Give a priority to every transition that can be drawn, and to no other row."""
         refuse_weights(ring, self)
+        if self._ring is None and ring.store.keeper.durable:
+            kept = self._kept = KeptPriorities(ring)
+            if kept.resumed:
+                self._resume(ring, kept)
+                return
         places, errors = ring.anchors(), self._errors
         if self._ring is None:
-            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32)  # takes memory only where written
+            kept = self._kept
+            # new memory takes room only where it is written
+            errors = zeroed(4 * ring.num_envs * ring.rows).view(np.float32) if kept is None else kept.errors
             errors[places] = self._new_error()
         elif require_own_ring(self._ring, ring, self):  # anchors that the last view could not draw are new
             new = (self._tree.get(places) == 0) | (ring.stamp[places] >= ring.unseen)
             errors[places[new]] = self._new_error()
-        self._weighing = self._weighed(places, errors, self.alpha, self.eps)
+        self._adopt(self._weighed(places, errors, self.alpha, self.eps))
         self._ring = ring
+
+    def _resume(self, ring: Ring, kept: KeptPriorities) -> None:
+        """Go on with the priorities in files. Only where a kill left them in doubt are they found anew.
+
+        Raises:
+            NotFiniteError: an error is negative or not finite.
+        """
+        doubtful = kept.restore(ring)
+        self._largest, self._draws = float(kept.facts[LARGEST]), int(kept.facts[DRAWS])
+        alpha, eps = kept.facts[[ALPHA, EPS]].tolist()
+        if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
+            kept.mend(ring, doubtful)
+            self._weighing = Weighing(alpha, eps, kept.errors, kept.tree)
+        else:
+            places = ring.anchors()
+            require_errors(kept.errors[places])
+            self._adopt(self._weighed(places, kept.errors, self.alpha, self.eps))
+        kept.end()
+        self._ring = ring
+
+    def _adopt(self, weighing: Weighing) -> None:
+        """Use these priorities; of a replay in files, copy them there. The caller sees to it that a kill is mended."""
+        kept = self._kept
+        if kept is not None:
+            if weighing.errors is not kept.errors:
+                kept.errors[:] = weighing.errors
+            kept.tree.become(weighing.tree)
+            kept.facts[[ALPHA, EPS]] = weighing.alpha, weighing.eps
+            weighing = weighing._replace(errors=kept.errors, tree=kept.tree)
+        self._weighing = weighing
 
     def nbytes(self, rows: int) -> int:
         """Bytes of the errors, float32, and of the tree of priorities."""
@@ -228,23 +233,64 @@ class Prioritized(Sampler):
         lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if buffer else 0.0
         return self._drawn(bound, count, key, lowest, recent.cover)
 
-    def _drawn(self, bound: _Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
+    def _drawn(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
         """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
         places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
-        beta = self._scheduled_beta() if isinstance(self.beta, tuple) else float(self.beta)
+        beta = self.beta_at(self._draws) if isinstance(self.beta, tuple) else float(self.beta)
         found = kernels.fast().draw_weighted(
             bound.handle, np.uint64(key), self.stratified, beta, lowest, *among, places, probability, weight
         )
         if not found:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
+        bound.facts[DRAWS] = self._draws
         return places, {"weight": weight, "probability": probability}
 
-    def _bound(self) -> _Binding:
+    # -- as the sampler of one shard of several -----------------------------------------------------------------
+
+    @property
+    def mass(self) -> float:
+        """The sum of all priorities: a shard's share of the draws of all shards."""
+        return self._tree.total
+
+    @property
+    def smallest(self) -> float:
+        """The smallest priority of a transition that can be drawn; infinity if there is none."""
+        return self._tree.minimum_positive() if self._tree.total > 0 else math.inf
+
+    @property
+    def largest_error(self) -> float:
+        """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
+        return self._largest
+
+    @largest_error.setter
+    def largest_error(self, error: float) -> None:
+        if error > self._largest:
+            self._largest = self._bound().facts[LARGEST] = float(error)
+
+    @property
+    def current_beta(self) -> float:
+        """The exponent of the next draw's weights."""
+        return self.beta_at(self._draws)
+
+    def draw_at(self, masses: Doubles) -> tuple[Ints, Doubles]:
+        """The transitions that own ``masses`` (float64 ``[B]``, in [0, :attr:`mass`)): their places and priorities.
+
+        It is no draw of the schedule of beta; :meth:`count_draw` counts one.
+        """
+        places = self._tree.find(masses)
+        return places, self._tree.get(places)
+
+    def count_draw(self) -> None:
+        """Count a draw of all shards, which moves a scheduled beta on."""
+        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
+        self._bound().facts[DRAWS] = self._draws
+
+    def _bound(self) -> Binding:
         """The memory of the priorities; bound again if an array was replaced."""
         bound, weighing = self._binding, self._weighing
         if bound is None or bound.weighing is not weighing or bound.minima is not weighing.tree.minima:
-            bound = self._binding = _Binding(weighing, cast("Ring", self._ring), self._largest)
+            bound = self._binding = Binding(weighing, cast("Ring", self._ring), self._largest, self._kept)
         return bound
 
     def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
@@ -254,9 +300,19 @@ class Prioritized(Sampler):
         mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
         return self.eta * absolute.max(1) + (1 - self.eta) * mean
 
+    def weights(self, places: Ints) -> Doubles:
+        """The weight p of the rows at ``places`` ``[B]``; 0 if they cannot be drawn."""
+        return self._tree.get(places)
+
     def priorities(self) -> Doubles:
         """The weight p of every transition that can be drawn."""
         return self._tree.get(self._ring.anchors()) if self._ring is not None else np.empty(0)
+
+    def take_over(self, other: Prioritized, there: Ints, here: Ints) -> None:
+        """Take another sampler's TD errors at its places ``there`` for the places ``here``, where both can draw."""
+        both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
+        self.update(here[both], other._errors[there[both]])
+        self.largest_error = other.largest_error
 
     def check(self) -> None:
         """Check that each transition that can be drawn has the priority of its error, and no other row has one.
@@ -267,6 +323,16 @@ class Prioritized(Sampler):
         if self._ring is not None:
             places = self._ring.anchors()
             require_weights(self._tree, places, self._weights(self._errors[places]))
+
+    def draw_state(self) -> int:
+        """The number of draws, for a schedule of beta."""
+        return self._draws
+
+    def undo_draws(self, draw_state: int) -> None:
+        """See :class:`Sampler`."""
+        self._draws = draw_state
+        if self._kept is not None:
+            self._kept.facts[DRAWS] = draw_state
 
     def state_dict(self) -> dict[str, Any]:
         """The errors of all rows, the largest error seen, and the number of draws for a schedule of beta."""
@@ -285,18 +351,19 @@ class Prioritized(Sampler):
         ring = cast("Ring", self._ring)
         places, errors = ring.places(), zeroed(given.nbytes).view(np.float32)
         errors[places] = known = given[places]  # only live rows: a full copy would take memory for all rows
-        if not (np.isfinite(known).all() and (known >= 0).all()):
-            raise NotFiniteError("errors: a TD error in the saved state is negative or not finite")
-        self._largest, self._draws = float(state["largest"]), int(state["draws"])
-        self._weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
+        require_errors(known)
+        weighing = self._weighed(ring.anchors(), errors, self.alpha, self.eps)
+        with rebuilding(ring):
+            self._largest, self._draws = float(state["largest"]), int(state["draws"])
+            self._adopt(weighing)
 
-    def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> _Weighing:
+    def _weighed(self, places: Ints, errors: NDArray[np.float32], alpha: float, eps: float) -> Weighing:
         """Priorities of the rows at ``places`` from their errors, and of no others."""
         tree = SumTree(len(errors))
-        tree.set([0], _powers(self._new_error(), alpha, eps))  # the weight of the next new transition must fit, too
+        tree.set([0], powers_of(self._new_error(), alpha, eps))  # the weight of the next new transition must fit, too
         tree.set([0], 0.0)
-        tree.set(places, _powers(errors[places], alpha, eps))
-        return _Weighing(alpha, eps, errors, tree)
+        tree.set(places, powers_of(errors[places], alpha, eps))
+        return Weighing(alpha, eps, errors, tree)
 
     def _reweigh(self, alpha: float, eps: float) -> None:
         """Recompute all weights, or change nothing if one would be too large."""
@@ -304,33 +371,30 @@ class Prioritized(Sampler):
             self._weighing = self._weighing._replace(alpha=alpha, eps=eps)
             return
         try:
-            self._weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
+            weighing = self._weighed(self._ring.anchors(), self._errors, alpha, eps)
         except NotFiniteError as error:
             raise NotFiniteError(
                 f"Prioritized(alpha={alpha!r}, eps={eps!r}): (|TD error| + eps)^alpha of a stored error would be "
                 "too large for a sum; choose a smaller alpha or eps"
             ) from error
+        with rebuilding(self._ring):
+            self._adopt(weighing)
 
     def _new_error(self) -> np.float32:
         return np.float32(self._largest if self.default_error is None else self.default_error)
 
     def _weights(self, errors: Any) -> Any:
-        return _powers(errors, self.alpha, self.eps)
+        return powers_of(errors, self.alpha, self.eps)
 
-    def _scheduled_beta(self) -> float:
-        first, last, draws = cast("tuple[float, float, int]", self.beta)
-        return float(first + (last - first) * min(self._draws / draws, 1.0))
+    def beta_at(self, draws: int) -> float:
+        """The exponent of the weights after so many draws."""
+        if not isinstance(self.beta, tuple):
+            return float(self.beta)
+        first, last, until = self.beta
+        return float(first + (last - first) * min(draws / until, 1.0))
 
     def __repr__(self) -> str:
         return (
             f"Prioritized({self.alpha}, {self.beta}, eps={self.eps}, stratified={self.stratified}, "
             f"normalize={self.normalize!r}, default_error={self.default_error}, eta={self.eta})"
         )
-
-
-def _powers(errors: Any, alpha: float, eps: float) -> Doubles:
-    """(error + eps)^alpha ``[B]`` of float32 errors ``[B]``, or of one; the tree refuses infinite ones."""
-    sizes = np.atleast_1d(np.asarray(errors, np.float32))
-    out = np.empty(len(sizes))
-    kernels.fast().powers(sizes, float(alpha), float(eps), out)
-    return out

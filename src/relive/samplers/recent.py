@@ -121,6 +121,14 @@ class Recent(Sampler):
             self.progress = fraction
             self.eta = 1.0 + (self.sharpest - 1.0) * (fraction + 1.0) / 2.0
 
+    def draw_state(self) -> Any:
+        """The inner sampler's."""
+        return self.inner.draw_state()
+
+    def undo_draws(self, draw_state: Any) -> None:
+        """See :class:`Sampler`."""
+        self.inner.undo_draws(draw_state)
+
     def check(self) -> None:
         """Check the inner sampler."""
         self.inner.check()
@@ -136,7 +144,8 @@ class Recent(Sampler):
         self.eta, self._steepest = float(state["eta"]), np.array(state["steepest"], np.float64)
         self._returns = deque(np.asarray(state["returns"], np.float64).tolist(), maxlen=20)
         marked = {name: value for name, value in state.items() if name.startswith("inner.")}
-        self.inner.load_state_dict({name.removeprefix("inner."): value for name, value in marked.items()})
+        if marked:  # else the inner sampler has its state in files
+            self.inner.load_state_dict({name.removeprefix("inner."): value for name, value in marked.items()})
 
     def __repr__(self) -> str:
         return f"Recent({self.sharpest}, {self.c_min}, inner={self.inner!r}, adapt={self.adapt})"

@@ -41,6 +41,11 @@ class WindowWeights:
             anchors = anchors[~np.append(goes_on, False)]
         self._tree.set(anchors, self._weights(anchors))
 
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return self._tree.total
+
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
         self._tree.set(places, drawable * self._weights(places))

@@ -50,16 +50,23 @@ class SumTree:
 
     Args:
         size: number of leaves, at least 1.
+        nodes: float64 ``[count_nodes(size)]``, which starts on a cache line: the memory of a tree of that size, or
+            zeros. None takes new memory.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, nodes: Doubles | None = None) -> None:
         if size < 1:
             raise ParameterError(f"a sum tree needs at least 1 leaf, got size {size}")
         self._size = int(size)
         self._offsets: NDArray[np.uint64] = kernels.fast().tree_offsets(self._size)
         self._root = self._offsets[-1:].astype(np.int64)
-        self._nodes = _aligned(int(self._offsets[-1]) + 1)
+        self._nodes = _aligned(int(self._offsets[-1]) + 1) if nodes is None else nodes
         self._minima: Doubles = np.empty(0)  # kept from the first call of minimum_positive on
+
+    @staticmethod
+    def count_nodes(size: int) -> int:
+        """How many nodes a tree of ``size`` leaves has."""
+        return int(kernels.reference.tree_offsets(size)[-1]) + 1
 
     @staticmethod
     def nbytes(size: int, minima: bool = False) -> int:
@@ -173,6 +180,27 @@ class SumTree:
         if lowest == np.inf:
             raise EmptyError("all weights of these leaves are 0; ask for leaves that have a weight")
         return lowest
+
+    def become(self, other: SumTree) -> None:
+        """Have the weights of another tree of the same size."""
+        self._nodes[:] = other._nodes
+        self._minima = np.empty(0)
+
+    def put(self, positions: Ints, weights: Doubles) -> None:
+        """Give leaves ``[B]`` their weights, and sum anew everything above them, whatever it is now.
+
+        :meth:`set` climbs no further than sums change, and so it trusts all sums. After a kill they may be wrong.
+        """
+        self._nodes[positions] = weights
+        places = positions
+        for below, above in zip(self._offsets[:-1].tolist(), self._offsets[1:].tolist(), strict=True):
+            places = np.unique(places // FANOUT)
+            children = self._nodes[below + FANOUT * places[:, None] + np.arange(FANOUT)]
+            total = np.zeros(len(places))
+            for k in range(FANOUT):  # from left to right, as everywhere
+                total += children[:, k]
+            self._nodes[above + places] = total
+        self._minima = np.empty(0)
 
     def clear(self) -> None:
         """Set all weights to 0."""

@@ -55,6 +55,13 @@ class Uniform(Sampler):
             raise nothing_to_draw(self._ring)
         return places, {}
 
+    @property
+    def mass(self) -> float:
+        """The number of transitions that can be drawn, or the summed weights of sequences: a shard's share of draws."""
+        if self._windows is not None:
+            return self._windows.total
+        return float(self._ring.drawable) if self._ring is not None else 0.0
+
     def check(self) -> None:
         """Check the weights of sequences.
 
@@ -117,6 +124,14 @@ class WithoutReplacement(Sampler):
             span *= 2  # long runs of indices that left the buffer are passed quickly
         self._rest = rest  # set last: an interrupted draw must not consume indices
         return np.concatenate(found), {}
+
+    def draw_state(self) -> Ints:
+        """The indices still to come in this epoch, int64. They are never written to, so this copies nothing."""
+        return self._rest
+
+    def undo_draws(self, draw_state: Ints) -> None:
+        """See :class:`Sampler`."""
+        self._rest = draw_state
 
     def check(self) -> None:
         """Check that the epoch consists of transitions that were stored.

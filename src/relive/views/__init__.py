@@ -3,7 +3,8 @@
 from .contract import View
 from .frames import FrameStack
 from .hindsight import Hindsight
+from .returns_to_go import ReturnsToGo
 from .sequences import Sequence
 from .transitions import NStep, Transition
 
-__all__ = ["FrameStack", "Hindsight", "NStep", "Sequence", "Transition", "View"]
+__all__ = ["FrameStack", "Hindsight", "NStep", "ReturnsToGo", "Sequence", "Transition", "View"]

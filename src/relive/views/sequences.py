@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache
-from typing import Literal, get_args
+from functools import cache, partial
+from inspect import signature
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -109,6 +110,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         _ = self.rule
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copies: the parameters. What is kept of rings stays with this view."""
+        return partial(Sequence, **{name: getattr(self, name) for name in signature(Sequence).parameters}), ()
 
     @property
     def history(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import FileFormatError, NoSaveError
-from ...files import disk, format
+from ...files import directory, disk, format
 from ...files.tensors import pieces
 
 __all__ = ["checked", "load", "save"]
@@ -43,7 +43,7 @@ def save(path: str | os.PathLike[str], prefix: str, metadata: Mapping[str, Any],
     text = json.dumps(dict(metadata), indent=2).encode()
     parts = itertools.chain([memoryview(header)], data)
     names = f"{prefix}state{ENDING}", f"{prefix}metadata.json"
-    with disk.turn(folder):
+    with directory.turn(folder):
         beside = [folder / f".{name}.beside" for name in names]
         try:
             for file in beside:

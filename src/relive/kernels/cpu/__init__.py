@@ -3,11 +3,13 @@
 from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
 from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
+from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
+from .limits import add_count, admit
 from .packing import pack_rows, take_rows
 from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
@@ -22,10 +24,13 @@ __all__ = [
     "PLACES",
     "PROGRESS",
     "accept_step",
+    "add_count",
     "add_rows",
+    "admit",
     "anchors",
     "cache_folder",
     "choose_goals",
+    "commit_step",
     "copy_row",
     "copy_step",
     "copy_windows",
@@ -44,6 +49,7 @@ __all__ = [
     "live",
     "load_target",
     "magnitudes",
+    "mark_bell",
     "mark_windows",
     "masses",
     "note_drawable",
@@ -52,9 +58,12 @@ __all__ = [
     "plan_rows",
     "plan_windows",
     "powers",
+    "publish",
+    "published",
     "rate",
     "read_sequences",
     "relabel_windows",
+    "ring_bell",
     "scatter_rows",
     "set_errors",
     "stack_places",

@@ -27,6 +27,7 @@ from ..ring_state import (
     STRIDE,
     TAIL,
     TAILS,
+    USED_UP,
     RingArrays,
     StagedRows,
 )
@@ -34,6 +35,7 @@ from .handles import Ints, open_ring, open_staged
 from .jit import address_t, fetch, inlined, jit, memcpy
 from .places import place_after, place_of
 from .rule import ends_full, ends_window
+from .undo import note_undo
 
 __all__ = ["add_rows", "plan_rows", "scatter_rows"]
 
@@ -147,7 +149,21 @@ def plan_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
             heads[e] += 1
     for i in range(envs.size):
         given.tails[i] = heads[envs[i]] - rows
+    if ring.undo.size and note_undo(ring, given, _kinds(given, mode)):
+        return USED_UP
     return 0
+
+
+@inlined
+def _kinds(given: StagedRows, mode: int) -> Bools:
+    """See :func:`relive.kernels.reference.append.kinds_of`."""
+    ended = np.full(given.envs.size, mode, np.uint8)
+    if mode != ALONE:
+        for i in range(given.envs.size):
+            ended[i] = given.terminated[i] | given.truncated[i]
+            if mode == LINKED:
+                ended[i] += LINKED  # a done makes it LAST
+    return ended
 
 
 @jit
@@ -155,14 +171,12 @@ def add_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
     """See :func:`relive.kernels.reference.append.add_rows`."""
     ring, given = open_ring(ring_handle), open_staged(staged_handle)
     envs, memory, rows = given.envs, ring.memory, ring.rows
-    ended = np.full(envs.size, mode, np.uint8)
-    if mode != ALONE:
-        for i in range(envs.size):
-            ended[i] = given.terminated[i] | given.truncated[i]
-            if ended[i] and mode == NO_FINALS:
-                return -1 - i
-            if mode == LINKED:
-                ended[i] += LINKED  # a done makes it LAST
+    ended = _kinds(given, mode)
+    for i in range(envs.size if mode == NO_FINALS else 0):
+        if ended[i]:
+            return -1 - i
+    if ring.undo.size and note_undo(ring, given, ended):
+        return USED_UP
     if envs.size > 1:  # so that those rows come while the first are written; of all envs in turn, most often
         inverse, width = 1.0 / rows, memory.shape[1]
         for i in range(envs.size):

@@ -80,6 +80,8 @@ def open_ring(handle: Ints) -> RingArrays:
         column_of(handle, 11, np.uint8),
         vector_of(handle, 12, np.int32),
         vector_of(handle, 13, np.int64),
+        vector_of(handle, 14, np.int64),
+        vector_of(handle, 15, np.int64),
     )
 
 

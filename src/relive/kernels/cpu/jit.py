@@ -22,6 +22,7 @@ __all__ = [
     "addressed",
     "cache_folder",
     "f32",
+    "fence",
     "fetch",
     "flags",
     "floats",
@@ -129,6 +130,21 @@ def stream(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
         return _context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.intp), codegen
+
+
+@intrinsic
+def fence(_context: Any) -> Any:
+    """Order stores: the compiler moves none across this, in either direction.
+
+    The processor needs no order here. A thread's stores reach memory as if in the order of its program, and after a
+    kill nobody looks before all of them are there.
+    """
+
+    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        builder.fence("seq_cst", "singlethread")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic

@@ -13,11 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from ..reference.priorities import ALPHA, EPS, LARGEST, LARGEST_ERROR, UNUSUAL, Floats, Priorities
+from ..reference.priorities import (
+    ALL_RATED,
+    ALPHA,
+    EPS,
+    LARGEST,
+    LARGEST_ERROR,
+    RATED,
+    RATED_LARGEST,
+    RATED_START,
+    UNUSUAL,
+    Floats,
+    Priorities,
+)
 from ..reference.tree import FANOUT
 from ..ring_state import HEAD
 from .handles import Ints, open_ring, vector_of
-from .jit import addressed, f32, fetch, jit, prefetch
+from .jit import addressed, f32, fence, fetch, jit, prefetch
 from .places import oldest, place_of
 from .random import masses
 from .tree import Doubles, climb, heaviest_of, tree_find, tree_shares
@@ -40,6 +52,7 @@ def _opened(handle: Ints) -> Priorities:
         vector_of(handle, 3, f32),
         vector_of(handle, 4, np.float64),
         open_ring(vector_of(handle, 5, np.int64)),
+        vector_of(handle, 6, np.float64),
     )
 
 
@@ -81,6 +94,8 @@ def _set(memory: Priorities, places: Ints, sizes: Floats, weights: Doubles) -> N
     The first ``count`` of the ``walkers`` are the places whose weight changed.
     """
     walkers, count = np.empty(places.size, np.uint64), _u64(0)
+    if memory.undo.size:
+        _note_rated(memory, places)
     for i in range(places.size):
         place = _u64(places[i])
         changed = memory.nodes[place] != weights[i]
@@ -89,6 +104,23 @@ def _set(memory: Priorities, places: Ints, sizes: Floats, weights: Doubles) -> N
         walkers[count] = place
         count += _u64(changed)
     climb(memory.nodes, memory.offsets, memory.minima, walkers, count)
+    if memory.undo.size:
+        fence()  # all is changed before the notes are given up
+        memory.undo[RATED] = 0.0
+
+
+@jit
+def _note_rated(memory: Priorities, places: Ints) -> None:
+    """See :func:`relive.kernels.reference.priorities.note_rated`."""
+    undo = memory.undo
+    undo[RATED_LARGEST] = memory.facts[LARGEST]
+    fits = RATED_START + 2 * places.size <= undo.size
+    for i in range(places.size if fits else 0):
+        place = _u64(places[i])
+        undo[RATED_START + 2 * i], undo[RATED_START + 2 * i + 1] = np.float64(place), memory.errors[place]
+    fence()  # the notes are whole before their number says that they count,
+    undo[RATED] = np.float64(places.size) if fits else ALL_RATED
+    fence()  # and it does so before anything changes
 
 
 @jit

@@ -195,6 +195,8 @@ def tree_find(nodes: Doubles, offsets: Offsets, places: Ints, until: Doubles, ma
             out[i], tops[i] = places[which] - _i64(offsets[level]), level
     for level in range(root - 1, -1, -1):
         here, next_level = offsets[level], offsets[max(level - 1, 0)]
+        # nodes from a file may hold anything: no walker leaves the nodes that have children, or the leaves
+        most = (here - next_level) // _WIDTH - _u64(1) if level else offsets[1] - _u64(1)
         for i in range(_u64(masses.size)):
             if partly and level >= tops[i]:
                 continue
@@ -208,7 +210,7 @@ def tree_find(nodes: Doubles, offsets: Offsets, places: Ints, until: Doubles, ma
                 child += _u64(passed)
             if child == _WIDTH:
                 start, child = _last_child(nodes, first, starts[i])
-            node = _u64(out[i]) * _WIDTH + child
+            node = min(_u64(out[i]) * _WIDTH + child, most)
             starts[i], out[i] = start, _i64(node)
             prefetch(nodes, next_level + node * _WIDTH)
     return -1

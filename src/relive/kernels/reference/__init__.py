@@ -1,9 +1,11 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
 from .append import add_rows, plan_rows, scatter_rows
+from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
+from .limits import add_count, admit
 from .packing import pack_rows, take_rows
 from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
@@ -23,15 +25,19 @@ from .tree import (
     tree_set,
     tree_shares,
 )
+from .undo import note_undo, undo_size
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
     "Grid",
     "Priorities",
     "accept_step",
+    "add_count",
     "add_rows",
+    "admit",
     "anchors",
     "choose_goals",
+    "commit_step",
     "copy_row",
     "copy_step",
     "discounted_return",
@@ -47,18 +53,23 @@ __all__ = [
     "ids_of",
     "live",
     "magnitudes",
+    "mark_bell",
     "mark_windows",
     "masses",
     "note_drawable",
+    "note_undo",
     "pack_rows",
     "permutation",
     "plan_rows",
     "plan_windows",
     "powers",
+    "publish",
+    "published",
     "rate",
     "read_sequences",
     "refuse_missing",
     "relabel_windows",
+    "ring_bell",
     "scatter_rows",
     "set_errors",
     "stack_places",
@@ -71,6 +82,7 @@ __all__ = [
     "tree_offsets",
     "tree_set",
     "tree_shares",
+    "undo_size",
     "vtrace",
     "window",
     "window_start",

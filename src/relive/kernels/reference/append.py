@@ -23,13 +23,15 @@ from ..ring_state import (
     NEXT,
     NO_FINALS,
     NOT_FINITE,
+    USED_UP,
     RingArrays,
     StagedRows,
 )
 from .places import Ints, oldest, place_of
 from .rule import all_anchors
+from .undo import note_undo
 
-__all__ = ["add_rows", "append", "plan_rows", "scatter_rows"]
+__all__ = ["add_rows", "append", "kinds_of", "plan_rows", "scatter_rows"]
 
 
 def append(ring: RingArrays, given: StagedRows, ended: Any) -> int:
@@ -105,8 +107,8 @@ def _int32(count: int) -> int:
 def plan_rows(ring: RingArrays, given: StagedRows, mode: int) -> int:
     """Where :func:`add_rows` will store the same rows, and their final observations: ``places``, ``finals``, ``tails``.
 
-    Nothing else is changed. Up to the number ``tails[i]`` rows of env i will have made way for all of them. What it
-    returns is negative if :func:`add_rows` will refuse the rows, and then the same.
+    Of the ring, only ``undo`` is changed, where there is one. Up to the number ``tails[i]`` rows of env i will have
+    made way for all of them. What it returns is negative if :func:`add_rows` will refuse the rows, and then the same.
     """
     heads, envs = ring.state[:, HEAD].tolist(), given.envs.tolist()
     for i, e in enumerate(envs):
@@ -119,7 +121,20 @@ def plan_rows(ring: RingArrays, given: StagedRows, mode: int) -> int:
             given.finals[i] = place_of(heads[e], e, ring.rows)
             heads[e] += 1
     given.tails[:] = [heads[e] - ring.rows for e in envs]
+    if len(ring.undo) and note_undo(ring, given, kinds_of(given, mode)):
+        return USED_UP
     return 0
+
+
+def kinds_of(given: StagedRows, mode: int) -> Any:
+    """The kind of each row, uint8 ``[K]``, of rows that are added in this way."""
+    ended = np.full(given.envs.size, mode, np.uint8)
+    if mode != ALONE:
+        for i in range(given.envs.size):
+            ended[i] = given.terminated[i] | given.truncated[i]
+            if mode == LINKED:
+                ended[i] += LINKED  # a done makes it LAST
+    return ended
 
 
 def add_rows(ring: RingArrays, given: StagedRows, mode: int) -> int:
@@ -129,16 +144,13 @@ def add_rows(ring: RingArrays, given: StagedRows, mode: int) -> int:
     ``obs_bytes`` of a final observation where an episode ended.
 
     Returns the number of events; or, if an episode ended and its final observation is not given, -1 - i for the first
-    such row i, and nothing is changed.
+    such row i; or USED_UP, if rows would be overwritten that are not in reserve. In both cases nothing is changed.
     """
-    ended = np.full(given.envs.size, mode, np.uint8)
-    if mode != ALONE:
-        for i in range(given.envs.size):
-            ended[i] = given.terminated[i] | given.truncated[i]
-            if ended[i] and mode == NO_FINALS:
-                return -1 - i
-            if mode == LINKED:
-                ended[i] += LINKED  # a done makes it LAST
+    ended = kinds_of(given, mode)
+    if mode == NO_FINALS and ended.any():
+        return -1 - int(ended.argmax())
+    if len(ring.undo) and note_undo(ring, given, ended):
+        return USED_UP
     events = append(ring, given, ended)
     scatter_rows(given.staged, given.places, ring.memory, ring.step_bytes)
     if mode == FINALS:

@@ -19,11 +19,16 @@ from .random import masses
 from .tree import Doubles, Offsets, heaviest, tree_find, tree_set, tree_shares
 
 __all__ = [
+    "ALL_RATED",
     "ALPHA",
+    "DRAWS",
     "EPS",
     "FACTS",
     "LARGEST",
     "LARGEST_ERROR",
+    "RATED",
+    "RATED_LARGEST",
+    "RATED_START",
     "UNUSUAL",
     "Priorities",
     "draw_weighted",
@@ -44,8 +49,19 @@ EPS = 1
 """What is added to every error, an entry of ``facts``."""
 LARGEST = 2
 """The largest error that was ever set, an entry of ``facts``."""
-FACTS = 3
+DRAWS = 3
+"""How many batches were drawn, an entry of ``facts``. Kernels do not read it."""
+FACTS = 4
 """The length of ``facts``."""
+
+RATED = 0
+"""How many errors of ``undo`` have to be put back, if a kill comes now; 0 for none, or ALL_RATED."""
+RATED_LARGEST = 1
+"""The largest error before, an entry of ``undo``. Pairs of a place and its error before follow."""
+RATED_START = 2
+"""Where these pairs begin in ``undo``."""
+ALL_RATED = -1.0
+"""In RATED: there were more errors than ``undo`` has room for, and none was noted."""
 
 UNUSUAL = -1
 """What :func:`rate` returns for a batch that it does not take."""
@@ -64,6 +80,8 @@ class Priorities(NamedTuple):
     """``[FACTS]``: alpha, eps and the largest error."""
     ring: RingArrays
     """The ring; in a handle, the ring's own handle. Draws by the fast twin ask for the rows that they drew."""
+    undo: Doubles = np.empty(0)
+    """``[2 + 2 K]`` of priorities in files, else empty: what :func:`note_rated` notes of K errors at most."""
 
 
 def powers(errors: Floats, alpha: float, eps: float, out: Doubles) -> None:
@@ -117,11 +135,29 @@ def set_errors(memory: Priorities, places: Ints, sizes: Floats) -> int:
     for i, weight in enumerate(weights.tolist()):
         if not weight <= heaviest(len(memory.errors)):
             return i
+    if len(memory.undo):
+        note_rated(memory, places)
     tree_set(memory.nodes, memory.offsets, memory.minima, len(memory.errors), places, weights)
     for place, size in zip(places.tolist(), sizes, strict=True):
         memory.errors[place] = size
     facts[LARGEST] = max(float(facts[LARGEST]), float(sizes.max(initial=0.0)))
+    if len(memory.undo):
+        memory.undo[RATED] = 0.0
     return -1
+
+
+def note_rated(memory: Priorities, places: Ints) -> None:
+    """Note the errors of rows before they change, so that a change that a kill breaks off can be taken back.
+
+    The number of notes is written last, and set to 0 once the change is done. Places are below 2**53, so a float64
+    holds them.
+    """
+    undo = memory.undo
+    undo[RATED_LARGEST] = memory.facts[LARGEST]
+    fits = RATED_START + 2 * len(places) <= len(undo)
+    for i, place in enumerate(places.tolist() if fits else ()):
+        undo[RATED_START + 2 * i], undo[RATED_START + 2 * i + 1] = place, memory.errors[place]
+    undo[RATED] = len(places) if fits else ALL_RATED
 
 
 def rate(memory: Priorities, index: Ints, errors: Doubles | Floats) -> int:

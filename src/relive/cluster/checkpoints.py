@@ -1,0 +1,108 @@
+"""Checkpoints: what a replay of several shards is, besides its shards, in one save that is replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import files
+from ..errors import FileFormatError
+from ..files.entries import entry, integers
+from ..files.nested import to_json
+from ..replay.parts import describe, rebuild
+from ..steps.schema import Schema
+from .division import Division
+from .homes import SavedShard, slot
+
+__all__ = ["Checkpoint", "manifest_of", "read_checkpoint", "saved_shards", "write_checkpoint"]
+
+
+KIND = "relive.cluster.Replay"
+
+
+class Checkpoint(NamedTuple):
+    """The state of the learner's side."""
+
+    schema: Schema
+    capacity: int
+    num_envs: int
+    shards: int
+    ordered: bool
+    own_next_obs: bool
+    seed: int
+    draws: int
+    """Batches drawn."""
+    sampled: int
+    """Rows drawn."""
+    cut: int
+    """The number of the shards' commits that belong to it."""
+    sampler: Any
+    view: Any
+
+
+def manifest_of(path: str | os.PathLike[str]) -> Path:
+    """The directory of the learner's side of a checkpoint."""
+    return Path(path) / "replay"
+
+
+def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: Any) -> None:
+    """Replace the checkpoint. The commits of its number are on the disk already; until now the old one counted.
+
+    Raises:
+        FileFormatError: ``extra`` cannot be stored.
+        OSError: the disk is full, or fails.
+    """
+    described, tensors = to_json(extra)
+    content = {
+        "kind": KIND,
+        "schema": json.loads(state.schema.to_json()),
+        "sizes": [state.capacity, state.num_envs, state.shards],
+        "ordered": state.ordered,
+        "own_next_obs": state.own_next_obs,
+        "seed": state.seed,
+        "counts": [state.draws, state.sampled, state.cut],
+        "sampler": describe(state.sampler),
+        "view": describe(state.view),
+        "extra": described,
+    }
+    files.write(manifest_of(path), tensors, content)
+
+
+def read_checkpoint(path: str | os.PathLike[str], sampler: Any, view: Any) -> Checkpoint:
+    """The checkpoint in a directory, with this sampler and view where they are not None.
+
+    Raises:
+        FileFormatError: there is none, or it is damaged or foreign; or a part of it was the user's own.
+    """
+    with files.Save(manifest_of(path)) as save:
+        content = save.content
+    if content.get("kind") != KIND:
+        raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r:.80}, not of a {KIND}")
+    capacity, num_envs, shards = integers(content, "sizes", 3).tolist()
+    draws, sampled, cut = integers(content, "counts", 3).tolist()
+    return Checkpoint(
+        Schema.from_json(json.dumps(content.get("schema"))),
+        capacity,
+        num_envs,
+        shards,
+        entry(content, "ordered", bool),
+        entry(content, "own_next_obs", bool),
+        entry(content, "seed", int),
+        draws,
+        sampled,
+        cut,
+        rebuild(content.get("sampler"), "sampler") if sampler is None else sampler,
+        rebuild(content.get("view"), "view") if view is None else view,
+    )
+
+
+def saved_shards(path: str | os.PathLike[str], state: Checkpoint) -> tuple[SavedShard, ...]:
+    """Where the shards of a checkpoint lie."""
+    division = Division(state.num_envs, state.shards)
+    starts, rows = division.starts.tolist(), division.rows(state.capacity).tolist()
+    return tuple(
+        SavedShard(str(slot(path, k, state.cut)), starts[k], starts[k + 1] - starts[k], rows[k])
+        for k in range(state.shards)
+    )

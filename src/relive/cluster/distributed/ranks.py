@@ -1,0 +1,124 @@
+"""Ranks: the processes of a group, and the small tables of numbers that they exchange."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ...errors import LifecycleError, ParameterError
+
+__all__ = ["Ranks", "Report"]
+
+Doubles = NDArray[np.float64]
+
+FAILED = 0
+"""The column of a report that is 1 where a rank raised an error, else 0."""
+CALL = 1
+"""The column with a number for the name of the call."""
+FIRST = 2
+"""The first column of the values."""
+
+
+class Report(NamedTuple):
+    """What a rank reports to the others."""
+
+    same: Mapping[str, float]
+    """Names and values that must be equal on all ranks."""
+    own: Sequence[float]
+    """Numbers of this rank."""
+
+
+class Ranks:
+    """The ranks of a process group; one rank alone if torch.distributed was not initialized.
+
+    Args:
+        group: of torch.distributed; None is the default group.
+
+    Raises:
+        LifecycleError: this process does not belong to the group; or it was started as one of several ranks, and
+            ``torch.distributed.init_process_group`` was not called.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.rank, self.count, self._device = 0, 1, torch.device("cpu")
+        if not (dist.is_available() and dist.is_initialized()):
+            if group is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise LifecycleError(
+                    "torch.distributed is not initialized; call torch.distributed.init_process_group(...) first"
+                )
+            return
+        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise LifecycleError("this process is not a rank of the group; call this in its ranks only")
+        backend = dist.get_backend(group)
+        if "nccl" in backend and "gloo" not in backend:
+            self._device = torch.device("cuda", torch.cuda.current_device())
+
+    def exchange(self, call: str, report: Callable[[], Report], width: int) -> Doubles:
+        """One all-reduce: the own numbers of all ranks, ``[R, own]``. Either all ranks go on, or all raise an error.
+
+        Args:
+            call: the name of what the user called.
+            report: makes this rank's report. An error that it raises is raised again once the others know of it.
+            width: how many numbers ``same`` and ``own`` have together, at most. It depends on the call alone, as all
+                ranks must send tables of one size even if one of them fails.
+
+        Raises:
+            LifecycleError: another rank raised an error, or is at another call.
+            ParameterError: what must be equal differs; names it, and the first two ranks that differ.
+        """
+        sent, names, failure = np.zeros((self.count, FIRST + width)), list[str](), None
+        mine = sent[self.rank]
+        mine[CALL] = crc32(call.encode())  # a name as a number
+        try:
+            same, own = report()
+            names = list(same)
+            values = [*same.values(), *own]
+            mine[FIRST : FIRST + len(values)] = values
+        except Exception as error:
+            mine[FAILED], failure = 1.0, error
+        table = self._summed(sent)
+        if failure is not None:
+            raise failure
+        self._require_no_failure(call, table)
+        _require_equal(call, names, table[:, FIRST:])
+        return table[:, FIRST + len(names) :]
+
+    def _summed(self, sent: Doubles) -> Doubles:
+        """The sum of every rank's table. Each row is 0 but on one rank, so that the sum is exact."""
+        if self.count == 1:
+            return sent
+        table = torch.from_numpy(sent).to(self._device)
+        dist.all_reduce(table, group=self._group)
+        return table.cpu().numpy()
+
+    def _require_no_failure(self, call: str, table: Doubles) -> None:
+        if table[:, FAILED].any():
+            raise LifecycleError(
+                f"{call}: rank {table[:, FAILED].argmax()} raised an error, which its own traceback shows; nothing "
+                "happened on any rank"
+            )
+        elsewhere = table[:, CALL] != table[self.rank, CALL]
+        if elsewhere.any():
+            raise LifecycleError(
+                f"{call}: rank {self.rank} is here, and rank {elsewhere.argmax()} is at another call; all ranks make "
+                "the same calls in the same order"
+            )
+
+
+def _require_equal(call: str, names: list[str], table: Doubles) -> None:
+    different = table[:, : len(names)] != table[0, : len(names)]
+    if different.any():
+        other, column = np.argwhere(different)[0]
+        raise ParameterError(
+            f"{call}: {names[column]} is {table[0, column]:.17g} on rank 0 and {table[other, column]:.17g} on rank "
+            f"{other}; it must be the same on all ranks"
+        )

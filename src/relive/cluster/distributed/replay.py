@@ -1,0 +1,144 @@
+"""ShardedReplay: the replays of all ranks, drawn from as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...parameters import COUNT_RULE, require
+from ...replay.arguments import require_rows
+from ...views.contract import time_first_of
+from ..plan import Plan, shard_key
+from ..portion import Drawn, Portion
+from .ranks import Ranks, Report
+
+if TYPE_CHECKING:
+    from ...replay.buffer import ReplayBuffer
+
+__all__ = ["ShardedReplay"]
+
+WIDTH = 16
+"""Numbers of a rank's report, at most."""
+
+
+class ShardedReplay:
+    """The replays of all ranks of a process group, drawn from as one ring that has all of their rows.
+
+    Each rank makes one of its own replay, to which it goes on adding. :meth:`sample` and :meth:`batches` are collective
+    calls: all ranks make them, in the same order and with the same arguments. If a rank raises an error before its rows
+    are drawn, then all ranks raise one.
+
+    Args:
+        replay: this rank's. All ranks have the same ``seed`` and parameters of the sampler, which is
+            :class:`relive.Uniform` or :class:`relive.Prioritized`. Capacities and numbers of envs may differ.
+        group: the process group; None is the default one. If torch.distributed was not initialized, this process is
+            the only rank.
+
+    Raises:
+        ParameterError: the sampler is another one, or ranks differ in their seed, their schema or their settings.
+        LifecycleError: this process is not in the group, or another rank raised an error.
+    """
+
+    def __init__(self, replay: ReplayBuffer, group: Any = None) -> None:
+        self._ranks = Ranks(group)
+        self._ranks.exchange("ShardedReplay", lambda: self._opening(replay), WIDTH)
+
+    @property
+    def replay(self) -> ReplayBuffer:
+        """This rank's replay."""
+        return self._portion.replay
+
+    def sample(self, batch_size: int) -> Any:
+        """This rank's rows of one batch of all ranks: as a batch of the replay, with ``weight`` and filled up.
+
+        Every rank gets the same number of rows, m: as many as the rank with the most draws. ``(batch["weight"] *
+        loss).mean()``, averaged over the ranks as DistributedDataParallel averages gradients, is the mean over the
+        batch of all ranks: ``weight`` (float32 ``[m]``) is the importance weight, times m R / B. It is 0 in rows that
+        only fill up, and their ``index`` is -1. ``index`` names rows of this rank's replay; ``probability`` is that
+        among the rows of all ranks.
+
+        Args:
+            batch_size: B, over all ranks.
+
+        Raises:
+            EmptyError: no rank has a complete transition. All ranks raise it.
+            ParameterError: ``batch_size`` is not positive, or ranks differ in what must be the same.
+            LifecycleError: another rank raised an error.
+        """
+        portion, ranks = self._portion, self._ranks
+        with portion.lock:
+            table = ranks.exchange("sample", lambda: self._report(batch_size), WIDTH)
+            seed, t, beta = portion.replay.seed, portion.t, portion.beta
+            plan, key = portion.plan(table[:, 0], batch_size, seed, t), shard_key(seed, t, ranks.rank)
+            counts = plan.counts()
+            if portion.prioritized is not None:
+                portion.prioritized.largest_error = table[:, 2].max().item()
+            portion.count_batch(counts.item(ranks.rank))  # from here on all ranks are at the next batch
+            drawn, least = self._draw(plan, key, table[:, 1].min().item())
+            rows = counts.max().item()
+            extras = portion.weights(drawn, plan.ends.item(-1), least, beta)
+            extras["weight"] *= np.float32(rows * ranks.count / batch_size)
+            return portion.read(drawn, key, rows, extras)
+
+    def batches(self, count: int, batch_size: int) -> Iterator[Any]:
+        """``count`` batches, each as :meth:`sample` gives it.
+
+        Raises:
+            ParameterError: ``count`` is not positive.
+        """
+        require("batches", COUNT_RULE, count=count)
+        return (self.sample(batch_size) for _ in range(count))
+
+    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
+        """Set the priorities of this rank's rows of a batch; returns how many were overwritten meanwhile.
+
+        Rows that only filled up the batch are left out. Arguments and errors are those of
+        :meth:`relive.ReplayBuffer.update_priorities`. This is no collective call.
+        """
+        real = torch.as_tensor(index) >= 0
+        if not real.all():
+            axis = 1 if torch.as_tensor(td_error).ndim > 1 and time_first_of(self.replay.view) else 0
+            index, td_error, mask = _rows(index, real, 0), _rows(td_error, real, axis), _rows(mask, real, axis)
+        return self.replay.update_priorities(index, td_error, mask)
+
+    def _opening(self, replay: ReplayBuffer) -> Report:
+        """What all ranks must agree on when this is made."""
+        self._portion = Portion(replay)
+        fields = sorted((path, leaf.shape, str(leaf.dtype)) for path, leaf in replay.schema.leaves.items())
+        return Report({"the schema (as a checksum)": crc32(repr(fields).encode()), **self._same()}, ())
+
+    def _report(self, batch_size: int) -> Report:
+        """What all ranks must agree on before a batch, and this rank's totals."""
+        require_rows(batch_size)
+        return Report({"batch_size": batch_size, **self._same()}, self._portion.totals())
+
+    def _same(self) -> dict[str, float]:
+        portion = self._portion
+        seed = portion.replay.seed % 2**53  # a double has no more digits
+        return {"the seed": seed, "the number of batches drawn": portion.t, **portion.settings}
+
+    def _draw(self, plan: Plan, key: int, least: float) -> tuple[Drawn, float]:
+        """This rank's rows, and the smallest priority that weights compare with: of all rows, or of the batch."""
+        portion, ranks = self._portion, self._ranks
+        if not portion.compares_in_batch:
+            return portion.draw(plan, ranks.rank, key), least
+        found = list[Drawn]()
+
+        def report() -> Report:
+            found.append(portion.draw(plan, ranks.rank, key))
+            priorities = found[0].priorities
+            return Report({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
+
+        least = ranks.exchange("sample: weights", report, 1).min().item()
+        return found[0], least
+
+
+def _rows(values: Any, chosen: Tensor, axis: int) -> Any:
+    """The chosen entries along an axis; None is None."""
+    return None if values is None else torch.as_tensor(values).index_select(axis, chosen.nonzero().squeeze(1))

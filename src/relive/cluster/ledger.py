@@ -1,0 +1,133 @@
+"""Ledger: which writer plays which envs of a shard, and how many of its steps have come. Each step counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..errors import LifecycleError
+
+__all__ = ["Admission", "Ledger", "Origin", "Rank"]
+
+
+class Rank(NamedTuple):
+    """What a writer is known by. Of two writers for one env, the one of the higher rank has it."""
+
+    number: int
+    """One more than that of the writer before it."""
+    token: str
+    """Drawn at random. It decides between two writers that both follow one that a failed shard forgot."""
+
+
+class Origin(NamedTuple):
+    """Where a chunk of steps comes from."""
+
+    rank: Rank
+    envs: tuple[int, ...]
+    """The envs of the shard that stepped, always the same ones for a writer."""
+    start: int
+    """How many steps of each env the writer sent before."""
+    steps: int
+    """How many steps of each env it sends now."""
+    sure: int
+    """Up to which step the shard has confirmed."""
+
+
+class Admission(NamedTuple):
+    """What to do with a chunk."""
+
+    store: bool
+    """Whether to store it: it is the next one."""
+    interrupt: bool
+    """Whether its first steps do not follow the last stored ones of their envs."""
+    received: int
+    """How many steps of each env the shard will have had from this writer."""
+
+
+class Ledger:
+    """Decides of each chunk whether it is the next one of its writer. Counts what a failed shard has lost.
+
+    A writer sends a chunk again until it is confirmed, so a chunk may come twice, and a later one before an earlier
+    one. A shard that came back from its last commit has forgotten what came after it. Those steps are lost; they are
+    counted, and no episode joins over the gap.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[int, Rank] = {}
+        self._received: dict[str, int] = {}
+        self.stored = 0
+        """Steps that were ever stored."""
+        self.lost = 0
+        """Steps that were confirmed and are not here: they came after the commit that the shard came back from."""
+        self.repeated = 0
+        """Steps that came once more and were left out."""
+
+    def claim(self, envs: Sequence[int], token: str) -> Rank:
+        """The rank of a new writer for these envs. Those that had them before are refused from now on."""
+        numbers = [self._owners[env].number for env in envs if env in self._owners]
+        rank = Rank(1 + max(numbers, default=0), token)
+        self._hand_over(envs, rank)
+        return rank
+
+    def admit(self, origin: Origin) -> Admission:
+        """What to do with a chunk; :meth:`confirm` it once it is stored.
+
+        Raises:
+            LifecycleError: another writer has its envs by now.
+        """
+        new = self._takes_over(origin)
+        received = self._received.get(origin.rank.token, 0)
+        gap = max(origin.sure - received, 0)  # confirmed once, and forgotten since
+        if new:
+            self._hand_over(origin.envs, origin.rank)
+        if gap:
+            self.lost += gap * len(origin.envs)
+            received = self._received[origin.rank.token] = origin.sure
+        if origin.start < received:
+            self.repeated += origin.steps * len(origin.envs)
+            return Admission(False, bool(gap) or new, received)
+        if origin.start > received:  # one before it is still on its way, or failed: the writer sends both again
+            return Admission(False, bool(gap) or new, received)
+        return Admission(True, bool(gap) or new, received + origin.steps)
+
+    def confirm(self, origin: Origin) -> None:
+        """The steps of this chunk are stored."""
+        self._received[origin.rank.token] = origin.start + origin.steps
+        self.stored += origin.steps * len(origin.envs)
+
+    def state(self) -> dict[str, Any]:
+        """All of it, for a save."""
+        return {
+            "owners": [[env, *rank] for env, rank in self._owners.items()],
+            "received": dict(self._received),
+            "counts": [self.stored, self.lost, self.repeated],
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> Ledger:
+        """The ledger of a save."""
+        ledger = cls()
+        ledger._owners = {env: Rank(number, token) for env, number, token in state["owners"]}
+        ledger._received = dict(state["received"])
+        ledger.stored, ledger.lost, ledger.repeated = state["counts"]
+        return ledger
+
+    def _takes_over(self, origin: Origin) -> bool:
+        """Whether the writer of this chunk has its envs from now on only: the shard has forgotten its claim.
+
+        Raises:
+            LifecycleError: a writer of a higher rank has one of them.
+        """
+        owners = [self._owners.get(env) for env in origin.envs]
+        for env, owner in zip(origin.envs, owners, strict=True):
+            if owner is not None and owner > origin.rank:
+                raise LifecycleError(
+                    f"env {env} of the shard has a newer writer, so the steps of the old one are refused; stop it, or "
+                    "give each writer envs of its own"
+                )
+        return any(owner != origin.rank for owner in owners)
+
+    def _hand_over(self, envs: Sequence[int], rank: Rank) -> None:
+        self._owners |= dict.fromkeys(envs, rank)
+        live = {owner.token for owner in self._owners.values()}
+        self._received = {token: count for token, count in self._received.items() if token in live}

@@ -1,0 +1,177 @@
+"""Portion: what one shard of a replay has in the draws of all shards, however the shards communicate."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..batches.sequences import SequenceBatch, padding
+from ..errors import ParameterError
+from ..samplers.prioritized import Prioritized
+from ..samplers.uniform import Uniform
+from ..steps.arrays import Ints
+from .plan import Doubles, Plan, global_weights, plan
+
+if TYPE_CHECKING:
+    from ..replay.buffer import ReplayBuffer
+
+__all__ = ["Drawn", "Portion", "Totals"]
+
+
+class Totals(NamedTuple):
+    """What the others have to know of a shard before a batch is drawn."""
+
+    mass: float
+    """The summed priorities; with :class:`relive.Uniform` the number of transitions that can be drawn."""
+    least: float
+    """The smallest priority, where weights are normalized by the whole buffer; else infinity."""
+    largest: float
+    """The largest TD error ever set, which new transitions get; 0 without priorities."""
+
+
+class Drawn(NamedTuple):
+    """The rows that a shard drew for one batch."""
+
+    places: Ints
+    """Where they lie, int64 ``[count]``."""
+    priorities: Doubles | None
+    """Their priorities, ``[count]``; None where all rows have the same chance."""
+
+
+class Portion:
+    """One shard: draws its rows of the batches that all shards draw together. The caller holds :attr:`lock`.
+
+    Args:
+        replay: the shard. Its sampler is a :class:`relive.Uniform` or a :class:`relive.Prioritized`.
+
+    Raises:
+        ParameterError: the sampler is another one, whose draws depend on the order in which all rows came.
+    """
+
+    def __init__(self, replay: ReplayBuffer) -> None:
+        inside: Any = replay
+        self.replay, self.lock = replay, inside.lock
+        self._ring, self._reader, self._writer = inside._ring, inside._reader, inside._writer
+        self._progress, self._sampler = inside._progress, inside._sampler
+        if type(self._sampler) not in (Uniform, Prioritized):
+            raise ParameterError(
+                f"sampler={self._sampler!r}: shards draw with Uniform() or Prioritized(...); create the replay with one"
+            )
+        self.prioritized: Prioritized | None = self._sampler if isinstance(self._sampler, Prioritized) else None
+
+    @property
+    def t(self) -> int:
+        """The number of the next batch."""
+        return self._progress.draws - self._progress.first
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the weights of the next batch; 0 without priorities."""
+        return 0.0 if self.prioritized is None else self.prioritized.current_beta
+
+    @property
+    def compares_in_batch(self) -> bool:
+        """Whether weights are divided by the largest of the batch, which is known once all shards have drawn."""
+        return self.prioritized is not None and self.prioritized.normalize == "batch"
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """What all shards must agree on, or their priorities and weights would not fit together."""
+        by = self.prioritized
+        if by is None:
+            return {"whether there are priorities": False}
+        default = -1.0 if by.default_error is None else by.default_error
+        flags = {"stratified": by.stratified, "whether weights compare with the batch": by.normalize == "batch"}
+        numbers = {"alpha": by.alpha, "eps": by.eps, "beta": by.current_beta, "default_error (or -1)": default}
+        return {"whether there are priorities": True, **numbers, **flags}
+
+    def totals(self) -> Totals:
+        """The shard's part of everything that can be drawn now."""
+        if self._ring.pending is not None:
+            self._writer.mend()
+        self._reader.keep_rule()
+        by = self.prioritized
+        if by is None:
+            return Totals(self._sampler.mass, math.inf, 0.0)
+        return Totals(by.mass, by.smallest if by.normalize == "buffer" else math.inf, by.largest_error)
+
+    def plan(self, masses: Doubles, batch_size: int, seed: int, t: int) -> Plan:
+        """How shards of these ``masses``, ``[K]``, divide batch ``t``."""
+        stratified = self.prioritized is not None and self.prioritized.stratified
+        return plan(masses, batch_size, seed, t, stratified=stratified)
+
+    def draw(self, planned: Plan, shard: int, key: int) -> Drawn:
+        """The rows of a batch that shard number ``shard``, which is this one, draws.
+
+        Args:
+            planned: the batch.
+            shard: this shard's number.
+            key: :func:`relive.cluster.plan.shard_key`, for rows that the plan does not choose.
+        """
+        if self.prioritized is not None:
+            return Drawn(*self.prioritized.draw_at(planned.of(shard)))
+        count = int(planned.counts()[shard])
+        if not count:
+            return Drawn(np.empty(0, np.int64), None)
+        return Drawn(self._sampler.draw(count, key, 1, 1)[0], None)
+
+    def count_batch(self, rows: int) -> None:
+        """Count a batch of all shards, with so many rows of this one; the next has the next number."""
+        self._progress.draws += 1
+        self._progress.sampled += rows
+        if self.prioritized is not None:
+            self.prioritized.count_draw()
+
+    def weights(self, drawn: Drawn, total: float, least: float, beta: float) -> dict[str, Any]:
+        """``weight`` (1 without priorities), and ``probability`` with them, as one ring of all shards gives them.
+
+        Args:
+            drawn: the rows of this shard.
+            total: the mass of all shards.
+            least: the priority that gets the weight 1; see :func:`relive.cluster.plan.global_weights`.
+            beta: :attr:`beta` when the batch was planned.
+        """
+        if drawn.priorities is None:
+            return {"weight": np.ones(len(drawn.places), np.float32)}
+        if not len(drawn.places):  # then there may be no least priority
+            return {"weight": np.empty(0, np.float32), "probability": np.empty(0)}
+        weight = global_weights(drawn.priorities, least, beta)
+        return {"weight": weight, "probability": drawn.priorities / total}
+
+    def read(self, drawn: Drawn, key: int, rows: int | None = None, extras: dict[str, Any] | None = None) -> Any:
+        """The rows drawn, as the replay's view reads them, filled up with others to ``rows`` rows.
+
+        Rows that fill up have ``index`` -1 and 0 in the ``extras``. They are those drawn, once more; any others that
+        can be drawn, if none was; and zeros, if there are none.
+        """
+        count = len(drawn.places)
+        rows = count if rows is None else rows
+        places = drawn.places
+        if count < rows:
+            others = places if count else self._ring.draw(rows, key)
+            places = np.resize(others, rows) if others is not None else places
+        full = {name: _filled(values, len(places)) for name, values in (extras or {}).items()}
+        batch = self._reader.read(places, full, key)
+        if len(places) < rows:
+            batch = _blank(batch, rows)
+        if count < rows and "index" in batch.keys():
+            batch["index"][count:] = -1
+        return batch
+
+
+def _filled(values: Any, rows: int) -> Any:
+    """The values ``[count]``, followed by zeros up to ``rows``."""
+    return np.concatenate([values, np.zeros(rows - len(values), values.dtype)])
+
+
+def _blank(batch: Any, rows: int) -> Any:
+    """``rows`` rows of zeros with the fields of a batch without rows; action masks allow every action."""
+    if isinstance(batch, SequenceBatch):
+        return batch.blank(rows)
+    blank = batch.new_zeros(rows)
+    for name in blank.keys():
+        if padding((name,)):
+            blank[name].fill_(True)
+    return blank

@@ -1,0 +1,94 @@
+"""Shards as Ray actors. This is the one module that imports Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .group import Connect, Link
+from .homes import ShardPlan
+from .queue import RolloutQueue
+from .shard import Shard
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError as error:
+    raise ImportError("relive.cluster.Replay needs Ray: pip install 'relive[ray]'") from error
+
+__all__ = ["RayLink", "actors", "queue_actor"]
+
+
+class RayLink(Link):
+    """Messages to actors, one for each shard. Ray keeps the order of the messages of a process to a shard.
+
+    Args:
+        handles: of the actors, in the order of the shards.
+    """
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+
+    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        """See :class:`Link`."""
+        return getattr(self.handles[shard], method).remote(*arguments)
+
+    def answers(self, calls: Mapping[int, Any], timeout: float) -> tuple[dict[int, Any], set[int]]:
+        """See :class:`Link`."""
+        if not calls:
+            return {}, set()
+        rpc: Any = ray  # which leaves the types of references open
+        ready = set(rpc.wait(list(calls.values()), num_returns=len(calls), timeout=timeout)[0])
+        found, failed = dict[int, Any](), set[int]()
+        for key, ref in calls.items():
+            try:
+                if ref in ready:
+                    found[key] = rpc.get(ref)
+            except RayTaskError as error:  # the shard refused what it was asked
+                raise error.cause from error
+            except RayError:  # the actor or its node died, or the answer was lost on its way
+                failed.add(key)
+        return found, failed
+
+    def close(self) -> None:
+        """See :class:`Link`."""
+        for handle in self.handles:
+            ray.kill(handle)
+
+
+def actors(**options: Any) -> Connect:
+    """What makes each shard a Ray actor: the ``connect`` of :class:`relive.cluster.Replay`.
+
+    Actors spread over the nodes, reserve no CPU, and are restarted by Ray as often as they die. Ray is started on this
+    machine if ``ray.init`` was not called before.
+
+    Args:
+        options: of the actors, as ``Actor.options`` takes them, such as ``num_cpus=1`` or ``resources={"shard": 1}``.
+    """
+
+    def connect(plans: list[ShardPlan]) -> Link:
+        known: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": -1, **options}
+        actor: Any = ray.remote(Shard)
+        return RayLink([actor.options(**known).remote(plan) for plan in plans])
+
+    return connect
+
+
+def queue_actor(**options: Any) -> Callable[[int], Link]:
+    """What makes the queue of :class:`relive.cluster.Rollouts` a Ray actor.
+
+    With ``name="rollouts", lifetime="detached"`` it outlives the learner's process, and a learner that is started again
+    in the same namespace finds it.
+
+    Args:
+        options: of the actor, as ``Actor.options`` takes them.
+    """
+
+    def connect(capacity: int) -> Link:
+        known: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, **options}
+        if "name" in known:
+            known["get_if_exists"] = True
+        actor: Any = ray.remote(RolloutQueue)
+        return RayLink([actor.options(**known).remote(capacity)])
+
+    return connect

@@ -1,0 +1,400 @@
+"""Replay: several shards that draw and learn as one replay."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from ..errors import LifecycleError, ParameterError
+from ..kernels.reference.random import key
+from ..parameters import COUNT_RULE, Rule, is_number, require, seed_or_drawn
+from ..replay.arguments import require_rows, whole_numbers
+from ..replay.buffer import ReplayBuffer
+from ..replay.extra import load_extra as extra_of
+from ..replay.ratings import by_item, doubles, magnitudes
+from ..samplers.prioritized import Prioritized
+from ..samplers.uniform import Uniform
+from ..steps.arrays import as_host
+from ..steps.schema import Schema
+from ..views.contract import time_first_of
+from ..views.transitions import Transition
+from .checkpoints import Checkpoint, manifest_of, read_checkpoint, saved_shards, write_checkpoint
+from .division import Division
+from .drawing import Drawing
+from .group import Connect, Group, Link
+from .homes import SavedShard, ShardPlan
+from .shard import require_shardable
+from .writer import Writer, chosen_envs
+
+__all__ = ["Replay", "load_extra"]
+
+
+MOST_SENT = 64
+"""So many calls whose answers nobody waits for may be on their way."""
+
+
+START_TIMEOUT = 600.0
+"""Seconds that a shard may take to begin."""
+
+
+SAVE_TIMEOUT = 3600.0
+"""Seconds that a shard may take to write its part of a checkpoint."""
+
+
+SECONDS_RULE: Rule = (lambda value: is_number(value, 0) and value > 0, "expected a number of seconds above 0")
+
+
+ADDED = (
+    "size", "completed", "episodes", "late_updates", "not_finite_rewards", "lost_steps", "repeated_steps",
+    "dropped_updates", "commits",
+)  # fmt: skip
+"""The figures of shards that are added up."""
+
+
+class _Sent(NamedTuple):
+    """A call whose answer nobody waits for."""
+
+    shard: int
+    call: Any
+    rows: int
+    """How many TD errors it carries; 0 if it is something else."""
+
+
+class Replay:
+    """A replay whose envs are divided among shards: processes on one machine or many, each with a ring of its own.
+
+    The learner makes it, draws from it and passes TD errors back. Workers send steps with a :meth:`writer`. Together
+    the shards draw as one :class:`relive.ReplayBuffer` of all steps would; ``docs/cluster.md`` says in which sense.
+
+    Args:
+        schema: the fields of a step, as :class:`relive.ReplayBuffer` takes them.
+        capacity: rows of all shards together.
+        num_envs: N, over all workers. The steps of an env lie in one shard.
+        shards: K, at most N.
+        sampler: :class:`relive.Uniform` (default) or :class:`relive.Prioritized`.
+        view: any view; default :func:`relive.Transition`.
+        ordered: as :class:`relive.ReplayBuffer` takes it.
+        own_next_obs: as :class:`relive.ReplayBuffer` takes it.
+        seed: as long as no shard fails, batch t is a function of (seed, t) and of what is stored at that time.
+        path: the directory of :meth:`save`, which all shards can reach. Without one a shard that dies comes back empty.
+        commit_every: seconds between commits of the shards, which :meth:`sample` starts; None for none.
+        timeout: seconds to wait for a shard. The learner then goes on without it until it answers.
+        connect: makes the shards and the link to them; default: :func:`relive.cluster.ray.actors`, with its defaults.
+
+    Raises:
+        ParameterError: an argument is out of range, or the sampler's draws cannot be divided.
+        SchemaError: a replay cannot have this schema, or the view cannot read it.
+        LifecycleError: ``path`` holds a checkpoint already; use :meth:`load`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        capacity: int,
+        num_envs: int = 1,
+        *,
+        shards: int = 1,
+        sampler: Uniform | Prioritized | None = None,
+        view: Any = None,
+        ordered: bool = True,
+        own_next_obs: bool = False,
+        seed: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+        commit_every: float | None = None,
+        timeout: float = 60.0,
+        connect: Connect | None = None,
+    ) -> None:
+        if path is not None and manifest_of(path).exists():
+            raise LifecycleError(f"'{path}' holds a replay; go on with Replay.load(path), or choose another directory")
+        sampler, view = Uniform() if sampler is None else sampler, Transition() if view is None else view
+        begun = Checkpoint(
+            schema, capacity, num_envs, shards, ordered, own_next_obs, seed_or_drawn(seed), 0, 0, 0, sampler, view
+        )
+        self._begin(begun, path, commit_every, timeout, connect, ())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: int | None = None,
+        capacity: int | None = None,
+        sampler: Uniform | Prioritized | None = None,
+        view: Any = None,
+        commit_every: float | None = None,
+        timeout: float = 60.0,
+        connect: Connect | None = None,
+    ) -> Replay:
+        """The replay of the last :meth:`save`. :func:`load_extra` gives what was saved with it.
+
+        With as many shards as before it draws the batches that the saved one would have drawn next. With another number
+        whole envs move, with their steps and TD errors; indices of earlier batches then mean nothing. New writers begin
+        new episodes in any case.
+
+        Args:
+            path: the directory.
+            shards: another number of shards.
+            capacity: another number of rows; the newest of each env are kept.
+            sampler: needed if the saved one was your own, or to change its parameters.
+            view: needed if the saved one was your own.
+            commit_every: as the constructor takes it.
+            timeout: as the constructor takes it.
+            connect: as the constructor takes it.
+
+        Raises:
+            FileFormatError: there is no checkpoint, or it is damaged.
+            ParameterError: as the constructor.
+        """
+        saved = read_checkpoint(path, sampler, view)
+        wanted = saved._replace(
+            shards=saved.shards if shards is None else shards, capacity=saved.capacity if capacity is None else capacity
+        )
+        replay = cls.__new__(cls)
+        replay._begin(wanted, path, commit_every, timeout, connect, saved_shards(path, saved))
+        return replay
+
+    def _begin(
+        self,
+        state: Checkpoint,
+        path: str | os.PathLike[str] | None,
+        commit_every: float | None,
+        timeout: float,
+        connect: Connect | None,
+        sources: tuple[SavedShard, ...],
+    ) -> None:
+        for name, seconds in (("timeout", timeout), ("commit_every", commit_every)):
+            require("Replay", SECONDS_RULE, **{name: 1.0 if seconds is None else seconds})
+        division = Division(state.num_envs, state.shards)
+        require_shardable(state.sampler, state.view)
+        self._state, self._division, self._path = state, division, path
+        self._require_ring()
+        link = (connect or _actors)(self._plans(sources))
+        self._group = Group(link, state.shards, timeout)
+        self._group.start(START_TIMEOUT)
+        self._drawing = Drawing(self._group, division)
+        self._sent: list[_Sent] = []
+        self._commit_every, self._committed = commit_every, time.monotonic()
+        self._dropped = 0
+        self._own_writer: Writer | None = None
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def writer(self, envs: Any = None, *, in_flight: int = 2, timeout: float = 300.0) -> Writer:
+        """What sends the steps of ``envs`` (default: all) to their shards; pass it to the worker that plays them.
+
+        Args:
+            envs: different whole numbers below N, such as ``range(8)``. A new writer replaces the old ones of its envs.
+            in_flight: how many chunks may be on their way to a shard.
+            timeout: seconds for which a worker waits for a shard that does not answer.
+
+        Raises:
+            ParameterError: an argument is out of range.
+        """
+        require("writer", COUNT_RULE, in_flight=in_flight)
+        require("writer", SECONDS_RULE, timeout=timeout)
+        state, chosen = self._state, chosen_envs(envs, self._state.num_envs)
+        own = state.own_next_obs or not state.ordered
+        return Writer(self._group.link, state.schema, own, self._division, chosen, in_flight, timeout)
+
+    def extend(self, steps: Mapping[str, Any]) -> None:
+        """Store steps of all envs ``[T, N, ...]``, as :meth:`relive.ReplayBuffer.extend`; returns once they are stored.
+
+        Raises:
+            FieldError, ShapeError, DTypeError: the steps do not fit. Nothing is stored.
+            LifecycleError: a shard does not answer; or an env has got a newer writer.
+        """
+        if self._own_writer is None:
+            self._own_writer = self.writer()
+        self._own_writer.extend(steps)
+        self._own_writer.flush()
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """The number of transitions that can be drawn from the shards that answer."""
+        totals = [self._group.totals[k] for k in self._group.refresh()]
+        return sum(total.size for total in totals if total is not None)
+
+    def sample(self, batch_size: int) -> Any:
+        """One batch ``[batch_size]``, shard after shard, with the fields of :meth:`relive.ReplayBuffer.sample`.
+
+        All TD errors passed before are in effect. Rows of a shard that does not answer are drawn from the others.
+
+        Raises:
+            EmptyError: there is no complete transition.
+            ParameterError: ``batch_size`` is not positive.
+            LifecycleError: no shard answers.
+        """
+        require_rows(batch_size)
+        self._settle(MOST_SENT)
+        self._commit_if_due()
+        self._group.refresh()
+        state, batch = self._state, self._drawing.batch(self._state, batch_size)
+        self._state = state._replace(draws=state.draws + 1, sampled=state.sampled + batch_size)
+        return batch
+
+    def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
+        """Set the priorities of a batch from its TD errors, as :meth:`relive.ReplayBuffer.update_priorities`.
+
+        The errors are on their way when this returns, and in effect for every later :meth:`sample`. Those of
+        transitions that are gone, and of shards that were restarted or do not answer, are counted in :meth:`stats`.
+
+        Raises:
+            LifecycleError: the sampler has no priorities.
+            ShapeError: the shapes differ, or do not have the batch's layout.
+            ParameterError: an index was never issued.
+            NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
+        """
+        if not isinstance(self._state.sampler, Prioritized):
+            raise LifecycleError(f"{self._state.sampler!r} has no priorities; use sampler=Prioritized()")
+        given, errors, view = whole_numbers(index, "index"), doubles(td_error), self._state.view
+        real = None if mask is None else as_host(mask)
+        magnitudes(by_item(view, given, errors, real)[0])  # raises before any shard is changed
+        axis = 1 if errors.ndim == 2 and time_first_of(view) else 0
+        group = self._group
+        for life, (shard, at, inside) in self._division.of_index(given):
+            born, part = group.born(shard, life), None if real is None else real.take(at, axis)
+            if born is None:
+                raise ParameterError(f"index: entry {at[0]}, {given[at[0]]}, was never issued; pass batch['index']")
+            if not group.lives_in(shard, life):
+                self._dropped += len(at)
+                continue
+            call = group.link.call(shard, "update", born, inside, errors.take(at, axis), part, group.largest)
+            self._sent.append(_Sent(shard, call, len(at)))
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def save(self, *, extra: Any = None) -> None:
+        """Write a checkpoint of all shards and of ``extra``, the learner's state, to the directory ``path``.
+
+        It holds the TD errors passed before this call, and of every writer the steps up to some chunk. It takes the
+        place of the last one as a whole, once every shard has written its part.
+
+        Raises:
+            LifecycleError: there is no ``path``, or a shard does not answer. The last checkpoint still counts.
+            FileFormatError: ``extra`` has a value that cannot be stored.
+            OSError: a disk is full, or fails.
+        """
+        if self._path is None:
+            raise LifecycleError("save(): this replay has no directory; create it with path=...")
+        group, cut = self._group, self._state.cut + 1
+        self._settle(0)
+        group.refresh()
+        written = group.ask(dict.fromkeys(group.up, ("commit", cut)), SAVE_TIMEOUT)
+        missing = sorted(set(range(group.count)) - written.keys())
+        if missing:
+            raise LifecycleError(f"save(): shards {missing} do not answer; the last checkpoint still counts, try again")
+        state = self._state._replace(cut=cut)
+        write_checkpoint(self._path, state, extra)
+        self._state, self._committed = state, time.monotonic()
+
+    # -- figures, and the end -----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Figures of the shards that answer, added up, and of what has failed.
+
+        ``size``, ``completed``, ``episodes``, ``late_updates`` and ``not_finite_rewards`` are those of
+        :meth:`relive.ReplayBuffer.stats`; ``batches`` and ``sampled`` count this learner's. ``shards``,
+        ``shards_up``; ``restarts``: how often a shard came back; ``unanswered``: calls without an answer;
+        ``redrawn``: rows of batches that another shard gave instead; ``lost_steps``: steps that a restarted shard no
+        longer has: all that it had confirmed, once its writers have come back to it; until then at least those that
+        this learner knew of; ``repeated_steps``: steps that came twice and were stored once; ``dropped_updates``: TD
+        errors for a shard that was restarted or did not answer; ``commits``.
+        """
+        self._settle(MOST_SENT)
+        group, state = self._group, self._state
+        group.refresh()
+        each = group.ask(dict.fromkeys(group.up, ("stats",)))
+        found = {name: sum(stats[name] for stats in each.values()) for name in ADDED}
+        counted = {shard: stats["lost_steps"] for shard, stats in each.items()}
+        lost = [max(counted.get(shard, 0.0), float(group.forgotten[shard])) for shard in range(group.count)]
+        failures = group.failures
+        found["dropped_updates"] += self._dropped
+        return found | {
+            "batches": float(state.draws),
+            "sampled": float(state.sampled),
+            "shards": float(group.count),
+            "shards_up": float(len(group.up)),
+            "restarts": float(failures.restarts),
+            "unanswered": float(failures.unanswered),
+            "lost_steps": sum(lost),
+            "redrawn": float(self._drawing.redrawn),
+        }
+
+    def close(self) -> None:
+        """End the shards. What was not saved is gone."""
+        self._group.link.close()
+
+    def __repr__(self) -> str:
+        s = self._state
+        return (
+            f"Replay({s.schema!r}, capacity={s.capacity}, num_envs={s.num_envs}, shards={s.shards}, "
+            f"sampler={s.sampler!r}, view={s.view!r}, seed={s.seed})"
+        )
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _options(self) -> dict[str, Any]:
+        state = self._state
+        return {
+            "schema": state.schema,
+            "sampler": state.sampler,
+            "view": state.view,
+            "ordered": state.ordered,
+            "own_next_obs": state.own_next_obs,
+        }
+
+    def _require_ring(self) -> None:
+        """Make a ring of one env, so that what is wrong with the arguments is raised here and not in a shard."""
+        state = self._state
+        require("Replay", COUNT_RULE, capacity=state.capacity)
+        ReplayBuffer(capacity=state.capacity // state.num_envs, num_envs=1, seed=0, **deepcopy(self._options()))
+
+    def _plans(self, sources: tuple[SavedShard, ...]) -> list[ShardPlan]:
+        """What to make the shards from."""
+        state, starts = self._state, self._division.starts.tolist()
+        rows, run = self._division.rows(state.capacity).tolist(), os.urandom(8).hex()
+        home = None if self._path is None else os.path.abspath(self._path)
+        return [
+            ShardPlan(
+                k, state.shards, starts[k], starts[k + 1] - starts[k], rows[k], key(state.seed, k), run,
+                self._options(), home, sources,
+            )
+            for k in range(state.shards)
+        ]  # fmt: skip
+
+    def _commit_if_due(self) -> None:
+        every, now = self._commit_every, time.monotonic()
+        if every is not None and self._path is not None and now - self._committed > every:
+            self._committed, group = now, self._group
+            self._sent += [_Sent(shard, group.link.call(shard, "commit", None), 0) for shard in group.up]
+
+    def _settle(self, most: int) -> None:
+        """See to the calls that have been answered. If more than ``most`` have not, wait for the oldest."""
+        group, surplus, waiting = self._group, len(self._sent) - most, list[_Sent]()
+        try:
+            while self._sent:
+                note = self._sent.pop(0)  # first, so that an error that it brings is raised once
+                wait = group.timeout if surplus > 0 else 0.0
+                found, failed = group.link.answers({note.shard: note.call}, wait)
+                if note.shard in failed or (wait and not found):
+                    self._dropped += note.rows
+                elif not found:
+                    waiting.append(note)
+                surplus -= 1
+        finally:
+            self._sent = waiting + self._sent
+
+
+def load_extra(path: str | os.PathLike[str]) -> Any:
+    """What was passed as ``extra`` to the last :meth:`Replay.save` in this directory."""
+    return extra_of(manifest_of(path))
+
+
+def _actors(plans: list[ShardPlan]) -> Link:
+    from .ray import actors
+
+    return actors()(plans)

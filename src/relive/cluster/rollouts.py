@@ -1,0 +1,221 @@
+"""Rollouts: whole rollouts from many workers to one learner, each consumed exactly once, and none too old."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import FieldError, LifecycleError, ParameterError
+from ..parameters import COUNT_RULE, is_count, require
+from ..steps.trees import Path, nest
+from .blocks import joined, packed
+from .group import PAUSE, Link
+from .queue import Fetched, Label
+
+__all__ = ["Rollout", "Rollouts", "Sender"]
+
+
+SHORTEST_PAUSE = 0.001
+"""Seconds between two questions to the queue, at first; up to :data:`PAUSE`."""
+
+
+class Rollout(NamedTuple):
+    """A rollout as the learner gets it."""
+
+    data: dict[str, Any]
+    """What the worker sent: tensors, nested as they were, in memory of their own."""
+    version: int
+    """Of the policy that played it."""
+    worker: str
+
+
+class Rollouts:
+    """Whole rollouts from workers to a learner, in the order in which they come.
+
+    A rollout stays in the queue until the learner settles it. So a learner that dies and comes back gets the rollouts
+    again that are not in its saved state, and no others: save :meth:`position` with the state, and :meth:`resume` from
+    it. Without a learner that restarts, :meth:`get` alone will do: it settles the rollout before.
+
+    Args:
+        max_staleness: drop rollouts whose policy is more than so many versions older than the learner's.
+        capacity: the most rollouts in the queue. Workers wait while it is full.
+        settle_each: whether each :meth:`get` settles the rollouts before. Pass False to call :meth:`settle` yourself,
+            after a save; the capacity then limits how many rollouts may lie between two saves.
+        timeout: seconds to wait for the queue itself.
+        connect: makes the queue and the link to it; default: a Ray actor, :func:`relive.cluster.ray.queue_actor`.
+
+    Raises:
+        ParameterError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        max_staleness: int = 4,
+        capacity: int = 16,
+        *,
+        settle_each: bool = True,
+        timeout: float = 60.0,
+        connect: Callable[[int], Link] | None = None,
+    ) -> None:
+        if not is_count(max_staleness):
+            raise ParameterError(f"max_staleness={max_staleness!r}: expected a number of versions, at least 0")
+        require("Rollouts", COUNT_RULE, capacity=capacity)
+        self._link = (connect or _actor)(capacity)
+        self._max_staleness, self._settle_each, self._timeout = max_staleness, settle_each, timeout
+        self._born, self._place = "", 0
+        self._seen: dict[str, tuple[str, int]] = {}
+        self._counts = dict.fromkeys(("received", "stale", "lost", "repeated"), 0)
+
+    def sender(self, worker: str) -> Sender:
+        """What a worker sends its rollouts with; ``worker`` is a name of its own."""
+        return Sender(self._link, worker, self._timeout)
+
+    def get(self, version: int, timeout: float | None = None) -> Rollout:
+        """The next rollout that is not too old for a learner of this version.
+
+        Args:
+            version: of the learner's policy.
+            timeout: seconds to wait for one; None for ever.
+
+        Raises:
+            LifecycleError: none has come within the timeout; or the queue does not answer.
+        """
+        if self._settle_each:
+            self.settle()
+        end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
+        while True:
+            oldest = version - self._max_staleness
+            fetched: Fetched = _asked(self._link, self._timeout, "fetch", self._born, self._place, oldest)
+            self._born, self._place, label, block, dropped = fetched
+            self._counts["stale"] += sum(self._is_new(old) for old in dropped)
+            if label is not None and block is not None:
+                if self._is_new(label):
+                    self._counts["received"] += 1
+                    return Rollout(nest(joined([block])), label.version, label.worker)
+                continue
+            if end is not None and time.monotonic() > end:
+                raise LifecycleError(f"no rollout has come for {timeout:g} s; look into the logs of the workers")
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE)
+
+    def settle(self) -> None:
+        """Everything got so far is in the learner's saved state, or need not be: it will not come again."""
+        if self._born:
+            _asked(self._link, self._timeout, "settle", self._born, self._place)
+
+    def position(self) -> dict[str, Any]:
+        """Up to where rollouts were consumed, for the learner's saved state: nested lists, text and numbers."""
+        return {"place": [self._born, self._place], "seen": {name: [*last] for name, last in self._seen.items()}}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from :meth:`position`: what was consumed after it comes again, what was consumed before does not."""
+        self._born, self._place = position["place"]
+        self._seen = {name: (life, number) for name, (life, number) in position["seen"].items()}
+        self.settle()
+
+    def stats(self) -> dict[str, float]:
+        """Figures of the learner and of the queue.
+
+        ``received``; ``stale``: dropped as too old; ``lost``: rollouts that a worker has sent and that never came, as
+        a queue died with them; ``repeated``: came twice and were given once; ``came`` and ``kept``: those of the queue.
+        """
+        queue = _asked(self._link, self._timeout, "stats")
+        found = {name: float(count) for name, count in self._counts.items()}
+        return queue | found | {"repeated": found["repeated"] + queue["repeated"]}
+
+    def close(self) -> None:
+        """End the queue, with what is in it."""
+        self._link.close()
+
+    def _is_new(self, label: Label) -> bool:
+        """Whether this rollout was not consumed before. Counts those between it and the one before it."""
+        life, number = self._seen.get(label.worker, (label.life, 0))
+        if life == label.life:
+            if label.number <= number:  # the queue was restarted, and the worker sent it again
+                self._counts["repeated"] += 1
+                return False
+            self._counts["lost"] += label.number - number - 1
+        self._seen[label.worker] = label.life, label.number
+        return True
+
+
+class Sender:
+    """Sends the rollouts of one worker; made by :meth:`Rollouts.sender` and passed to the worker."""
+
+    def __init__(self, link: Link, worker: str, timeout: float) -> None:
+        self._link, self._worker, self._timeout = link, worker, timeout
+        self._life, self._number = "", 0
+
+    def put(self, data: Mapping[str, Any], version: int, timeout: float | None = None) -> None:
+        """Send a rollout, once there is room for it; returns when the queue has it.
+
+        Args:
+            data: arrays and CPU tensors by name, nested or not, such as ``collector.steps(32)``.
+            version: of the policy that played it.
+            timeout: seconds to wait for room; None for ever.
+
+        Raises:
+            FieldError: ``data`` is empty, or holds something else.
+            LifecycleError: there was no room in time, the queue does not answer, or the worker has a newer sender.
+        """
+        block = packed(_leaves(data))
+        if not self._life:
+            self._life = os.urandom(8).hex()
+            self._ask("begin", self._worker, self._life)
+        label = Label(self._worker, self._life, self._number + 1, int(version))
+        end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
+        while not (self._ask("room") and self._ask("put", label, block)):
+            if end is not None and time.monotonic() > end:
+                raise LifecycleError(f"put(): the queue was full for {timeout:g} s; the learner may have stopped")
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE)
+        self._number += 1
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return _asked(self._link, self._timeout, method, *arguments)
+
+
+def _asked(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
+    """The queue's answer. A call that fails is made again until the timeout; the queue tells repetitions apart.
+
+    Raises:
+        LifecycleError: there was no answer in time.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        found, _ = link.answers({0: link.call(0, method, *arguments)}, max(end - time.monotonic(), 0.0))
+        if found:
+            return found[0]
+        if time.monotonic() + PAUSE > end:
+            raise LifecycleError(f"the queue of rollouts has not answered {method}() for {timeout:g} s")
+        time.sleep(PAUSE)
+
+
+def _leaves(data: Any, above: Path = ()) -> dict[Path, Any]:
+    """The arrays of nested mappings by path.
+
+    Raises:
+        FieldError: there are none, or a leaf is something else.
+    """
+    found: dict[Path, Any] = {}
+    for name, value in data.items() if hasattr(data, "items") else ():
+        if hasattr(value, "items"):
+            found |= _leaves(value, (*above, name))
+        elif isinstance(value, torch.Tensor) or hasattr(value, "__array__"):
+            found[(*above, name)] = value.cpu() if isinstance(value, torch.Tensor) else value
+        else:
+            where = ".".join((*above, name))
+            raise FieldError(f"put(): expected arrays and tensors, got {type(value).__name__} as {where!r}; convert it")
+    if not found:
+        raise FieldError("put(): expected arrays by name, such as collector.steps(32), got none")
+    return found
+
+
+def _actor(capacity: int) -> Link:
+    from .ray import queue_actor
+
+    return queue_actor()(capacity)

@@ -1,0 +1,253 @@
+"""Shard: one ring of a replay that several processes hold together. Nothing here knows how its messages travel."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import ParameterError
+from ..replay.buffer import ReplayBuffer
+from ..samplers.prioritized import Prioritized
+from ..samplers.uniform import Uniform
+from ..steps.schema import Field
+from ..steps.trees import Path
+from .blocks import Block, host_leaf, packed_batch, unpacked
+from .homes import Home, ShardPlan
+from .ledger import Ledger, Origin, Rank
+from .plan import Doubles
+from .portion import Drawn, Portion
+
+__all__ = ["Chunk", "Shard", "Share", "Totals", "require_shardable"]
+
+
+INDICES: set[Path] = {("index",), ("next_index",), ("facts", "index")}
+"""The parts of a batch's block that name transitions."""
+
+
+class Totals(NamedTuple):
+    """What a shard has to draw from, at one version of it."""
+
+    born: str
+    """The life of the shard: another one after every restart."""
+    version: int
+    """How many changes it has seen in this life. Two equal versions of one life are the same content."""
+    size: int
+    """How many transitions can be drawn."""
+    mass: float
+    """What they weigh: the sum of their priorities, or their number where all are drawn alike."""
+    least: float
+    """The smallest priority if weights are normalized by the buffer, else infinity."""
+    largest: float
+    """The largest TD error that it has seen; 0 without priorities."""
+    stored: int
+    """How many steps were ever stored, by all its writers. A later life that knows of fewer has lost the others."""
+
+
+class Share(NamedTuple):
+    """What a shard is asked to draw of a batch."""
+
+    rows: int
+    """How many."""
+    stream: int
+    """Of random numbers: for uniform draws, and for views that draw goals."""
+    mass: float
+    """What the shard weighed when the batch was planned."""
+    masses: Doubles
+    """With priorities, where the rows lie in that mass, float64 ``[rows]``, in [0, mass)."""
+
+
+class Chunk(NamedTuple):
+    """Steps on their way to a shard."""
+
+    origin: Origin
+    block: Block
+    """The fields ``[T, K, ...]`` and ``mask``. Where rows hold no next observation, ``next_obs`` ``[F, ...]`` holds
+    the final ones, and ``ended``, int64 ``[F]``, the rows t * K + k that they belong to."""
+
+
+class Shard:
+    """One ring, with the envs ``first_env`` up to ``first_env + num_envs`` of the whole replay.
+
+    One call ends before the next begins. Every answer has the shard's totals as they are then.
+
+    Indices leave a shard as ``index * K + k``, so that they name the shard, too.
+
+    Args:
+        plan: what to make it from. If its home has a commit of this run, the shard comes back from the newest one.
+    """
+
+    def __init__(self, plan: ShardPlan) -> None:
+        self.plan, self.born = plan, os.urandom(8).hex()
+        self._home, schema = Home(plan), plan.options["schema"]
+        self._fields = schema.extend(next_obs=schema["obs"], mask=Field((), torch.bool))
+        self._finals: dict[Path, Any] = {}
+        self._version = self._dropped = self._commits = 0
+
+    @cached_property
+    def _content(self) -> tuple[ReplayBuffer, Ledger, int]:
+        """The ring, the ledger and the number of the last commit, as the shard begins with them.
+
+        They are read with the first message and not before, so that its sender gets the error if they cannot be.
+        """
+        replay, ledger, commits = self._home.restored()
+        return replay, Ledger() if ledger is None else Ledger.restored(ledger), commits
+
+    @property
+    def replay(self) -> ReplayBuffer:
+        """The ring."""
+        return self._content[0]
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._content[1]
+
+    # -- what there is to draw ----------------------------------------------------------------------------------
+
+    def totals(self, largest: float = 0.0) -> Totals:
+        """What there is to draw. ``largest`` is the largest TD error of all shards: new transitions get it here, too.
+
+        The shard draws from what it holds when it is asked for rows, which may be later than this.
+        """
+        size, rated = len(self.replay), self.replay.sampler
+        if not isinstance(rated, Prioritized):
+            return Totals(self.born, self._version, size, float(size), np.inf, 0.0, self._ledger.stored)
+        rated.largest_error = largest
+        least = rated.smallest if rated.normalize == "buffer" else np.inf
+        return Totals(self.born, self._version, size, rated.mass, least, rated.largest_error, self._ledger.stored)
+
+    def sample(self, share: Share, largest: float = 0.0) -> tuple[Totals, Block | None]:
+        """The rows of a share of a batch, drawn from what is here now, and the totals that they were drawn from.
+
+        No block if there is nothing to draw.
+        """
+        totals, portion = self.totals(largest), Portion(self.replay)
+        if not totals.mass > 0.0:
+            return totals, None
+        extras: dict[str, Any] = {}
+        with portion.lock:
+            if portion.prioritized is None:
+                places, _ = self.replay.sampler.draw(share.rows, share.stream, 1, 1)
+                drawn = Drawn(places, None)
+            else:  # as many rows may have come since that the mass is another one
+                wanted = np.minimum(share.masses * (totals.mass / share.mass), math.nextafter(totals.mass, 0.0))
+                places, priorities = portion.prioritized.draw_at(wanted)
+                drawn = Drawn(places, priorities)
+                extras = {"weight": np.empty(share.rows, np.float32), "probability": priorities / totals.mass}
+            portion.count_batch(share.rows)
+            block = packed_batch(portion.read(drawn, share.stream, extras=extras), self.replay.schema)
+        self._as_everywhere(block)
+        return totals, block
+
+    def update(self, born: str, index: Any, td_error: Any, mask: Any, largest: float = 0.0) -> int:
+        """Set the TD errors of transitions drawn in the life ``born``; see ``ReplayBuffer.update_priorities``.
+
+        Indices of an earlier life may name other transitions by now, so they change nothing and are counted.
+        """
+        if born != self.born:
+            self._dropped += len(index)
+            return len(index)
+        self._version += 1
+        late = self.replay.update_priorities(np.asarray(index) // self.plan.shards, td_error, mask)
+        self.totals(largest)
+        return late
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def claim(self, envs: tuple[int, ...], token: str) -> Rank:
+        """A new writer has these envs from now on; the episodes under way there do not go on."""
+        rank = self._ledger.claim(envs, token)
+        self._version += 1
+        self.replay.interrupt(envs)
+        return rank
+
+    def push(self, chunk: Chunk) -> int:
+        """Store a chunk unless it came before, or one before it has not; how many steps of each env have come so far.
+
+        Raises:
+            LifecycleError: another writer has its envs by now.
+            ReliveError: the steps do not fit, as :meth:`relive.ReplayBuffer.extend`. Nothing is stored.
+        """
+        admission = self._ledger.admit(chunk.origin)
+        self._version += 1
+        if admission.interrupt:
+            self.replay.interrupt(chunk.origin.envs)
+        if admission.store:
+            self.replay.extend(self._steps(chunk), envs=chunk.origin.envs)
+            self._ledger.confirm(chunk.origin)
+        return admission.received
+
+    def interrupt(self, envs: tuple[int, ...]) -> None:
+        """The next steps of these envs do not follow their last ones."""
+        self._version += 1
+        self.replay.interrupt(envs)
+
+    # -- commits and figures ------------------------------------------------------------------------------------
+
+    def commit(self, cut: int | None) -> int:
+        """Save everything, as part of checkpoint ``cut`` or, for None, of none; returns the number of the commit.
+
+        After a failure the shard comes back as it is now, unless there is a later commit.
+        """
+        replay, ledger, commits = self._content
+        self._home.save(replay, ledger.state(), commits + self._commits + 1, cut)
+        self._commits += 1
+        return commits + self._commits
+
+    def stats(self) -> dict[str, float]:
+        """The figures of the ring, and those of its failures: see :meth:`relive.cluster.Replay.stats`."""
+        return self.replay.stats() | {
+            "lost_steps": float(self._ledger.lost),
+            "repeated_steps": float(self._ledger.repeated),
+            "dropped_updates": float(self._dropped),
+            "commits": float(self._commits),
+        }
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _as_everywhere(self, block: Block) -> None:
+        """Give the rows of a batch the indices and envs that they have in the whole replay."""
+        plan = self.plan
+        for path, array in unpacked(block).items():
+            if path in INDICES:
+                array[...] = np.where(array < 0, array, array * plan.shards + plan.number)
+            elif path == ("facts", "env"):
+                np.add(array, plan.first_env, out=array)
+
+    def _steps(self, chunk: Chunk) -> dict[str, Any]:
+        """The steps of a chunk as ``extend`` takes them."""
+        arrays, dtypes = unpacked(chunk.block), {part.path: part.dtype for part in chunk.block.parts}
+        ended = arrays.pop(("ended",), None)
+        if ended is not None:
+            front = chunk.origin.steps, len(chunk.origin.envs)
+            for path in [path for path in arrays if path[0] == "next_obs"]:
+                arrays[path] = self._dense(path, arrays[path], ended, front)
+        leaves = {path: host_leaf(array, dtypes[path]) for path, array in arrays.items()}
+        names = dict.fromkeys(path[0] for path in leaves)
+        return {name: self._fields.rebuild(name, leaves.__getitem__) for name in names}
+
+    def _dense(self, path: Any, finals: Any, ended: Any, front: tuple[int, int]) -> Any:
+        """Final observations ``[F, ...]`` among ``[T, K, ...]`` others, which nobody reads; kept for the next chunk."""
+        shape = (front[0] * front[1], *finals.shape[1:])
+        rows = self._finals.get(path)
+        if rows is None or rows.shape != shape:
+            rows = self._finals[path] = np.zeros(shape, finals.dtype)
+        rows[ended] = finals
+        return rows.reshape(*front, *finals.shape[1:])
+
+
+def require_shardable(sampler: Any, view: Any) -> None:
+    """Refuse a sampler whose draws cannot be divided among shards.
+
+    Raises:
+        ParameterError: it draws neither in proportion to priorities nor uniformly.
+    """
+    if type(sampler) not in (Uniform, Prioritized) or getattr(view, "weigh", "windows") != "windows":
+        raise ParameterError(
+            f"shards cannot draw with {sampler!r} and {view!r}: their draws are those of one ring only for Uniform() "
+            "and Prioritized(), and for sequences of weigh='windows'; choose one of these"
+        )

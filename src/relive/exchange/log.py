@@ -1,0 +1,120 @@
+"""Log: the steps of a data set in the order of time, and what the data set does not keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ..errors import FieldError
+from ..replay.buffer import ReplayBuffer
+from ..steps.arrays import Array, numpy_view
+from ..steps.schema import Schema
+from ..steps.trees import Path, map_leaves
+
+__all__ = ["Log", "Played", "joined", "played"]
+
+
+class Played(NamedTuple):
+    """An episode of k steps, or as much of one as is known, with the observation after its last step."""
+
+    obs: Any
+    """Arrays ``[k + 1, ...]``, nested as the observations are."""
+    action: Any
+    """Arrays ``[k, ...]``."""
+    reward: Array
+    """``[k]``."""
+    terminated: Array
+    """bool ``[k]``."""
+    truncated: Array
+    """bool ``[k]``."""
+    others: dict[str, Any] = {}  # noqa: RUF012 - never written
+    """Further fields ``[k, ...]``."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Steps of one env in the order of time.
+
+    Args:
+        source: what was read.
+        fields: name -> arrays ``[S, ...]``, nested as the field is: ``obs``, ``action``, ``reward``, ``terminated`` and
+            ``truncated``, ``next_obs`` if the source has the observations after its steps, and further fields.
+        lacks: sentences on what the source does not keep.
+    """
+
+    source: str
+    fields: dict[str, Any]
+    lacks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.fields["reward"])
+
+    def replay(self, schema: Schema | None = None, **options: Any) -> ReplayBuffer:
+        """A replay of one env with these steps: see :meth:`relive.ReplayBuffer.from_arrays`.
+
+        Args:
+            schema: the fields to store; None takes those of a step, with the dtypes of the data set.
+            options: of the buffer. Without a capacity, the rows that are needed are counted.
+        """
+        return ReplayBuffer.from_arrays(self.fields, schema, **options)
+
+
+def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -> Log:
+    """Episodes one after another.
+
+    Raises:
+        FieldError: there is no episode, or they have different fields.
+    """
+    parts: list[dict[str, Any]] = []
+    for episode in episodes:
+        if not len(episode.reward):
+            continue
+        step = {"obs": map_leaves(_but_last, episode.obs), "action": episode.action,
+                "reward": np.asarray(episode.reward, np.float32), "terminated": episode.terminated,
+                "truncated": episode.truncated, "next_obs": map_leaves(_but_first, episode.obs)}  # fmt: skip
+        parts.append(step | episode.others)
+    if not parts:
+        raise FieldError(f"{source} has no steps")
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise FieldError(f"the episodes of {source} differ in their fields; leave out those that only some have")
+    fields = {name: map_leaves(_concatenated, *(part[name] for part in parts)) for name in parts[0]}
+    return Log(source, fields, tuple(lacks))
+
+
+def _but_last(array: Array) -> Array:
+    return array[:-1]
+
+
+def _but_first(array: Array) -> Array:
+    return array[1:]
+
+
+def _concatenated(*arrays: Array) -> Array:
+    return np.concatenate(arrays)
+
+
+def played(replay: ReplayBuffer) -> Iterator[Played]:
+    """The episodes of a replay, env by env, as arrays.
+
+    Raises:
+        SchemaError: its transitions have no order.
+    """
+    for episode in replay.episodes():
+        yield _arrays_of(replay.schema, cast("Any", episode.steps))
+
+
+def _arrays_of(schema: Schema, steps: Any) -> Played:
+    """The steps of an episode, a TensorDict ``[k]``, as arrays."""
+
+    def hosted(path: Path) -> Array:
+        return numpy_view(steps[path].cpu())
+
+    def with_last(path: Path) -> Array:
+        return np.concatenate([hosted(path), hosted(("next_obs", *path[1:]))[-1:]])
+
+    rest = {name: schema.rebuild(name, hosted) for name in schema.names if name != "obs"}
+    reward, terminated, truncated = (rest.pop(name) for name in ("reward", "terminated", "truncated"))
+    return Played(schema.rebuild("obs", with_last), rest.pop("action", None), reward, terminated, truncated, rest)

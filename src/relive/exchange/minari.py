@@ -1,0 +1,113 @@
+"""Minari: data sets of whole episodes, in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ..errors import ParameterError
+from ..replay.buffer import ReplayBuffer
+from ..steps.arrays import numpy_dtype
+from ..steps.schema import Field
+from .log import Log, Played, joined, played
+
+__all__ = ["from_minari", "to_minari"]
+
+
+def _minari() -> Any:
+    try:
+        return import_module("minari")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("Minari needs its package: pip install 'relive[minari]'", name=error.name) from error
+
+
+def from_minari(dataset: Any) -> Log:
+    """The episodes of a Minari data set.
+
+    Nothing is lost but the infos: Minari keeps the final observation of every episode, terminated or truncated.
+
+    Args:
+        dataset: a ``minari.MinariDataset``, or the id of one that is on this machine. Nothing is downloaded.
+
+    Raises:
+        ModuleNotFoundError: minari is not installed.
+        FieldError: it has no steps.
+    """
+    if isinstance(dataset, str):
+        dataset = _minari().load_dataset(dataset)
+
+    def episodes() -> Iterator[Played]:
+        for episode in dataset.iterate_episodes():
+            terminated, truncated = episode.terminations.astype(np.bool_), episode.truncations.astype(np.bool_)
+            yield Played(episode.observations, episode.actions, episode.rewards, terminated, truncated)
+
+    infos = ("the infos of its steps were not read",)
+    return joined(episodes(), f"the Minari data set {dataset.id}", infos)
+
+
+def to_minari(
+    replay: ReplayBuffer, dataset_id: str, *, env: Any = None, spaces: tuple[Any, Any] | None = None, **about: Any
+) -> Any:
+    """Write the episodes of a replay as a new Minari data set, into Minari's own folder; returns the data set.
+
+    Minari wants every episode to have an end. One that was still running, or was interrupted, gets its last step
+    marked as truncated, with the observation that followed it; training sees no difference. Fields other than those of
+    a step become ``infos``. Priorities and indices are left behind.
+
+    Args:
+        replay: its transitions are in the order of time.
+        dataset_id: such as ``"cartpole/random-v0"``.
+        env: the env that was played, or its id, so that others can make it again.
+        spaces: the observation and the action space, if ``env`` is None; None takes unbounded boxes of the schema's
+            shapes and dtypes, and ``Discrete`` for whole numbers.
+        about: what else ``minari.create_dataset_from_buffers`` takes, such as ``author`` and ``description``.
+
+    Raises:
+        ModuleNotFoundError: minari is not installed.
+        SchemaError: the transitions have no order.
+        ParameterError: there is no step.
+    """
+    minari = _minari()
+    buffer_class = import_module("minari.data_collector").EpisodeBuffer
+    buffers = [_buffer(buffer_class, number, episode) for number, episode in enumerate(played(replay))]
+    if not buffers:
+        raise ParameterError("to_minari: the replay has no complete transition; collect some first")
+    if env is None:
+        most = max((int(np.max(b.actions)) for b in buffers if hasattr(b.actions, "shape")), default=0)
+        observation, action = spaces or (_space(replay.schema["obs"]), _space(replay.schema["action"], most))
+        about |= {"observation_space": observation, "action_space": action}
+    about.setdefault("data_format", "arrow")
+    return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **about)
+
+
+def _buffer(make: Any, number: int, episode: Played) -> Any:
+    """An episode as Minari takes it."""
+    truncated = episode.truncated.copy()
+    truncated[-1] |= not episode.terminated[-1]
+    infos = {name: field for name, field in episode.others.items() if hasattr(field, "shape")}
+    return make(
+        id=number, observations=episode.obs, actions=episode.action, rewards=episode.reward,
+        terminations=episode.terminated, truncations=truncated, infos=infos or None,
+    )  # fmt: skip
+
+
+def _space(node: Any, most: int = 0) -> Any:
+    """A Gymnasium space for a field; ``most`` is the largest action that was taken."""
+    import gymnasium as gym  # takes a while
+
+    if isinstance(node, dict):
+        return gym.spaces.Dict({name: _space(part) for name, part in cast("dict[str, Any]", node).items()})
+    if isinstance(node, tuple):
+        return gym.spaces.Tuple([_space(part) for part in cast("tuple[Any, ...]", node)])
+    field: Field = node
+    dtype = numpy_dtype(field.dtype)
+    if not field.shape and dtype.kind in "iu":
+        return gym.spaces.Discrete(max(most + 1, 2), dtype=cast("Any", dtype.type))
+    if field.dtype is torch.bool:
+        return gym.spaces.MultiBinary(field.shape)
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return gym.spaces.Box(cast("Any", low), cast("Any", high), field.shape, cast("Any", dtype.type))

@@ -1,0 +1,63 @@
+"""Holder: the right to write to a directory, which one process has at a time and which ends with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import LifecycleError
+from . import disk
+
+__all__ = ["LOCK", "Holder"]
+
+
+LOCK = "lock"
+"""The file that is locked. It holds the number of the process that has the lock."""
+
+
+class Holder:
+    """Takes the right to write to a directory. The system takes it back when the process ends, however it ends.
+
+    Raises:
+        LifecycleError: another process has it, or another object of this one; names the process.
+        FileFormatError: the lock is a link, or no regular file.
+        OSError: the directory may not be written to, or its file system has no locks.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if sys.platform == "win32":
+            raise LifecycleError("a replay in files needs a POSIX system; on this one use save and load")
+        import fcntl
+
+        self._path = directory / LOCK
+        self._descriptor = disk.open_to_write(self._path, create=True)
+        try:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._taken(directory) from None
+            if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                raise self._taken(directory)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            self.release()
+            raise
+
+    def _taken(self, directory: Path) -> LifecycleError:
+        who = os.pread(self._descriptor, 20, 0).strip().decode("ascii", "replace")
+        if who == str(os.getpid()):
+            return LifecycleError(f"'{directory}' is open in this process already; use that replay, or close() it")
+        name = f"process {who}" if who.isdigit() else "another process"
+        return LifecycleError(
+            f"'{directory}' is open in {name}, and only one may write to it; end that one, or give another path"
+        )
+
+    def release(self) -> None:
+        """Give the right back. In a forked child this leaves the parent's as it is. A second time does nothing."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            with suppress(OSError):
+                os.close(descriptor)

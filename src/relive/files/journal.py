@@ -1,0 +1,171 @@
+"""Journal: records appended to a file one after another, each on the disk before the next, each with a checksum.
+
+A record is ``relive/j``, the run (16 characters), its number and the length of its payload (64 bits each, little
+endian), the payload, and the CRC-32 of all that. Numbers rise by one. A record that was being written when the power
+went is not whole, and no whole one comes after it: it is dropped. When a journal has grown long, a new one that begins
+with its last record takes its place by a rename.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import FileFormatError
+from . import disk
+from .sealed import damaged
+
+__all__ = ["Journal", "Record"]
+
+
+MARK = b"relive/j"
+HEAD = struct.Struct("<8s16sQQ")
+TAIL = struct.Struct("<I")
+
+LONGEST = 1 << 26
+"""The most bytes of a payload."""
+
+
+ROTATED = 1 << 24
+"""A journal of this many bytes or more makes way for a new one. A reader takes one that is a record longer."""
+
+
+class Record(NamedTuple):
+    """A record as it was read."""
+
+    number: int
+    payload: bytes
+
+
+class Journal:
+    """The journal of a run, opened to append to it. Its last record is ``last``, or None in a new journal.
+
+    The caller holds a lock on the directory.
+
+    Args:
+        path: the file, which is made if ``create``.
+        run: 16 hexadecimal digits.
+        create: begin a new journal in the place of what is there.
+
+    Raises:
+        FileFormatError: the file is missing, of another run, altered or damaged.
+    """
+
+    def __init__(self, path: Path, run: str, *, create: bool = False) -> None:
+        self._path, self._run = path, run.encode()
+        self.last: Record | None = None
+        if create:
+            self._descriptor = disk.open_to_write(path, create=True)
+            os.ftruncate(self._descriptor, 0)
+            self._end = 0
+            return
+        try:
+            self._descriptor = disk.open_to_write(path)
+        except FileNotFoundError as error:
+            raise damaged(path, "a journal", "nothing") from error
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> None:
+        """Find the last whole record, and cut off what comes after it."""
+        size = os.fstat(self._descriptor).st_size
+        if size > ROTATED + LONGEST + HEAD.size + TAIL.size:
+            raise damaged(self._path, f"at most {ROTATED + LONGEST} bytes", size)
+        raw = os.pread(self._descriptor, size, 0) if size else b""
+        at, found = 0, self._record(raw, 0)
+        if found is None:
+            raise damaged(self._path, f"a journal of the run {self._run.decode()}", "something else")
+        while found is not None:
+            if self.last is not None and found.number != self.last.number + 1:
+                raise damaged(self._path, f"record {self.last.number + 1}", f"record {found.number}")
+            self.last = found
+            at += HEAD.size + len(found.payload) + TAIL.size
+            found = self._record(raw, at)
+        rest = raw.find(MARK, at + 1)
+        while rest >= 0:  # a damaged record in the middle is no torn end
+            if self._record(raw, rest) is not None:
+                raise damaged(self._path, f"a whole record at byte {at}", f"a damaged one, and a whole one at {rest}")
+            rest = raw.find(MARK, rest + 1)
+        if at < size:
+            os.ftruncate(self._descriptor, at)
+        self._end = at
+
+    def _record(self, raw: bytes, at: int) -> Record | None:
+        """The whole record of this run at a byte; None if there is none.
+
+        Raises:
+            FileFormatError: a whole record of another run is there.
+        """
+        if len(raw) - at < HEAD.size + TAIL.size:
+            return None
+        mark, run, number, length = HEAD.unpack_from(raw, at)
+        end = at + HEAD.size + length
+        if mark != MARK or length > LONGEST or end + TAIL.size > len(raw):
+            return None
+        if TAIL.unpack_from(raw, end)[0] != zlib.crc32(memoryview(raw)[at:end]):
+            return None
+        if run != self._run:
+            raise FileFormatError(
+                f"'{self._path}': expected a journal of the run {self._run.decode()}, got one of {run!r}; it belongs "
+                "to another replay: restore the whole directory from a copy"
+            )
+        return Record(number, raw[at + HEAD.size : end])
+
+    def append(self, payload: bytes) -> int:
+        """Add a record; it is on the disk when this returns. Returns its number.
+
+        Raises:
+            FileFormatError: the payload is too long.
+            OSError: the disk is full, or fails. The record then counts as not written.
+        """
+        if len(payload) > LONGEST:
+            raise FileFormatError(f"'{self._path}': a record of {len(payload)} bytes; at most {LONGEST} fit")
+        number = 0 if self.last is None else self.last.number + 1
+        if self._end >= ROTATED and self.last is not None:
+            self._rotate(self.last)
+        body = HEAD.pack(MARK, self._run, number, len(payload)) + payload
+        whole = body + TAIL.pack(zlib.crc32(body))
+        self._write(self._descriptor, whole, self._end)
+        self._end += len(whole)
+        self.last = Record(number, payload)
+        return number
+
+    def _write(self, descriptor: int, whole: bytes, at: int) -> None:
+        """Write bytes through to the disk, or none."""
+        try:
+            done = 0
+            while done < len(whole):
+                done += os.pwrite(descriptor, whole[done:], at + done)
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, at)
+            raise
+
+    def _rotate(self, last: Record) -> None:
+        """Begin a new journal with the last record, in the place of this one."""
+        temporary = self._path.with_name(f"{self._path.name}.tmp")
+        body = HEAD.pack(MARK, self._run, last.number, len(last.payload)) + last.payload
+        whole = body + TAIL.pack(zlib.crc32(body))
+        descriptor = disk.open_to_write(temporary, create=True)
+        try:
+            os.ftruncate(descriptor, 0)
+            self._write(descriptor, whole, 0)
+            os.replace(temporary, self._path)
+            disk.sync_path(self._path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(self._descriptor)
+        self._descriptor, self._end = descriptor, len(whole)
+
+    def close(self) -> None:
+        """Close the file. A second time does nothing."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)

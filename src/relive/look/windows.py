@@ -1,0 +1,145 @@
+"""Rules on n-step transitions that were stored ready made: where their windows end, and what they keep of the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..steps.arrays import Ints
+from .experience import Bools, Experience, same_rows
+from .findings import Finding, found
+
+__all__ = ["windows"]
+
+
+FEW = 3
+"""Rows that must look wrong before anything is said."""
+
+MOST = 0.9
+"""The share of ends that must lack their tails before they are said to be missing."""
+
+
+def windows(steps: Experience, longest: int = 20) -> Iterator[Finding]:
+    """Windows over an end, cut short by another env's end, with the flag of their first step, or missing at an end."""
+    if steps.next_obs is None or len(steps) < 4:
+        return
+    n = _stored_n(steps, longest)
+    if n < 2:
+        return
+    ends_within, crossing = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
+    last = steps.ended.copy()  # of episodes: in a row that ends its window at the same place, the flag is the window's
+    for leaf in steps.next_obs.values():
+        last[:-1] &= ~(steps.ended[1:] & same_rows(leaf[:-1], leaf[1:]))
+    for k in range(n - 1):  # an end before the window's last step
+        ends_within[: len(steps) - k] |= last[k:]
+    reach = _reaches(steps, n)
+    crossing[: len(steps) - n] = reach & ends_within[: len(steps) - n]
+    if crossing.sum() >= FEW:
+        yield found("n-step-over-an-end", "certain",
+                    f"rows are {n}-step transitions, and windows run over an episode's end: the next observation, and "
+                    "perhaps some rewards, are of another episode",
+                    "stop a window at terminated or truncated, with the discount of the steps it has",
+                    crossing, len(steps), place=steps.place)  # fmt: skip
+    yield from _cut_short(steps, n)
+    yield from _tails(steps, n)
+    yield from _flags_of_first_step(steps, n)
+
+
+def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
+    """Windows of fewer than n steps though no end of their env lies in them, nor the newest row.
+
+    That is no mistake where a discount is stored with each window.
+    """
+    if ("discount",) in steps.others:
+        return
+    short = np.zeros(len(steps), np.bool_)
+    open_ = ~steps.ended & steps.follows
+    for k in range(1, n):
+        size = len(steps) - n
+        joined = np.logical_and.reduce([open_[j : size + j] for j in range(n)])
+        short[:size] |= joined & _reaches(steps, k)[:size] & ~steps.still[:size]
+    if short.sum() >= FEW:
+        yield found("n-step-cut-short", "certain",
+                    f"rows are {n}-step transitions, and some windows stop after fewer steps though their episode goes "
+                    "on, as where another environment's end cuts all windows: a discount of gamma ** n is wrong there",
+                    "cut each environment's windows at its own ends, and store the discount of the steps summed",
+                    short, len(steps), place=steps.place)  # fmt: skip
+
+
+def _tails(steps: Experience, n: int) -> Iterator[Finding]:
+    """Episodes of which fewer than the last n windows lead to the final observation."""
+    ends = np.flatnonzero(steps.ended & steps.follows & ~steps.still & np.append(False, steps.follows[:-1]))
+    ends = ends[~steps.ended[ends - 1] & (ends + n < len(steps))]  # the first window that reaches the end
+    reached = np.zeros(len(steps), np.bool_)
+    for k in range(1, n + 1):
+        reached[: len(steps) - k] |= _reaches(steps, k)
+    ends = ends[~reached[ends] & ~_lead_to_one(steps, ends, -1)]  # of others, the flags are those of first steps
+    if len(ends) < FEW:
+        return
+    joined, count = np.ones(len(ends), np.bool_), np.ones(len(ends), np.int64)
+    for k in range(1, n):
+        joined &= steps.ended[ends + k] & _lead_to_one(steps, ends, k)
+        count += joined
+    alone, leaks = (count == 1) & ~steps.ended[ends + 1], (count == n - 1) & ~steps.ended[ends + n - 1]
+    if alone.mean() > MOST:
+        yield found("n-step-tail-missing", "likely",
+                    f"rows are {n}-step transitions, and of each episode one row alone leads to the final observation: "
+                    f"no window begins at the last {n - 1} steps",
+                    "at an end, also store the windows that begin at its last n - 1 steps, with fewer rewards each",
+                    ends[alone], len(ends), place=steps.place)  # fmt: skip
+    elif leaks.mean() > MOST:
+        yield found("n-step-over-an-end", "likely",
+                    f"rows are {n}-step transitions, and the window that begins at an episode's last step does not "
+                    "stop there: it runs on into the next episode",
+                    "look at the flag of a window's first step, too",
+                    ends[leaks] + n - 1, len(ends), place=steps.place)  # fmt: skip
+
+
+def _lead_to_one(steps: Experience, rows: Ints, by: int) -> Bools:
+    """Whether the rows and those ``by`` rows later have one next observation, bool ``[K]``."""
+    equal = np.ones(len(rows), np.bool_)
+    for leaf in (steps.next_obs or {}).values():
+        equal &= same_rows(leaf[rows], leaf[rows + by])
+    return equal
+
+
+def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
+    """Windows that stop at an end and do not say so: their next observation is that of an ended row after them."""
+    lost = np.zeros(len(steps), np.bool_)
+    open_ = ~steps.ended & steps.follows
+    for k in range(1, n):
+        size = len(steps) - k
+        same = np.ones(size, np.bool_)
+        for leaf in (steps.next_obs or {}).values():
+            same &= same_rows(leaf[:size], leaf[k:])
+        joined = open_[:size].copy()
+        for j in range(1, k):
+            joined &= open_[j : size + j]
+        lost[:size] |= same & joined & steps.terminated[k:] & ~steps.still[:size]
+    if lost.sum() >= FEW:
+        yield found("n-step-flag-of-first-step", "certain",
+                    f"rows are {n}-step transitions whose next observation is a terminal one while terminated is that "
+                    "of their first step: a learner bootstraps from the end",
+                    "store terminated of the window's last step",
+                    lost, len(steps), place=steps.place)  # fmt: skip
+
+
+def _stored_n(steps: Experience, longest: int) -> int:
+    """How many steps lie between a row's observation and its next observation, most often; 1 if that is the next."""
+    inside = steps.follows & ~steps.ended & ~steps.still
+    if not inside.any() or steps.chained[inside].mean() > 0.5:
+        return 1
+    for n in range(2, min(longest, len(steps) - 1) + 1):
+        known = inside[: len(steps) - n]
+        if known.any() and _reaches(steps, n)[known].mean() > 0.5:
+            return n
+    return 1
+
+
+def _reaches(steps: Experience, n: int) -> Bools:
+    """Whether the next observation of row i is the observation of row i + n, bool ``[S - n]``; in one env."""
+    found_ = steps.env[:-n] == steps.env[n:]
+    for path, leaf in steps.obs.items():
+        found_ &= same_rows((steps.next_obs or {})[path][:-n], leaf[n:])
+    return found_

@@ -1,0 +1,78 @@
+"""MappedKeeper: the memory of a replay in mapped files, which outlives the process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from ..files.format import MANIFEST
+from ..files.mapped import MappedDirectory
+from ..files.sealed import damaged
+from ..steps.arrays import Array
+from .keeper import Keeper
+
+__all__ = ["MappedKeeper"]
+
+
+LATER = frozenset(("errors", "nodes", "facts", "errors.undo"))
+"""Arrays that a replay which is there may lack, as its sampler had none."""
+
+
+class MappedKeeper(Keeper):
+    """Gives a replay arrays in the files of a directory.
+
+    A forked child has the same memory, not a copy. So there the keeper lets go of the directory, and calls
+    :attr:`on_fork`, which has to see to it that nothing is written.
+
+    Args:
+        path: the directory; see :class:`relive.files.mapped.MappedDirectory`, and the errors there.
+    """
+
+    durable = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.directory = MappedDirectory(path)
+        self.died = False
+        self.on_fork: Callable[[], object] = bool
+        _KEEPERS.add(self)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """See :class:`Keeper`. A new array takes its space on the disk at once.
+
+        Raises:
+            FileFormatError: an array of the ring is missing; only those of a sampler may come later.
+        """
+        directory = self.directory
+        if directory.content is not None and name not in LATER and directory.spec(name) is None:
+            raise damaged(directory.path / MANIFEST, f"the array {name!r}", f"{directory.names}")
+        return directory.take(name, shape, dtype)
+
+    def has(self, name: str) -> bool:
+        """See :class:`Keeper`."""
+        return self.directory.has(name)
+
+    def kept(self, name: str) -> Array | None:
+        """An array that was taken or that was kept before, of whatever shape and dtype; None if there is none."""
+        spec = self.directory.spec(name)
+        return None if spec is None else self.take(name, spec.shape, spec.dtype)
+
+    def __del__(self) -> None:
+        """Let the directory go, as after a kill: another process may open it."""
+        directory = getattr(self, "directory", None)
+        if directory is not None:
+            directory.release()
+
+
+_KEEPERS: WeakSet[MappedKeeper] = WeakSet()
+
+
+def _let_go() -> None:
+    for keeper in list(_KEEPERS):
+        keeper.on_fork()
+        keeper.directory.release()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,289 @@
+"""Lanes: bring the steps of many processes to the one that owns the replay."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import LifecycleError, ParameterError, SchemaError
+from ..kernels.lane_state import ALONE, CUT, WANTED
+from ..memory.forks import shared_lock
+from ..parameters import COUNT_RULE, TIMEOUT_RULE, Rule, is_count, is_flag, require
+from ..replay.buffer import ReplayBuffer
+from ..replay.intake import Intake
+from ..steps.schema import Schema
+from .lane import HEADER, LINE, Lane, LaneLayout
+from .shared import Claim, SharedBlock
+from .waiting import Bell
+from .writer import LaneWriter
+
+__all__ = ["Lanes"]
+
+OWNER = 0
+"""The place of the block that the process which drains has claimed. The writer of lane k has claimed place k + 1."""
+
+STEPS_RULE: Rule = (lambda steps: is_count(steps, 2), "expected a whole number of at least 2")
+
+
+class Lanes:
+    """Bring steps from many processes to one replay: each writer has a lane of its own, in shared memory.
+
+    Give the lanes to the writers' processes, as an argument or by a fork. There :meth:`writer` gives the end at which
+    steps go in. The process with the replay calls :meth:`drain`, which moves them into it. A step is in the replay once
+    and whole, or, if its writer is killed before ``add`` returns, perhaps not at all.
+
+    The envs of writer k are the replay's envs from ``k * num_envs`` on.
+
+    Args:
+        schema: the fields of a step, those of the replay.
+        writers: how many lanes there are.
+        num_envs: N, the envs of each writer.
+        steps: how many vector steps a lane holds; a writer waits while its lane is full.
+        own_next_obs: every step comes with its next observations. Required if the replay has ``own_next_obs=True`` or
+            ``ordered=False``.
+        debug: refuse steps in which a reward, an action or an observation is NaN or infinite, in the writer. Required
+            if the replay has ``debug=True``.
+
+    Raises:
+        SchemaError: a replay cannot have the schema.
+        ParameterError: an argument is out of range, or the lanes take more memory than is free.
+        OSError: the system has no memory that processes share, such as Windows.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        writers: int,
+        num_envs: int = 1,
+        *,
+        steps: int = 1024,
+        own_next_obs: bool = False,
+        debug: bool = False,
+    ) -> None:
+        require("Lanes", COUNT_RULE, writers=writers, num_envs=num_envs)
+        require("Lanes", STEPS_RULE, steps=steps)
+        flag: Rule = is_flag, "expected True or False"
+        require("Lanes", flag, own_next_obs=own_next_obs, debug=debug)
+        layout = LaneLayout(schema, int(num_envs), int(steps), own_next_obs)
+        self._share(schema, int(writers), layout, debug, SharedBlock.create(HEADER + int(writers) * layout.nbytes))
+
+    def _share(self, schema: Schema, writers: int, layout: LaneLayout, debug: bool, block: SharedBlock) -> None:
+        """Look at lanes that lie in a block."""
+        self.schema, self.writers, self.debug = schema, writers, debug
+        self.num_envs, self.steps, self.own_next_obs = layout.num_envs, layout.steps, layout.own_next_obs
+        self._layout, self._block = layout, block
+        filled, self._had_owner = (block.array[i : i + 8].view(np.int32) for i in (0, LINE))
+        starts = (HEADER + k * layout.nbytes for k in range(writers))
+        self._lanes = [Lane(layout, block.array[i : i + layout.nbytes], filled) for i in starts]
+        self._filled, self._wanted = Bell(filled[:1]), filled[WANTED:]
+        self._lock = shared_lock()
+        self._claim: Claim | None = None
+        self._note: tuple[Intake, Lane, int, int] | None = None
+        """The piece that is being added: where it goes, its lane, the number of the step after it, and the mark of the
+        intake before it. Not None after a call that was broken off."""
+        self._intakes: tuple[ReplayBuffer, list[Intake]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sizes = self.num_envs, self.steps, self.own_next_obs
+        return Lanes._attached, (self.schema, self.writers, sizes, self.debug, self._block)
+
+    @classmethod
+    def _attached(
+        cls, schema: Schema, writers: int, sizes: tuple[int, int, bool], debug: bool, block: SharedBlock
+    ) -> Lanes:
+        lanes = cls.__new__(cls)
+        lanes._share(schema, writers, LaneLayout(schema, *sizes), debug, block)
+        return lanes
+
+    def __repr__(self) -> str:
+        return (
+            f"Lanes({self.schema!r}, writers={self.writers}, num_envs={self.num_envs}, steps={self.steps}, "
+            f"own_next_obs={self.own_next_obs}, debug={self.debug})"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory."""
+        return self._block.nbytes
+
+    # -- writers ------------------------------------------------------------------------------------------------
+
+    def writer(self, lane: int, *, timeout: float | None = None) -> LaneWriter:
+        """The end of a lane at which steps go in, for this process alone, until it is closed or the process ends.
+
+        After a writer's process ended, however, another one can take its place. The episodes under way are interrupted
+        then: no step of the new writer follows one of the old.
+
+        Args:
+            lane: its number, from 0 on.
+            timeout: seconds that ``add`` waits at most while the lane is full; None waits for ever.
+
+        Raises:
+            ParameterError: there is no such lane, or the timeout is out of range.
+            LifecycleError: another writer of this lane is alive.
+        """
+        require("Lanes.writer", TIMEOUT_RULE, timeout=timeout)
+        exists: Rule = lambda k: is_count(k) and k < self.writers, f"expected a lane from 0 to {self.writers - 1}"
+        require("Lanes.writer", exists, lane=lane)
+        claim = self._block.claim(OWNER + 1 + int(lane))
+        if claim is None:
+            raise LifecycleError(f"lane {lane} has a writer that is alive; close() it first, or take another lane")
+        return LaneWriter(self.schema, self._lanes[lane], int(lane), claim, self._owner_ended, timeout, self.debug)
+
+    def recorded(self, env: Any, lane: int, *, timeout: float | None = None) -> Any:
+        """A single ``gymnasium.Env`` that writes each of its steps into a lane, in whichever process it is stepped.
+
+        So the workers of an ``AsyncVectorEnv`` write what they play. It takes the lane at its first reset, until it is
+        closed. A step has ``obs``, ``action``, ``reward``, ``terminated`` and ``truncated``, and no other fields.
+
+        Args:
+            env: the env; ``num_envs`` of these lanes is 1.
+            lane: its number, from 0 on.
+            timeout: as for :meth:`writer`.
+
+        Raises:
+            ParameterError: these lanes are for several envs each.
+        """
+        from .recorder import RecordedEnv  # gymnasium is imported where it is used
+
+        if self.num_envs != 1:
+            raise ParameterError(f"Lanes.recorded: a single env needs Lanes(num_envs=1), got {self.num_envs}")
+        return RecordedEnv(env, partial(self.writer, lane, timeout=timeout))
+
+    def _owner_ended(self) -> bool:
+        """Whether a process drained these lanes, and none does any more."""
+        return bool(self._had_owner[0]) and not self._block.is_claimed(OWNER)
+
+    @property
+    def alive(self) -> list[bool]:
+        """Which lanes have a writer now, in the order of the lanes."""
+        return [self._block.is_claimed(OWNER + 1 + k) for k in range(self.writers)]
+
+    # -- the owner ----------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> list[int]:
+        """How many vector steps wait in each lane."""
+        return [lane.committed - lane.drained for lane in self._lanes]
+
+    def wait(self, timeout: float | None = None, *, steps: int = 1) -> bool:
+        """Sleep until a lane has steps; False if that took longer than ``timeout`` seconds. None waits for ever.
+
+        Args:
+            timeout: seconds. With 0, it looks once.
+            steps: how many vector steps one lane has to hold. To wake for each single step costs far more than to take
+                many at once, so an owner that only waits should ask for some dozens, and give a timeout.
+
+        Raises:
+            ParameterError: an argument is out of range.
+            LifecycleError: another process drains these lanes.
+        """
+        require("Lanes.wait", TIMEOUT_RULE, timeout=timeout)
+        possible: Rule = lambda k: is_count(k, 1) and k <= self.steps, f"a lane holds from 1 to {self.steps} steps"
+        require("Lanes.wait", possible, steps=steps)
+        self._own()
+        self._wanted[0] = steps
+        return self._filled.wait(lambda: any(lane.committed - lane.drained >= steps for lane in self._lanes), timeout)
+
+    def drain(self, replay: ReplayBuffer) -> int:
+        """Move all steps that are in the lanes into a replay; returns how many, over all envs.
+
+        An exception that comes meanwhile, such as Ctrl-C, loses no step and stores none twice: the next call continues.
+        It may interrupt the episodes of the lane that was being drained.
+
+        Raises:
+            SchemaError: the replay has other fields, another number of envs, or needs next observations that these
+                steps do not have.
+            ParameterError: the replay refuses NaN, but the writers do not.
+            LifecycleError: another process drains these lanes.
+        """
+        with self._lock:
+            self._own()
+            with replay.lock:
+                intakes = self._intakes_of(replay)
+                self._settle()
+                return sum(self._drain(lane, intake) for lane, intake in zip(self._lanes, intakes, strict=True))
+
+    def _own(self) -> None:
+        """Be the one process that drains."""
+        with self._lock:  # two threads of the process may come at once
+            if self._claim is not None and self._claim.holds:
+                return
+            self._claim = self._block.claim(OWNER)
+            if self._claim is None:
+                raise LifecycleError("another process drains these lanes and is alive; a lane has one reader")
+            self._had_owner[0] = 1
+
+    def _intakes_of(self, replay: ReplayBuffer) -> list[Intake]:
+        """The ways into a replay that fits."""
+        if self._intakes is None or self._intakes[0] is not replay:
+            self._require_fit(replay)
+            envs = np.arange(self.writers * self.num_envs).reshape(self.writers, self.num_envs)
+            self._intakes = replay, [Intake(replay, mine) for mine in envs]
+        if replay.debug and not self.debug:
+            raise ParameterError("drain: the replay has debug=True; make Lanes(debug=True), so that the writer raises")
+        return self._intakes[1]
+
+    def _require_fit(self, replay: ReplayBuffer) -> None:
+        if replay.schema != self.schema:
+            raise SchemaError(f"drain: expected a replay of {self.schema!r}, got one of {replay.schema!r}")
+        if replay.num_envs != self.writers * self.num_envs:
+            raise SchemaError(
+                f"drain: {self.writers} writers of {self.num_envs} envs need a replay of num_envs="
+                f"{self.writers * self.num_envs}, got {replay.num_envs}"
+            )
+        if replay.own_next_obs and not self.own_next_obs:
+            raise SchemaError("drain: this replay needs next_obs with every step; make Lanes(own_next_obs=True)")
+
+    def _settle(self) -> None:
+        """After a call that was broken off: count its last piece, if that is in."""
+        if self._note is not None:
+            intake, lane, after, mark = self._note
+            with intake.replay.lock:
+                if intake.mark() != mark:
+                    _give_back(lane, after)
+            self._note = None
+
+    def _drain(self, lane: Lane, intake: Intake) -> int:
+        """Move the steps that a lane has now, piece by piece; returns how many, over its envs."""
+        lane.require_sound()
+        at, end, moved = lane.drained, lane.committed, 0
+        while at < end:
+            count, marks = _piece(lane, at, end, intake.most)
+            steps = lane.read(at, count, marks)
+            if marks & CUT:
+                intake.interrupt()
+            self._note = intake, lane, at + count, intake.mark()
+            try:
+                intake.add(steps)
+            except BaseException:
+                self._settle()
+                raise
+            _give_back(lane, at + count)
+            self._note = None
+            moved += int(np.count_nonzero(steps["mask"])) if "mask" in steps else count * self.num_envs
+            at += count
+        return moved
+
+
+def _piece(lane: Lane, at: int, end: int, most: int) -> tuple[int, int]:
+    """How many steps from number ``at`` on a replay can take at once, and the marks that any of them has.
+
+    They lie in one piece of memory, and no episode is interrupted between them. The count is a power of two, so that
+    few sizes occur: a replay keeps memory for each.
+    """
+    marks = lane.marks(at, min(end, at + most))
+    if marks[0] & ALONE:
+        return 1, int(marks[0])
+    stops = np.flatnonzero(marks[1:] & (CUT | ALONE))
+    count = int(stops[0]) + 1 if len(stops) else len(marks)
+    count = 1 << (count.bit_length() - 1)
+    return count, int(np.bitwise_or.reduce(marks[:count]))
+
+
+def _give_back(lane: Lane, number: int) -> None:
+    """The steps before this one are in the replay: their rows are free."""
+    if lane.give_back(number):
+        Bell(lane.drained_bell).wake()

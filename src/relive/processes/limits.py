@@ -1,0 +1,277 @@
+"""Limits: how many rows may be drawn for each step that is added, kept by threads and processes together."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from .. import kernels
+from ..errors import ParameterError, WaitTimeoutError
+from ..kernels.reference.limits import INSERTS, SAMPLES
+from ..parameters import TIMEOUT_RULE, Rule, is_count, is_number, require
+from .shared import SharedBlock
+from .waiting import Bell
+
+__all__ = ["MinSize", "RateLimit", "SamplesPerInsert"]
+
+WAITS, WAITED = 2, 4
+"""Places of the first side's number of waits and of the nanoseconds that it waited; the second side's follow."""
+
+WORDS = 8
+"""Numbers of 64 bits: two counts, two numbers of waits, two times, and room for the bells, of 32 bits each."""
+
+BELLS = 12
+"""The place of the first bell among numbers of 32 bits."""
+
+MOST = 2**53
+"""Counts and sizes stay below: up to there, doubles have every whole number."""
+
+NUMBER_RULE: Rule = (lambda count: is_count(count, 1) and count < MOST, "expected a whole number of at least 1")
+NONE_RULE: Rule = (lambda count: is_count(count) and count < MOST, "expected a whole number of at least 0")
+
+
+class RateLimit(ABC):
+    """Holds back those who add and those who draw, so that neither gets too far ahead.
+
+    Before it adds k steps, a side calls ``wait_to_insert(k)``; before it draws n rows, ``wait_to_sample(n)``. A call
+    counts them once it may go on. Threads, forked children and, by pickle, spawned ones share one limit. Who waits
+    sleeps. A process that is killed leaves nothing locked.
+    """
+
+    def __init__(self) -> None:
+        self._share(SharedBlock.create(8 * WORDS))
+
+    def _share(self, block: SharedBlock) -> None:
+        words = block.array.view(np.int64)
+        self._block, self._counts = block, words[: BELLS // 2]
+        bells = block.array.view(np.int32)
+        self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
+        ratio, min_size, low, high = self._bounds()
+        self._rule = float(ratio), int(min_size), float(low), float(high)
+
+    @abstractmethod
+    def _bounds(self) -> tuple[float, int, float, float]:
+        """Samples per insert, inserts before the first sample, and the least and the largest difference."""
+
+    @abstractmethod
+    def _require_possible(self, side: int, count: int) -> None:
+        """Refuse a count that would wait for ever."""
+
+    @abstractmethod
+    def __repr__(self) -> str: ...
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def wait_to_insert(self, count: int = 1, timeout: float | None = None) -> None:
+        """Wait until ``count`` steps may be added, and count them.
+
+        Args:
+            count: K, all or none.
+            timeout: seconds; None is for ever.
+
+        Raises:
+            WaitTimeoutError: the time is over. Nothing was counted.
+            ParameterError: an argument is out of range, or so large that it would wait for ever.
+        """
+        if not self.may_insert(count, timeout):
+            raise self._late("insert", "step", count, timeout, "does anybody sample?")
+
+    def wait_to_sample(self, count: int, timeout: float | None = None) -> None:
+        """Wait until ``count`` rows may be drawn, and count them. Arguments and errors as :meth:`wait_to_insert`."""
+        if not self.may_sample(count, timeout):
+            raise self._late("sample", "row", count, timeout, "does anybody insert?")
+
+    def may_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
+        """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
+        return self._pass(INSERTS, count, timeout)
+
+    def may_sample(self, count: int, timeout: float | None = 0.0) -> bool:
+        """As :meth:`wait_to_sample`, but returns False when the time is over. By default it does not wait."""
+        return self._pass(SAMPLES, count, timeout)
+
+    def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
+        """Take back what was counted and did not happen, such as a step that the replay refused.
+
+        Raises:
+            ParameterError: a number is negative, or more than was counted.
+        """
+        require(type(self).__name__ + ".uncount", NONE_RULE, inserts=inserts, samples=samples)
+        counted = self._counts[:2].tolist()
+        if inserts > counted[INSERTS] or samples > counted[SAMPLES]:
+            raise ParameterError(
+                f"{type(self).__name__}.uncount(inserts={inserts}, samples={samples}): only {counted[INSERTS]} and "
+                f"{counted[SAMPLES]} were counted"
+            )
+        kernels.fast().add_count(self._counts, INSERTS, -inserts)
+        kernels.fast().add_count(self._counts, SAMPLES, -samples)
+        self._ring()
+
+    def note_sample_wait(self, seconds: float) -> None:
+        """Count a wait for samples of somebody who looked again and again with :meth:`may_sample`."""
+        self._note_wait(SAMPLES, int(seconds * 1e9))
+
+    def reset(self) -> None:
+        """Begin anew, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
+        self._counts[:] = 0
+        self._ring()
+
+    # -- figures ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Who waits for whom.
+
+        ``inserts``, ``samples``: counted; ``samples_per_insert``: of the inserts after the first ``min_size``, 0 before
+        them; ``insert_waits``, ``sample_waits``: how many calls had to wait, those that were late included;
+        ``insert_waited``, ``sample_waited``: seconds that they waited in all.
+        """
+        found = self._counts.tolist()
+        since = found[INSERTS] - self._rule[1]
+        return {
+            "inserts": float(found[INSERTS]),
+            "samples": float(found[SAMPLES]),
+            "samples_per_insert": found[SAMPLES] / since if since > 0 else 0.0,
+            "insert_waits": float(found[WAITS + INSERTS]),
+            "sample_waits": float(found[WAITS + SAMPLES]),
+            "insert_waited": found[WAITED + INSERTS] / 1e9,
+            "sample_waited": found[WAITED + SAMPLES] / 1e9,
+        }
+
+    def state_dict(self) -> dict[str, int]:
+        """The counts, to save beside the replay."""
+        inserts, samples = self._counts[:2].tolist()
+        return {"inserts": inserts, "samples": samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with these counts.
+
+        Raises:
+            ParameterError: they are not what :meth:`state_dict` gives; nothing is changed.
+        """
+        counts: dict[str, Any] = {name: state.get(name) for name in ("inserts", "samples")}
+        require(type(self).__name__ + ".load_state_dict", NONE_RULE, **counts)
+        self._counts[INSERTS], self._counts[SAMPLES] = counts["inserts"], counts["samples"]
+        self._ring()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _pass(self, side: int, count: int, timeout: float | None) -> bool:
+        require(type(self).__name__, NUMBER_RULE, count=count)
+        require(type(self).__name__, TIMEOUT_RULE, timeout=timeout)
+        self._require_possible(side, count)
+        if not self._admit(side, count) and (timeout == 0 or not self._wait(side, count, timeout)):
+            return False
+        self._bells[INSERTS + SAMPLES - side].ring()
+        return True
+
+    def _admit(self, side: int, count: int) -> bool:
+        return kernels.fast().admit(self._counts, side, count, *self._rule)
+
+    def _wait(self, side: int, count: int, timeout: float | None) -> bool:
+        start = time.monotonic_ns()
+        try:
+            return self._bells[side].wait(lambda: self._admit(side, count), timeout)
+        finally:
+            self._note_wait(side, time.monotonic_ns() - start)
+
+    def _note_wait(self, side: int, nanoseconds: int) -> None:
+        kernels.fast().add_count(self._counts, WAITS + side, 1)
+        kernels.fast().add_count(self._counts, WAITED + side, nanoseconds)
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            bell.ring()
+
+    def _late(self, verb: str, item: str, count: int, timeout: float | None, question: str) -> WaitTimeoutError:
+        stats = self.stats()
+        return WaitTimeoutError(
+            f"{self!r}: waited {timeout} s to {verb} {count} {item}{'s' * (count != 1)} after {stats['inserts']:.0f} "
+            f"inserts and {stats['samples']:.0f} samples; {question}"
+        )
+
+    @classmethod
+    def _attached(cls, block: SharedBlock, state: Mapping[str, Any]) -> Self:
+        limit = cls.__new__(cls)
+        vars(limit).update(state)
+        limit._share(block)
+        return limit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the same limit. A process that is spawned must get it while this one lives."""
+        return self._attached, (self._block, {name: x for name, x in vars(self).items() if not name.startswith("_")})
+
+
+class SamplesPerInsert(RateLimit):
+    """About ``ratio`` rows are drawn for each step that is added (Cassirer et al. 2021: Reverb's SampleToInsertRatio).
+
+    Until ``min_size`` steps are there, all inserts pass and no sample does. From then on, the error is
+    (inserts - min_size) · ratio - samples. Inserts wait while they would bring it above ``error_buffer``, samples while
+    they would bring it below -``error_buffer``.
+
+    Args:
+        ratio: samples per insert: how often a step is drawn on average. Above 0.
+        min_size: steps before the first sample; at least 1, and not more than the replay holds.
+        error_buffer: in samples: how far one side may get ahead. At least the rows of one call to sample, and ratio
+            times the steps of one call to insert: with less, both sides could wait for ever.
+
+    Raises:
+        ParameterError: an argument is out of range.
+    """
+
+    def __init__(self, ratio: float, min_size: int, error_buffer: float) -> None:
+        name = type(self).__name__
+        positive: Rule = (lambda value: is_number(value) and value > 0, "expected a number above 0")
+        require(name, positive, ratio=ratio, error_buffer=error_buffer)
+        require(name, NUMBER_RULE, min_size=min_size)
+        if error_buffer < max(1.0, ratio):
+            raise ParameterError(
+                f"{name}(ratio={ratio!r}, error_buffer={error_buffer!r}): error_buffer is at least max(1, ratio); with "
+                "less, both sides could wait for ever"
+            )
+        self.ratio, self.min_size, self.error_buffer = float(ratio), int(min_size), float(error_buffer)
+        super().__init__()
+
+    def _bounds(self) -> tuple[float, int, float, float]:
+        middle = self.ratio * self.min_size
+        return self.ratio, self.min_size, middle - self.error_buffer, middle + self.error_buffer
+
+    def _require_possible(self, side: int, count: int) -> None:
+        samples = count if side == SAMPLES else count * self.ratio
+        if samples > self.error_buffer:
+            what = f"{count} rows at a time" if side == SAMPLES else f"{count} steps at a time, {samples:g} samples,"
+            raise ParameterError(
+                f"{self!r}: {what} are more than error_buffer, so both sides could wait for ever; make error_buffer at "
+                f"least {samples:g}"
+            )
+
+    def __repr__(self) -> str:
+        return f"SamplesPerInsert({self.ratio:g}, min_size={self.min_size}, error_buffer={self.error_buffer:g})"
+
+
+class MinSize(RateLimit):
+    """No sample before ``min_size`` steps are there, and no other limit, as Reverb's MinSize.
+
+    Args:
+        min_size: steps before the first sample; at least 1, and not more than the replay holds.
+
+    Raises:
+        ParameterError: it is not a whole number of at least 1.
+    """
+
+    def __init__(self, min_size: int) -> None:
+        require(type(self).__name__, NUMBER_RULE, min_size=min_size)
+        self.min_size = int(min_size)
+        super().__init__()
+
+    def _bounds(self) -> tuple[float, int, float, float]:
+        return 1.0, self.min_size, -math.inf, math.inf
+
+    def _require_possible(self, side: int, count: int) -> None:
+        """Nothing is impossible."""
+
+    def __repr__(self) -> str:
+        return f"MinSize({self.min_size})"

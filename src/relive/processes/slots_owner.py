@@ -1,0 +1,358 @@
+"""The owner of a replay that is served to other processes: it draws into slots, and does what learners ask for."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from ..errors import EmptyError, LifecycleError
+from ..parameters import Rule, refuse_class, require
+from ..replay.buffer import ReplayBuffer
+from ..replay.progress import Drawn
+from .lanes import Lanes
+from .limits import RateLimit
+from .shared import SharedBlock
+from .slots import BatchForm, Packed, Slot, form_of, is_batch
+from .wire import HELLO, Address, Failure, Line, accept
+
+__all__ = ["Order", "Owner", "run_owner"]
+
+TICK = 0.5
+"""Seconds after which an owner looks whether the process that started it is still there."""
+
+NAME_RULE: Rule = (
+    lambda name: isinstance(name, str) and not name.startswith("_") and hasattr(ReplayBuffer, name),
+    "expected the name of a method or property of ReplayBuffer",
+)
+
+REFUSED = 10.0
+"""Seconds that a process has, once it is connected, to say who it is."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is served, and to how many."""
+
+    batch_size: int
+    depth: int
+    learners: int
+
+
+@dataclass
+class Seat:
+    """A learner, as the owner sees it."""
+
+    line: Line | None = None
+    gone: bool = False
+    """Whether it was there and is not any more. Then it is passed over; one that never came is waited for."""
+    wants: bool = False
+    """Whether it has asked for a batch, and no error came since."""
+    slots: list[Slot | None] = field(default_factory=list[Any])
+    free: deque[int] = field(default_factory=deque[int])
+    ready: deque[Drawn] = field(default_factory=deque[Drawn])
+    """What was drawn for it and not asked for yet."""
+    errors: int = 0
+    """How many errors it was sent."""
+    asked: int = 0
+    """Batches that it asked for and that are not drawn yet."""
+
+
+class Owner:
+    """Serves a replay to learners in other processes, over a socket and slots.
+
+    All draws are made by the thread that calls :meth:`run`, and so are the calls of learners. Lanes are drained by a
+    thread of its own.
+
+    Args:
+        replay: what is served.
+        order: batch size, depth and learners.
+        listener: where learners come in, at ``address``.
+        control: the line to the process that started the server; its end ends the server.
+        lanes: where steps come from, besides learners.
+        limit: must allow each batch.
+    """
+
+    def __init__(
+        self,
+        replay: ReplayBuffer,
+        order: Order,
+        listener: socket.socket,
+        address: Address,
+        control: Line,
+        lanes: Lanes | None,
+        limit: RateLimit | None,
+    ) -> None:
+        self._replay, self._order, self._listener, self._address = replay, order, listener, address
+        self._control, self._lanes, self._limit = control, lanes, limit
+        self._served = replay.serve(order.batch_size, order.depth * order.learners)
+        self._seats, self._turn = [Seat() for _ in range(order.learners)], 0
+        self._strangers: dict[int, tuple[Line, float]] = {}
+        self._poll = select.poll()
+        self._lines: dict[int, Callable[[], None]] = {}
+        self._poke, self._poked = socket.socketpair()
+        self._blocked: float | None = None
+        self._failure: Failure | None = None
+        self._ended = False
+
+    def run(self) -> None:
+        """Serve until the process that started the server ends the line."""
+        self._listen_to(self._control.fileno(), self._obey)
+        self._listen_to(self._listener.fileno(), self._let_in)
+        self._listen_to(self._poked.fileno(), self._wake_up)
+        if self._lanes is not None:
+            threading.Thread(target=self._drain, args=(self._lanes,), name="relive-drain", daemon=True).start()
+        parent = os.getppid()
+        while not self._ended and os.getppid() == parent:
+            for descriptor, _ in self._poll.poll(TICK * 1000):
+                answer = self._lines.get(descriptor)
+                if answer is not None:
+                    answer()
+            self._drop_strangers()
+            self._draw()
+        self._ended = True
+
+    def _wake_up(self) -> None:
+        self._poked.recv(4096)
+
+    # -- who comes and goes -------------------------------------------------------------------------------------
+
+    def _listen_to(self, descriptor: int, answer: Callable[[], None]) -> None:
+        self._lines[descriptor] = answer
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _hang_up(self, line: Line) -> None:
+        if not line.closed:
+            self._lines.pop(line.fileno(), None)
+            self._poll.unregister(line.fileno())
+            line.close()
+
+    def _let_in(self) -> None:
+        line = accept(self._listener)
+        if line is not None:
+            self._strangers[line.fileno()] = line, time.monotonic() + REFUSED
+            self._listen_to(line.fileno(), lambda: self._greet(line))
+
+    def _drop_strangers(self) -> None:
+        for descriptor, (line, until) in list(self._strangers.items()):
+            if time.monotonic() > until:
+                del self._strangers[descriptor]
+                self._hang_up(line)
+
+    def _greet(self, line: Line) -> None:
+        """Give a process that comes in the seat that it asks for."""
+        if not line.waits(0):
+            return  # what the system reported was of another line, which had the same number
+        self._strangers.pop(line.fileno(), None)
+        try:
+            rank = self._address.admits(line.receive_bytes(HELLO))
+        except (OSError, EOFError):
+            rank = None
+        if rank is None or not rank.isdecimal() or int(rank) >= len(self._seats):
+            self._hang_up(line)
+            return
+        seat = self._seats[int(rank)]
+        while seat.line is not None and seat.line.waits(0):
+            self._hear(seat)  # perhaps it has just hung up
+        if seat.line is not None:
+            self._tell(line, ("refused", f"learner {rank} is taken by a process that is alive"))
+            self._hang_up(line)
+            return
+        line.set_patience(0)
+        depth = self._order.depth
+        self._seats[int(rank)] = seat = Seat(line, slots=[None] * depth, free=deque(range(depth)))
+        self._lines[line.fileno()] = lambda: self._hear(seat)
+        self._tell(line, ("welcome", os.getpid()))
+
+    def _obey(self) -> None:
+        """Do what the process that started the server asks for."""
+        try:
+            message = self._control.receive()
+        except (OSError, EOFError):
+            self._ended = True
+            return
+        self._answer(self._control, message)
+
+    def _hear(self, seat: Seat) -> None:
+        """Do what a learner asks for."""
+        line = seat.line
+        if line is None or not line.waits(0):
+            return  # as in _greet
+        try:
+            message = line.receive()
+        except (OSError, EOFError):
+            self._hang_up(line)
+            self._forget(seat)
+            return
+        if message[0] == "next":
+            if message[1] is not None:
+                seat.free.append(message[1])
+            if message[2] == seat.errors:  # else an error that is on its way answers
+                seat.wants = True
+                self._take(seat)
+        else:
+            self._answer(line, message)
+
+    def _forget(self, seat: Seat) -> None:
+        """A learner is gone: its slots are free, and its turns are passed over until it comes back."""
+        seat.line, seat.gone, seat.wants = None, True, False
+        for drawn in seat.ready:
+            self._note_taken(drawn)
+        seat.ready.clear()
+        seat.slots[:] = [None] * len(seat.slots)
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def _answer(self, line: Line, message: Any) -> None:
+        kind, *rest = message
+        try:
+            if kind == "rate":
+                self._replay.update_priorities(*rest)
+            elif kind == "add":
+                values, envs = rest
+                self._replay.add(values, envs=envs)
+            else:
+                number, name, args, kwargs = rest
+                require("call", NAME_RULE, name=name)
+                value: Any = getattr(self._replay, name)
+                value = value(*args, **kwargs) if callable(value) else value
+                self._tell(line, ("reply", number, Packed.of(value) if is_batch(value) else value))
+        except Exception as error:
+            failure = Failure.of(error)
+            self._tell(line, ("failed", rest[0], failure) if kind == "call" else ("late", failure))
+
+    def _tell(self, line: Line, message: Any) -> None:
+        with suppress(OSError, EOFError):  # whoever is gone is noticed when their line is read
+            line.send(message)
+
+    # -- draws --------------------------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        """Draw all batches that are due: batch t for learner t mod learners, in the order of t."""
+        if self._failure is not None:
+            for seat in self._seats:
+                if seat.wants:
+                    self._fail(seat, self._failure)
+        while not all(seat.gone for seat in self._seats):
+            seat = self._seats[self._turn]
+            if not seat.gone and not self._serve(seat):
+                return
+            self._turn = (self._turn + 1) % len(self._seats)
+
+    def _serve(self, seat: Seat) -> bool:
+        """Draw the next batch for a learner; False if it cannot be drawn yet, or not at all."""
+        if not (seat.wants and seat.free and self._is_allowed()):
+            return False
+        ahead = self._served.ahead
+        with self._replay.lock:
+            ahead.draw()
+        if ahead.error is not None:
+            error, ahead.error = ahead.error, None
+            if self._limit is not None:
+                self._limit.uncount(samples=self._order.batch_size)
+            if isinstance(error, EmptyError) and self._lanes is not None:
+                return False  # its first steps are on their way
+            self._fail(seat, Failure.of(error))
+            return False
+        form, tensors = form_of(ahead.ready[-1].batch)
+        ahead.ready[-1] = drawn = ahead.ready[-1]._replace(batch=None)  # the slot has it from here on
+        self._hand_over(seat, drawn, form, tensors)
+        return True
+
+    def _is_allowed(self) -> bool:
+        """Whether the limit allows a batch. The time until it does counts as waited."""
+        if self._limit is None:
+            return True
+        if self._limit.may_sample(self._order.batch_size):
+            if self._blocked is not None:
+                self._limit.note_sample_wait(time.monotonic() - self._blocked)
+                self._blocked = None
+            return True
+        self._blocked = time.monotonic() if self._blocked is None else self._blocked
+        return False
+
+    def _hand_over(self, seat: Seat, drawn: Drawn, form: BatchForm, tensors: list[torch.Tensor]) -> None:
+        """Copy a batch into a slot of a learner, and tell it."""
+        place = seat.free.popleft()
+        slot, changed = seat.slots[place], None
+        if slot is None or slot.form != form:
+            block = None if slot is None else slot.block
+            if block is None or block.nbytes < form.nbytes:
+                block = SharedBlock.create(max(form.nbytes, 1))
+            seat.slots[place] = slot = Slot(block.array, form, block)
+            changed = block.name, form
+        slot.write(tensors)
+        seat.ready.append(drawn)
+        assert seat.line is not None
+        self._tell(seat.line, ("batch", place, drawn.completed, changed))
+        if seat.asked:
+            seat.asked -= 1
+            self._note_taken(seat.ready.popleft())
+
+    def _take(self, seat: Seat) -> None:
+        """A learner takes its next batch: then it counts as drawn."""
+        if seat.ready:
+            self._note_taken(seat.ready.popleft())
+        else:
+            seat.asked += 1
+
+    def _note_taken(self, drawn: Drawn) -> None:
+        with self._replay.lock:
+            self._served.ahead.note_taken(drawn)
+
+    def _fail(self, seat: Seat, failure: Failure) -> None:
+        """Answer a learner with an error. It draws no more for it until it has asked again."""
+        seat.wants, seat.asked = False, 0
+        seat.errors += 1
+        if seat.line is not None:
+            self._tell(seat.line, ("error", failure))
+
+    # -- lanes --------------------------------------------------------------------------------------------------
+
+    def _drain(self, lanes: Lanes) -> None:
+        """Move steps from the lanes into the replay, and have the other thread look again."""
+        try:
+            while not self._ended:
+                if lanes.wait(TICK) and lanes.drain(self._replay):
+                    self._poke.send(b"!")
+        except Exception as error:  # the learners are told
+            self._failure = Failure.of(error)
+            self._poke.send(b"!")
+
+
+def run_owner(
+    make: Callable[[], ReplayBuffer],
+    order: Order,
+    listener: socket.socket,
+    address: Address,
+    control: Any,
+    lanes: Lanes | None,
+    limit: RateLimit | None,
+) -> None:
+    """What the process of a server does: make the replay, say how that went, and serve it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the one that started this ends it
+    torch.set_num_threads(1)
+    line = Line(control)
+    try:
+        refuse_class("make", make)
+        replay: Any = make()
+        if not isinstance(replay, ReplayBuffer):
+            raise LifecycleError(
+                f"ReplayServer(make): expected a function that makes a ReplayBuffer, got {replay!r:.80}"
+            )
+        owner = Owner(cast("ReplayBuffer", replay), order, listener, address, line, lanes, limit)
+    except Exception as error:
+        line.send(("failed", 0, Failure.of(error)))
+        return
+    line.send(("reply", 0, os.getpid()))
+    owner.run()

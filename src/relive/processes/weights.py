@@ -1,0 +1,146 @@
+"""Weights: the newest weights of a network, for the processes that play with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import kernels
+from ..errors import LifecycleError, ParameterError, SchemaError
+from ..memory.layout import RowLayout
+from ..parameters import TIMEOUT_RULE, require
+from ..steps.schema import Field
+from .shared import Claim, SharedBlock
+from .waiting import Bell
+
+__all__ = ["Weights"]
+
+LINE = 64
+"""Bytes of a cache line."""
+
+COPIES = 2
+"""Versions in memory: one that is read, one that is written."""
+
+
+class Weights:
+    """The newest weights of a network: one process publishes them, others fetch them, always a whole version.
+
+    No process waits for another: one that is killed while it publishes or fetches stops nobody. Give the weights to
+    other processes as an argument or by a fork, as with :class:`relive.Lanes`.
+
+    Args:
+        network: a module, or a mapping from names to tensors such as a ``state_dict``. Its tensors' shapes and dtypes
+            are those of all that is published. Nothing is published yet.
+
+    Raises:
+        ParameterError: it is neither, or has no tensors.
+        OSError: the system has no memory that processes share, such as Windows.
+    """
+
+    def __init__(self, network: nn.Module | Mapping[str, Tensor]) -> None:
+        state = _state(network)
+        if not state:
+            raise ParameterError("Weights(network): it has no tensors")
+        facts = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+        size = _layout(facts).nbytes
+        self._share(facts, SharedBlock.create(2 * LINE + COPIES * -(-size // LINE) * LINE))
+
+    def _share(self, facts: dict[str, tuple[tuple[int, ...], torch.dtype]], block: SharedBlock) -> None:
+        """Look at weights that lie in a block."""
+        layout = _layout(facts)
+        self._facts, self._layout, self._block = facts, layout, block
+        self._versions = block.array[:8].view(np.int64)
+        self._bell = Bell(block.array[LINE : LINE + 4].view(np.int32))
+        self._copies = block.array[2 * LINE :].reshape(COPIES, -1)[:, : layout.nbytes]
+        self._claim: Claim | None = None
+        self._fetched: int = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Weights._attached, (self._facts, self._block)
+
+    @classmethod
+    def _attached(cls, facts: dict[str, tuple[tuple[int, ...], torch.dtype]], block: SharedBlock) -> Weights:
+        weights = cls.__new__(cls)
+        weights._share(facts, block)
+        return weights
+
+    @property
+    def version(self) -> int:
+        """How often weights were published; 0 before the first time."""
+        return int(kernels.fast().published(self._versions, 0))
+
+    def publish(self, network: nn.Module | Mapping[str, Tensor]) -> None:
+        """Make these weights the newest.
+
+        Raises:
+            SchemaError: they have other names, shapes or dtypes.
+            LifecycleError: another process publishes here, and is alive.
+        """
+        state = _state(network)
+        self._require_alike(state)
+        if self._claim is None or not self._claim.holds:
+            self._claim = self._block.claim(0)
+            if self._claim is None:
+                raise LifecycleError("another process publishes these weights and is alive; let one process do it")
+        number = self.version + 1
+        row = self._layout.tensors(self._copies[number % COPIES])
+        for name, tensor in state.items():
+            row[name,].copy_(tensor)
+        if kernels.fast().publish(self._versions, 0, number, self._bell.word, 0):
+            self._bell.wake()
+
+    def fetch(self, network: nn.Module | Mapping[str, Tensor]) -> bool:
+        """Copy the newest weights into a network, in place; False, and no change, if it has been fetched already.
+
+        Raises:
+            SchemaError: the network has other names, shapes or dtypes.
+        """
+        state = _state(network)
+        self._require_alike(state)
+        while (number := self.version) > self._fetched:
+            row = self._copies[number % COPIES].copy()
+            if self.version == number:  # else its memory may hold half of a newer one by now
+                break
+        else:
+            return False
+        for name, tensor in self._layout.tensors(row).items():
+            state[name[0]].copy_(tensor)
+        self._fetched = number
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until there are weights that were not fetched; False if none came within ``timeout`` seconds.
+
+        Raises:
+            ParameterError: the timeout is out of range.
+        """
+        require("Weights.wait", TIMEOUT_RULE, timeout=timeout)
+        return self._bell.wait(lambda: self.version > self._fetched, timeout)
+
+    def _require_alike(self, state: Mapping[str, Tensor]) -> None:
+        given = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+        if given != self._facts:
+            names = [name for name in {**self._facts, **given} if given.get(name) != self._facts.get(name)]
+            raise SchemaError(
+                f"weights '{names[0]}': expected {self._facts.get(names[0])}, got {given.get(names[0])}; pass a "
+                "network like the one that Weights was made with"
+            )
+
+
+def _state(network: Any) -> dict[str, Tensor]:
+    """The tensors of a network, without their gradients; they share its memory."""
+    state = network.state_dict() if isinstance(network, nn.Module) else network
+    if not isinstance(state, Mapping) or not all(
+        isinstance(tensor, Tensor) for tensor in cast("Mapping[Any, Any]", state).values()
+    ):
+        raise ParameterError(f"network: expected a module or a mapping to tensors, got {type(network).__name__}")
+    return {str(name): tensor.detach() for name, tensor in cast("Mapping[str, Tensor]", state).items()}
+
+
+def _layout(facts: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> RowLayout:
+    """Where each tensor lies in a version."""
+    return RowLayout({(name,): Field(shape, dtype) for name, (shape, dtype) in facts.items()})

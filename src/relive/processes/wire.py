@@ -1,0 +1,181 @@
+"""Wire: messages between the owner of a replay and its learners, over sockets of this machine.
+
+Both ends belong to one user, which the system vouches for. The first message proves that its sender has the server's
+token. Later ones are what :mod:`multiprocessing` makes of Python objects.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from ..errors import LifecycleError
+
+__all__ = ["HELLO", "Address", "Failure", "Line", "accept", "listen"]
+
+HELLO = 200
+"""The most bytes of the first message."""
+
+HASTE = 1
+"""Seconds that the rest of the first message may take, so that a stranger who sends half of one holds nobody back."""
+
+
+class Address:
+    """Where a server listens, and the token that proves who may talk to it."""
+
+    def __init__(self, name: str, token: str) -> None:
+        self.name, self.token = name, token
+
+    def connect(self, hello: str) -> Line:
+        """A line to the server; ``hello`` is what it should know first.
+
+        Raises:
+            LifecycleError: nobody listens.
+        """
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            end.connect(self.name)
+            line = Line(Connection(end.detach()))
+            line.send_bytes(f"{self.token} {hello}".encode())
+        except OSError as error:
+            end.close()
+            raise LifecycleError(f"ReplayServer: it has ended ({error.strerror or error}); start a new one") from error
+        return line
+
+    def admits(self, hello: bytes) -> str | None:
+        """What a first message says; None if it lacks the token."""
+        token, _, rest = hello.decode("utf-8", "replace").partition(" ")
+        return rest if secrets.compare_digest(token.encode(), self.token.encode()) else None
+
+
+def listen() -> tuple[socket.socket, Address]:
+    """A socket that listens. On Linux it has no file, so none is left; elsewhere it is in a folder of its own."""
+    token = secrets.token_hex(16)
+    if sys.platform == "linux":
+        name = f"\0relive-{os.getpid()}-{token[:8]}"
+    else:
+        name = str(Path(tempfile.mkdtemp(prefix="relive-")) / "server")
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end.bind(name)
+    end.listen(64)
+    end.setblocking(False)
+    return end, Address(name, token)
+
+
+def accept(listener: socket.socket) -> Line | None:
+    """The next line to come in, if it is of the same user."""
+    try:
+        end, _ = listener.accept()
+    except OSError:
+        return None
+    if hasattr(socket, "SO_PEERCRED"):
+        _, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            end.close()
+            return None
+    end.setblocking(True)
+    line = Line(Connection(end.detach()))
+    line.set_patience(HASTE)
+    return line
+
+
+class Line:
+    """One end of a connection. Where a call is broken off within a message, the line is closed: the rest is lost."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection.fileno(), select.POLLIN)
+        self._within = False
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._connection.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._connection.closed
+
+    def send(self, message: Any) -> None:
+        """Send an object. Raises OSError if the other end is gone."""
+        self._whole(self._connection.send, message)
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send bytes."""
+        self._whole(self._connection.send_bytes, message)
+
+    def set_patience(self, seconds: int) -> None:
+        """How long to wait for the rest of a message that has begun; 0 is for ever."""
+        with socket.socket(fileno=os.dup(self.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+    def waits(self, seconds: float | None) -> bool:
+        """Whether a message, or the end of the line, comes within so many seconds."""
+        return bool(self._poll.poll(None if seconds is None else seconds * 1000))
+
+    def receive(self) -> Any:
+        """The next message. Raises EOFError or OSError if the other end is gone."""
+        return self._whole(self._connection.recv)
+
+    def receive_bytes(self, most: int) -> bytes:
+        """The next message as bytes, at most so many."""
+        return self._whole(self._connection.recv_bytes, most)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._connection.close()
+
+    def _whole(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call that sends or reads one message, unless an earlier one was broken off."""
+        if self._within:
+            self.close()
+            raise EOFError
+        self._within = True
+        result = call(*args)
+        self._within = False
+        return result
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way to another process: the name of its class, its message and its traceback."""
+
+    kind: str
+    message: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """What can be sent of an error."""
+        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+
+    def raised(self, what: str) -> Exception:
+        """The error to raise here: of the same class, if that is relive's or Python's, else a LifecycleError."""
+        kind = getattr(errors, self.kind, None) or getattr(builtins, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            error = kind(self.message)
+        else:
+            error = LifecycleError(f"{what}: {self.kind}: {self.message}")
+        error.__cause__ = ElsewhereError(self.text)
+        return error
+
+
+class ElsewhereError(Exception):
+    """The traceback of another process, shown as the cause of an error."""
+
+    def __str__(self) -> str:
+        return f"\n\nin the process that owns the replay:\n{self.args[0]}"

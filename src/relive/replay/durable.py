@@ -1,0 +1,211 @@
+"""Durable: keeps a replay in files safe: what is on the disk and when, and what a kill or a power cut left."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from ..errors import FileFormatError, ParameterError
+from ..files.format import MANIFEST
+from ..files.sealed import damaged
+from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
+from ..memory.mapped import MappedKeeper
+from ..parameters import is_count
+from ..ring.ring import Ring
+from ..ring.state import undo_words
+from ..ring.undo import note_mark
+from ..steps.arrays import Array
+from .marks import Kind, Mark, mark_of
+from .progress import Progress
+from .progress_slots import ProgressSlots
+
+__all__ = ["Durable", "FlushPolicy", "recover", "require_policy", "whereabouts"]
+
+
+FlushPolicy = int | timedelta | None
+"""After how many rows, or how much time, a replay in files flushes by itself; None: never."""
+
+
+SMALL = "facts", "progress"
+"""The arrays that a mark holds besides those of the ring."""
+
+
+RESERVE_SHARE = 16
+"""One in so many rows of each env is in reserve: it may be overwritten before the journal has to be written again."""
+
+
+RESERVE_LEAST = 256
+"""A small replay has at least so many rows in reserve, or half of its rows, as a record takes milliseconds."""
+
+
+def require_policy(flush: Any) -> None:
+    """Require a policy of flushing.
+
+    Raises:
+        ParameterError: it is none.
+    """
+    known = flush is None or is_count(flush, 1) or (isinstance(flush, timedelta) and flush > timedelta(0))
+    if not known:
+        raise ParameterError(
+            f"flush: expected a number of rows, a timedelta, or None, got {flush!r}; pass flush=10_000"
+        )
+
+
+class Durable:
+    """Writes the journal of a replay in files, and asks the system to write its pages. The caller holds its lock.
+
+    Args:
+        keeper: the memory.
+        ring: the ring in it.
+        progress: what was drawn.
+        policy: when to flush without being asked.
+        last: the mark of the last flush, of the process before; None in a new replay.
+    """
+
+    def __init__(
+        self, keeper: MappedKeeper, ring: Ring, progress: Progress, policy: FlushPolicy, last: Mark | None
+    ) -> None:
+        self.keeper, self.ring, self.progress = keeper, ring, progress
+        self._policy, self._rows, self._flushed = policy, 0, time.monotonic()
+        progress.slots = ProgressSlots(keeper.take("progress", (ProgressSlots.WORDS,), np.int64))
+        progress.draws, progress.sampled, progress.late = progress.slots.counts
+        progress.draws = max(progress.draws, progress.first)  # the seed is kept at once, the counts at a flush
+        self._mark = last or self._marked()
+        ring.arrays.reserve[:] = self._mark.dead
+        if ring.undo is not None:
+            me = ref(self)  # a buffer that is dropped is free at once, so the ring must not refer to it
+            ring.undo.renew = lambda count: (found := me()) is not None and found._renew(count)
+
+    def _marked(self) -> Mark:
+        """The mark of the ring as it is, with the oldest rows in reserve."""
+        taken = {name: self.keeper.kept(name) for name in SMALL}
+        mark = mark_of(self.ring, {name: array.tolist() for name, array in taken.items() if array is not None})
+        return mark._replace(dead=np.maximum(mark.dead, self.ring.heads - self.ring.rows + self._in_reserve()))
+
+    def _in_reserve(self) -> int:
+        rows = self.ring.rows
+        return max(rows // RESERVE_SHARE, min(RESERVE_LEAST, rows // 2))
+
+    def note(self, kind: Kind) -> None:
+        """Append the mark to the journal."""
+        self.keeper.directory.journal.append(self._mark.encode(kind, whereabouts(self.keeper)))
+
+    def flush(self, kind: Kind = "flush") -> None:
+        """Write everything through to the disk, then a record that says so."""
+        self.keeper.directory.flush()
+        self._mark = self._marked()
+        self.note(kind)
+        self.ring.arrays.reserve[:] = self._mark.dead
+        self._rows, self._flushed = 0, time.monotonic()
+
+    def _renew(self, count: int) -> bool:
+        """Declare more of the oldest rows dead, as ``count`` further ones come. False if enough are dead already."""
+        wanted = self.ring.heads - self.ring.rows + 2 * count + self._in_reserve()
+        if (wanted <= self._mark.dead).all():
+            return False
+        self._mark = self._mark._replace(dead=np.maximum(self._mark.dead, wanted))
+        self.note("flush")
+        self.ring.arrays.reserve[:] = self._mark.dead
+        return True
+
+    def added(self, count: int) -> None:
+        """Flush if it is time, after so many rows were added."""
+        policy = self._policy
+        if policy is None:
+            return
+        self._rows += count
+        if isinstance(policy, timedelta):
+            if time.monotonic() - self._flushed >= policy.total_seconds():
+                self.flush()
+        elif self._rows >= policy:
+            self.flush()
+
+
+def whereabouts(keeper: MappedKeeper) -> list[Any]:
+    """What tells this boot of the machine, and these files, from others. A copy of a directory has other files."""
+    found = os.fstat(keeper.directory.memory("state").descriptor)
+    return [_boot(), found.st_dev, found.st_ino]
+
+
+def _boot() -> str:
+    """The system's name for the time since it was started; empty if it gives none."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def recover(keeper: MappedKeeper, num_envs: int, rows: int) -> Mark:
+    """Make ready what another process left. Nothing of it has been used yet.
+
+    After a clean end the files are as the journal says. After the death of the process alone they have all that it
+    wrote, and the ring takes back what it was in the middle of. After the power went, or in a copy of the directory,
+    pages of several times are mixed: then the ring goes back to the last flush.
+
+    Returns:
+        the mark of the last flush.
+
+    Raises:
+        FileFormatError: the files contradict the journal.
+    """
+    directory = keeper.directory
+    journal = directory.path / "journal"
+    directory.check()  # before anything changes
+    packed = keeper.kept("rows")
+    if packed is None or packed.ndim != 2 or len(packed) != num_envs * rows:
+        raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
+    if directory.journal.last is None:
+        raise damaged(journal, "a record", "none")
+    mark, kind, where = Mark.decode(directory.journal.last.payload, num_envs)
+    state = keeper.take("state", (num_envs, COLUMNS), np.int64)
+    counters = keeper.take("counters", (COUNTERS,), np.int64)
+    if kind == "close":
+        if not (np.array_equal(state, mark.state) and np.array_equal(counters, mark.counters)):
+            raise damaged(journal, "the cursors that it closed with", "files of another time")
+        _require_unmixed(packed, rows, mark)
+        return mark
+    keeper.died = True
+    here = whereabouts(keeper)
+    if where != here or not here[0]:
+        state[:], counters[:] = mark.state, mark.counters
+        _restore_small(keeper, mark.small)
+        places = np.arange(num_envs) * rows + (mark.state[:, HEAD] - 1) % rows
+        note_mark(keeper.take("undo", (undo_words(num_envs, rows),), np.int64), mark.state, mark.counters,
+                  mark.dead + rows, places, mark.newest)  # fmt: skip
+    return mark
+
+
+def _restore_small(keeper: MappedKeeper, small: Mapping[str, list[Any]]) -> None:
+    for name in SMALL:
+        array = keeper.kept(name)
+        if array is None:
+            continue
+        if len(small.get(name, [])) != len(array):
+            raise FileFormatError(f"the journal's last record has {small.get(name)!r:.80} for {name!r}")
+        array[:] = small[name]
+    noted = keeper.kept("errors.undo")
+    if noted is not None:
+        noted[:] = 0.0
+
+
+def _require_unmixed(packed: Array, rows: int, mark: Mark) -> None:
+    """Refuse rows of another time than the cursors, as far as the newest row of each env shows it.
+
+    The bookkeeping of a row is in its last 16 bytes: stamp (int64), step and order (int32).
+
+    Raises:
+        FileFormatError: they are of another time.
+    """
+    heads = mark.state[:, HEAD]
+    envs = np.flatnonzero(heads > 0)
+    newest = packed[envs * rows + (heads[envs] - 1) % rows, -16:]
+    stamps, others = newest[:, :8].copy().view(np.int64), newest[:, 8:].copy().view(np.int32)
+    if not np.array_equal(np.concatenate([stamps, others.astype(np.int64)], axis=1), mark.newest[envs]):
+        raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")

@@ -1,0 +1,265 @@
+"""Served: batches that a thread draws while the learner computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import finalize
+
+from ..errors import LifecycleError, WaitTimeoutError
+from .progress import Drawn, Progress
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Ahead", "Limit", "Served"]
+
+B_co = TypeVar("B_co", covariant=True)
+
+SLICE = 0.2
+"""Seconds after which whoever waits looks whether there is still a reason to."""
+
+
+class Limit(Protocol):
+    """What a server needs of a limit, such as :class:`relive.SamplesPerInsert`."""
+
+    def may_sample(self, count: int, timeout: float | None = 0.0) -> bool:
+        """Wait until ``count`` rows may be drawn, and count them; False if the time is over before."""
+        ...
+
+    def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
+        """Take back what was counted and did not happen."""
+        ...
+
+
+class Ahead:
+    """The batches drawn ahead of a learner, and the thread that draws them.
+
+    A batch is due while fewer wait than :attr:`goal`. Due batches are drawn under the replay's lock by the thread that
+    takes it first: the one that serves, or any other whose call must come after them. So the moment of a draw depends
+    on the calls of the learner alone, never on when a thread happens to run.
+
+    Args:
+        progress: counts of what was drawn, and the batches that wait.
+        draw: draws the batch of this number in its round, and adds it to ``progress.ahead``.
+        undo: puts back what was drawn and not taken, and ends the serving.
+        lock: the replay's.
+        batch_size: B.
+        depth: how many batches there are at most, with the one in use.
+        count: batches in all; None for no end.
+        limit: must allow each batch first.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        draw: Callable[[int], None],
+        undo: Callable[[Ahead], None],
+        lock: Any,
+        batch_size: int,
+        depth: int,
+        count: int | None,
+        limit: Limit | None,
+    ) -> None:
+        self.ready, self._draw, self._undo, self.lock = progress.ahead, draw, undo, lock
+        self._keep = progress.keep
+        self.batch_size, self.depth, self.count, self._limit = batch_size, depth, count, limit
+        self.goal, self.taken = 0, 0
+        self.error: BaseException | None = None
+        """Why the next batch could not be drawn; its learner gets it once it has taken those before."""
+        self.closed = False
+        self.arrived = Event()
+        self._wake, self._allowed = SimpleQueue[bool](), SimpleQueue[bool]()
+        self._thread: Thread | None = None
+        self.is_drawing = False
+        """Whether a draw is under way: then the calls of the replay come from the draw, such as a reward function."""
+
+    @property
+    def due(self) -> bool:
+        """Whether a batch must be drawn before anything else happens to the replay."""
+        return len(self.ready) < self.goal and self.error is None and not self.closed
+
+    def settle(self) -> None:
+        """Draw the due batches that the limit allows. The caller holds the replay's lock."""
+        try:
+            self.is_drawing = True
+            if self.closed:
+                self._undo(self)
+            while self.due and self._is_allowed():
+                self.draw()
+        finally:
+            self.is_drawing = False
+
+    def draw(self) -> None:
+        """Draw one batch, or note why it cannot be drawn. The caller holds the replay's lock."""
+        try:
+            self._draw(self._next_update())
+        except Exception as error:
+            self.error = error
+            self._give_back(1)
+        self.arrived.set()
+
+    def take(self, timeout: float | None) -> Drawn:
+        """The next batch. What is due from now on is drawn by the thread.
+
+        Raises:
+            WaitTimeoutError: the limit did not allow it in time.
+            Exception: what the draw raised.
+        """
+        drawn = None
+        while drawn is None:
+            if not self.ready:
+                self._await(timeout)
+            if not self.ready and (self.error is not None or self.closed):
+                error, self.error, self.goal = self.error, None, 0  # the learner's next call tries again
+                raise error or LifecycleError("serve: it was closed while a batch was awaited; call serve again")
+            self.goal = self.depth - 1 if self.count is None else min(self.depth, self.count - self.taken) - 1
+            with suppress(IndexError):  # another thread was quicker
+                drawn = self.ready.popleft()
+        self._keep()
+        self.taken = drawn.update if self.count is not None else self.taken + 1
+        if self.goal > 0:
+            self._start()
+            self._wake.put(True)
+        return drawn
+
+    def note_taken(self, drawn: Drawn) -> None:
+        """Count a batch as taken, by a learner that has it from elsewhere. The caller holds the replay's lock."""
+        with suppress(ValueError):  # it was put back
+            self.ready.remove(drawn)
+        self._keep()
+
+    def close(self) -> None:
+        """Have the thread end. Whoever takes the replay's lock next puts back what was not taken."""
+        self.closed = True
+        self._wake.put(False)
+        self.arrived.set()
+
+    def give_back(self) -> None:
+        """Return to the limit what it allowed and was not taken."""
+        self._give_back(len(self.ready) + self._allowed.qsize())
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _next_update(self) -> int:
+        return self.ready[-1].update + 1 if self.ready else self.taken + 1
+
+    def _await(self, timeout: float | None) -> None:
+        """Draw the next batch here, or wait for it; with a limit, until that allows it."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.ready and self.error is None and not self.closed:
+            self.arrived.clear()
+            with self.lock:
+                self.settle()
+                if not self.ready and self.error is None and self._is_allowed():
+                    self.draw()
+            if self.ready or self.error is not None:
+                return
+            left = SLICE if end is None else min(SLICE, end - time.monotonic())
+            if left <= 0:
+                raise WaitTimeoutError(
+                    f"serve: the limit allowed no batch of {self.batch_size} within {timeout} s; is anything added? "
+                    "See limit.stats()"
+                )
+            self.goal = max(self.goal, 1)
+            self._start()
+            self._wake.put(True)
+            self.arrived.wait(left)
+
+    def _is_allowed(self) -> bool:
+        """Whether the limit allows the next batch now; it is counted then."""
+        if self._limit is None:
+            return True
+        if not self._allowed.empty():
+            self._allowed.get()
+            return True
+        return self._limit.may_sample(self.batch_size)
+
+    def _give_back(self, batches: int) -> None:
+        if self._limit is not None and batches:
+            self._limit.uncount(samples=batches * self.batch_size)
+
+    def _start(self) -> None:
+        """Start the thread, once, and again in a child of a fork, which has none."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = Thread(target=self._work, name="relive-serve", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        """Draw what is due each time that the learner has taken a batch."""
+        while self._wake.get() and not self.closed:
+            while self.due and self._wait_for_limit():
+                with self.lock:
+                    self.settle()
+
+    def _wait_for_limit(self) -> bool:
+        """Wait until the limit allows a batch, without the replay's lock, so that others can add meanwhile."""
+        if self._limit is not None and self._allowed.empty():
+            while not self._limit.may_sample(self.batch_size, SLICE):
+                if not self.due:
+                    return False
+            self._allowed.put(True)
+        return True
+
+
+class Served(Iterator[B_co], Generic[B_co]):
+    """The batches of :meth:`relive.ReplayBuffer.serve`, in order. Each stays valid, as those of ``sample`` do.
+
+    It ends with :meth:`close`, with a ``with`` block, or when it is dropped. What was drawn and not taken then counts
+    as not drawn: the replay draws the same batches next.
+    """
+
+    def __init__(self, ahead: Ahead, timeout: float | None) -> None:
+        self.ahead, self._timeout = ahead, timeout
+        self._taken, self._at_once, self._waited, self._completed = 0, 0, 0.0, 0
+        self._end = finalize(self, ahead.close)
+
+    def __iter__(self) -> Served[B_co]:
+        return self
+
+    def __next__(self) -> B_co:
+        ahead = self.ahead
+        if ahead.closed or (ahead.count is not None and ahead.taken >= ahead.count):
+            self.close()
+            raise StopIteration
+        if ahead.ready:
+            self._at_once += 1
+            drawn = ahead.take(0.0)
+        else:
+            start = time.perf_counter()
+            drawn = ahead.take(self._timeout)
+            self._waited += time.perf_counter() - start
+        self._taken += 1
+        self._completed = drawn.completed
+        return drawn.batch
+
+    @property
+    def completed(self) -> int:
+        """How many transitions had been completed when the batch that came last was drawn, as in ``stats()``."""
+        return self._completed
+
+    def stats(self) -> dict[str, float]:
+        """``batches``: taken; ``ready``: those that were there when the learner came; ``waited``: seconds in all that
+        it waited for the others.
+        """
+        return {"batches": float(self._taken), "ready": float(self._at_once), "waited": self._waited}
+
+    def close(self) -> None:
+        """End the serving. The replay can then be served again."""
+        ahead = self.ahead
+        if not ahead.closed:
+            self._end()
+        with ahead.lock:
+            ahead.settle()
+
+    def __enter__(self) -> Served[B_co]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

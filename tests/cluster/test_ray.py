@@ -1,0 +1,171 @@
+"""Shards as Ray actors: the same replay over processes that die, and over nodes that go."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ray: Any = pytest.importorskip("ray")
+
+from clusters import SCHEMA, check, steps  # noqa: E402
+from relive import Prioritized  # noqa: E402
+from relive.cluster.ray import actors  # noqa: E402
+from relive.cluster.replay import Replay  # noqa: E402
+from relive.errors import FileFormatError, LifecycleError, ShapeError  # noqa: E402
+
+pytestmark = pytest.mark.slow  # each actor imports torch, which takes seconds; test_shard.py is quick
+
+PATHS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+LIMITS = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[None]:
+    """Ray on this machine, as a user starts it."""
+    runtime = {"env_vars": PATHS}
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:  # a short path
+        ray.init(num_cpus=2, object_store_memory=80 * 2**20, _temp_dir=folder, runtime_env=runtime, **LIMITS)
+        yield
+        ray.shutdown()
+
+
+def replay_of(**options: Any) -> Replay:
+    return Replay(SCHEMA, **{"capacity": 4000, "num_envs": 4, "shards": 2, "seed": 0, "timeout": 60.0} | options)
+
+
+def until(condition: Callable[[], bool], seconds: float = 180.0) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.1)
+
+
+def play(writer: Any, begin: int, count: int, chunk: int = 8) -> int:
+    """A worker: sends numbered steps of its envs. Returns how many."""
+    for start in range(begin, begin + count, chunk):
+        writer.extend(steps(chunk, writer.envs, start))
+    writer.flush()
+    return count
+
+
+def test_workers_send_steps_and_the_learner_draws_them_while_an_actor_is_killed(machine: None, tmp_path: Path):
+    replay = replay_of(sampler=Prioritized(), path=tmp_path / "replay")
+    worker: Any = ray.remote(num_cpus=0)(play)
+    writers = [replay.writer([0, 1]), replay.writer([2, 3])]
+    assert ray.get([worker.remote(writer, 0, 64) for writer in writers], timeout=300) == [64, 64]
+    batch = replay.sample(200)
+    check(batch)
+    batch["obs"] += 1.0  # memory of its own, not Ray's
+    replay.update_priorities(batch["index"], torch.rand(200))
+    replay.save(extra={"step": 1})
+    with pytest.raises(ShapeError):
+        replay.extend({"obs": np.zeros((1, 3, 3))})
+    ray.kill(replay._group.link.handles[1], no_restart=False)
+    for _ in range(10):
+        check(replay.sample(100))
+    until(lambda: replay.stats()["shards_up"] == 2)
+    stats = replay.stats()
+    assert (stats["restarts"], stats["size"], stats["lost_steps"]) == (1, len(replay), 0)
+    again = Replay.load(tmp_path / "replay", shards=1, timeout=20.0)
+    assert len(again) == len(replay)
+    check(again.sample(100))
+    for each in (replay, again):
+        each.close()
+
+
+def test_a_damaged_save_is_refused_with_its_reason(machine: None, tmp_path: Path):
+    replay = replay_of(path=tmp_path / "replay")
+    replay.extend(steps(20))
+    replay.save()
+    replay.close()
+    for data in (tmp_path / "replay" / "shard-0").rglob("*.safetensors"):
+        data.write_bytes(b"nothing")
+    with pytest.raises(FileFormatError, match="shard-0"):
+        Replay.load(tmp_path / "replay")
+
+
+class Player:
+    """A worker that keeps its writer."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def play(self, begin: int, count: int) -> int:
+        return play(self.writer, begin, count)
+
+
+def test_actors_killed_under_load_lose_only_what_the_statistics_count(machine: None, tmp_path: Path):
+    """Two workers write and the learner draws while shards are killed at random; every step is accounted for."""
+    replay = replay_of(capacity=400_000, path=tmp_path / "replay", commit_every=0.5)
+    player: Any = ray.remote(num_cpus=0)(Player)
+    count, rng, killed = 2000, np.random.default_rng(0), 0
+    players = [player.remote(replay.writer(envs)) for envs in ([0, 1], [2, 3])]
+    ray.get([each.play.remote(0, 8) for each in players])
+    busy = [each.play.remote(8, count - 16) for each in players]
+    while ray.wait(busy, num_returns=2, timeout=0.0)[1]:
+        check(replay.sample(64))
+        if rng.random() < 0.03 and killed < 6:
+            ray.kill(replay._group.link.handles[int(rng.integers(2))], no_restart=False)
+            killed += 1
+    assert ray.get([each.play.remote(count - 8, 8) for each in players], timeout=300) == [8, 8]
+    until(lambda: replay.stats()["shards_up"] == 2)
+    stats = replay.stats()
+    assert killed
+    assert stats["restarts"] >= 1
+    # A step is complete or lost, but for the last one of an episode that was cut, by a kill or at the end.
+    assert 4 * (count - killed - 1) <= stats["completed"] + stats["lost_steps"] <= 4 * count
+    check(replay.sample(2000))
+    replay.close()
+
+
+def test_a_node_that_goes_takes_its_shard_along_and_another_node_brings_it_back(tmp_path: Path):
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 80 * 2**20})
+    try:
+        small = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "resources": {"shard": 1}}
+        nodes = [cluster.add_node(**small) for _ in range(2)]
+        ray.init(address=cluster.address, runtime_env={"env_vars": PATHS}, logging_level="error", log_to_driver=False)
+        replay = replay_of(path=tmp_path / "replay", timeout=30.0, connect=actors(resources={"shard": 1}))
+        writer = replay.writer([0, 1, 2, 3], timeout=600.0)
+        play(writer, 0, 64)
+        replay.save()
+        play(writer, 64, 32)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        for _ in range(5):
+            check(replay.sample(64))
+        assert replay.stats()["shards_up"] == 1
+        cluster.add_node(**small)
+        play(writer, 96, 32)  # waits until the shard is back
+        until(lambda: replay.stats()["shards_up"] == 2)
+        stats = replay.stats()
+        assert stats["lost_steps"] == 64  # 32 steps of two envs came after the save
+        assert stats["restarts"] == 1
+        batch = replay.sample(4000)
+        check(batch)
+        assert set(batch["obs"][:, 0].tolist()) == {0.0, 1.0, 2.0, 3.0}
+        replay.close()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_a_shard_that_is_gone_for_good_leaves_the_others_to_the_learner(machine: None):
+    replay = replay_of(timeout=30.0)
+    replay.extend(steps(40))
+    ray.kill(replay._group.link.handles[0])
+    check(replay.sample(64))
+    assert replay.stats()["shards_up"] == 1
+    with pytest.raises(LifecycleError, match="has not answered"):
+        replay.writer([0], timeout=0.5).extend(steps(4, [0], 40))
+    replay.close()

@@ -1,0 +1,169 @@
+"""Rollouts on their way to a learner: each is consumed once, whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clusters import sent
+from relive.cluster.queue import RolloutQueue
+from relive.cluster.rollouts import Rollouts
+from relive.errors import FieldError, LifecycleError, ParameterError
+
+
+class QueueLink:
+    """A queue in this process, whose answers can be lost, and that can die."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.queue = capacity, RolloutQueue(capacity)
+        self.lose: list[str] = []
+        """Methods whose next answer is lost, although they are run."""
+
+    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        try:
+            answer = sent(getattr(self.queue, method)(*sent(arguments)))
+        except LifecycleError as error:
+            return error
+        if method in self.lose:
+            self.lose.remove(method)
+            return None
+        return [answer]
+
+    def answers(self, calls: Any, timeout: float) -> Any:
+        if isinstance(calls[0], Exception):
+            raise calls[0]
+        return ({}, {0}) if calls[0] is None else ({0: calls[0][0]}, set())
+
+    def close(self) -> None: ...
+
+    def restart(self) -> None:
+        self.queue = RolloutQueue(self.capacity)
+
+
+def made(**options: Any) -> tuple[Rollouts, QueueLink]:
+    links: list[QueueLink] = []
+    rollouts = Rollouts(connect=lambda n: links.append(QueueLink(n)) or links[0], **{"timeout": 0.5} | options)
+    return rollouts, links[0]
+
+
+def number(value: int) -> dict[str, Any]:
+    return {"obs": np.full((2, 3), value, np.float32), "more": {"h": torch.tensor([value])}}
+
+
+def got(rollouts: Rollouts, version: int = 0) -> int:
+    rollout = rollouts.get(version, timeout=0.01)
+    assert (rollout.data["obs"] == rollout.data["more"]["h"].item()).all()
+    rollout.data["obs"].zero_()  # memory of its own
+    return rollout.data["more"]["h"].item()
+
+
+def empty(rollouts: Rollouts) -> None:
+    with pytest.raises(LifecycleError, match="no rollout has come"):
+        rollouts.get(0, timeout=0.0)
+
+
+def test_rollouts_come_in_order_each_once():
+    rollouts, _ = made()
+    one, two = rollouts.sender("one"), rollouts.sender("two")
+    for k in range(4):
+        one.put(number(2 * k), 0)
+        two.put(number(2 * k + 1), 0)
+    assert [got(rollouts) for _ in range(8)] == list(range(8))
+    empty(rollouts)
+    assert rollouts.stats() == {"came": 8, "kept": 0, "received": 8, "stale": 0, "lost": 0, "repeated": 0}
+
+
+def test_rollouts_that_are_too_old_are_dropped_and_counted():
+    rollouts, _ = made(max_staleness=2)
+    sender = rollouts.sender("one")
+    for version in (0, 1, 2, 3):
+        sender.put(number(version), version)
+    assert got(rollouts, 4) == 2
+    assert got(rollouts, 5) == 3
+    assert rollouts.stats()["stale"] == 2
+    assert rollouts.stats()["lost"] == 0
+
+
+def test_a_full_queue_makes_its_workers_wait():
+    rollouts, _ = made(capacity=2)
+    sender = rollouts.sender("one")
+    sender.put(number(0), 0)
+    sender.put(number(1), 0)
+    with pytest.raises(LifecycleError, match="full"):
+        sender.put(number(2), 0, timeout=0.0)
+    assert got(rollouts) == 0
+    assert got(rollouts) == 1  # which settles the one before
+    sender.put(number(2), 0, timeout=0.0)
+    assert got(rollouts) == 2
+
+
+@pytest.mark.parametrize("consumed", range(4))
+def test_a_learner_that_comes_back_gets_what_its_state_lacks_and_nothing_else(consumed: int):
+    rollouts, link = made(settle_each=False)
+    sender = rollouts.sender("one")
+    for k in range(5):
+        sender.put(number(k), 0)
+    assert [got(rollouts) for _ in range(consumed)] == list(range(consumed))
+    saved = json.loads(json.dumps(rollouts.position()))
+    assert got(rollouts) == consumed  # and it dies before the next save
+    again = Rollouts(connect=lambda _: link, settle_each=False, timeout=0.5)
+    again.resume(saved)
+    assert [got(again) for _ in range(5 - consumed)] == list(range(consumed, 5))
+    empty(again)
+    again.settle()
+    assert again.stats()["kept"] == 0
+
+
+@pytest.mark.parametrize("method", ["put", "fetch", "room", "begin", "settle"])
+def test_a_lost_answer_loses_and_doubles_nothing(method: str):
+    rollouts, link = made()
+    sender = rollouts.sender("one")
+    found = []
+    for k in range(4):
+        link.lose = [method]
+        sender.put(number(k), 0)
+        found.append(got(rollouts))
+    assert found == [0, 1, 2, 3]
+    empty(rollouts)
+
+
+def test_a_queue_that_dies_loses_what_is_in_it_and_this_is_counted():
+    rollouts, link = made()
+    sender = rollouts.sender("one")
+    for k in range(3):
+        sender.put(number(k), 0)
+    assert got(rollouts) == 0
+    link.restart()
+    sender.put(number(3), 0)
+    assert got(rollouts) == 3
+    assert rollouts.stats()["lost"] == 2
+    link.restart()
+    sender._number -= 1  # its confirmation was lost with the queue, so it comes again
+    sender.put(number(3), 0)
+    empty(rollouts)
+    assert rollouts.stats()["repeated"] == 1
+
+
+def test_a_worker_that_is_started_again_goes_on_under_its_name():
+    rollouts, _ = made()
+    old = rollouts.sender("one")
+    old.put(number(0), 0)
+    new = rollouts.sender("one")
+    new.put(number(1), 0)
+    assert [got(rollouts), got(rollouts)] == [0, 1]
+    with pytest.raises(LifecycleError, match="newer sender"):
+        old.put(number(2), 0)
+
+
+def test_arguments_are_checked():
+    for wrong in ({"max_staleness": -1}, {"capacity": 0}, {"capacity": 1.5}):
+        with pytest.raises(ParameterError):
+            made(**wrong)
+    rollouts, _ = made()
+    for data in ({}, {"obs": [1.0]}, 3):
+        with pytest.raises(FieldError, match="put"):
+            rollouts.sender("one").put(data, 0)

@@ -1,0 +1,59 @@
+"""Conversion: live buffers and files of one format as another, with every end as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import planted
+import relive
+from relive import ReplayBuffer
+from relive.look import log_of
+from relive.look.cli import app
+from twins import Twin
+
+
+def columns(replay: Any, *names: str) -> list[Any]:
+    table = replay.to_pandas(next_obs=True)
+    return [table[name].to_numpy() for name in names or [n for n in table.columns if n not in ("env", "index")]]
+
+
+@pytest.mark.parametrize("next_obs", [True, False])
+def test_arrays_are_the_replay_that_was_filled_from_them(next_obs: bool) -> None:
+    arrays = planted.stored(planted.walk(12))
+    given = {name: x for name, x in arrays.items() if next_obs or name != "next_obs"}
+    back = log_of(given).replay()
+    want = ReplayBuffer.from_arrays(given)
+    assert len(back) == len(want) > 0
+    for one, other in zip(columns(back), columns(want), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_replay_of_several_envs_becomes_one_env_and_keeps_its_episodes(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    twin = Twin(3, 30, dress="dict").play("...", ".T.", "..U", "...", "B..", "...", "...")
+    twin.buffer.save(tmp_path / "save")
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "save"), f"relive:{tmp_path / 'copy'}"])
+    assert result.exit_code == 0, result.output
+    assert f"{len(twin.buffer)} steps" in result.output
+    back = ReplayBuffer.load(tmp_path / "copy")
+    assert len(back) == len(twin.buffer)
+    for name in ("reward", "terminated", "truncated", "step", "obs.state.2", "next_obs.state.2", "obs.state.0"):
+        np.testing.assert_array_equal(*columns(back, name), *columns(twin.buffer, name), err_msg=name)
+    assert [len(e.steps) for e in back.episodes()] == [len(e.steps) for e in twin.buffer.episodes()]
+    assert relive.audit(back)
+
+
+def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["nowhere", "x"], "nowhere"),
+        (["parquet:x", "y"], "expected one of minari, relive"),
+        ([str(tmp_path), "hdf5:y"], "'hdf5'"),
+    ):
+        result = CliRunner().invoke(app, ["convert", *arguments])
+        assert result.exit_code == 2
+        assert message in result.output

@@ -1,0 +1,132 @@
+"""Arrays in mapped files, the journal beside them, and the right to write to both."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from relive.errors import FileFormatError, LifecycleError
+from relive.files import journal as journals
+from relive.files.journal import Journal
+from relive.files.mapped import MappedDirectory
+from relive.memory.mapped import MappedKeeper
+
+RUN = "0123456789abcdef"
+
+
+def records(path: Path) -> tuple[int, bytes] | None:
+    journal = Journal(path, RUN)
+    journal.close()
+    return journal.last
+
+
+def test_a_journal_has_its_last_record_wherever_it_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, RUN, create=True)
+    assert journal.last is None
+    payloads, ends = [b"", b"one", b"relive/j" * 9, bytes(300)], list[int]()
+    for number, payload in enumerate(payloads):
+        assert journal.append(payload) == number
+        ends.append(path.stat().st_size)
+    journal.close()
+    raw = path.read_bytes()
+    for size in range(ends[0], len(raw) + 1):
+        for rest in (b"", b"\0" * 7, b"relive/j"):
+            path.write_bytes(raw[:size] + rest)
+            whole = sum(end <= size for end in ends) - 1
+            assert records(path) == (whole, payloads[whole])
+            assert path.stat().st_size == ends[whole]
+    journal = Journal(path, RUN)
+    assert journal.append(b"next") == 4
+    journal.close()
+    assert records(path) == (4, b"next")
+
+
+def test_a_damaged_record_before_a_whole_one_is_no_torn_end(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, RUN, create=True)
+    for payload in (b"one", b"two", b"three"):
+        journal.append(payload)
+    journal.close()
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(FileFormatError, match="a damaged one, and a whole one"):
+        Journal(path, RUN)
+
+
+def test_a_long_journal_makes_way_for_one_that_begins_with_its_last_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "ROTATED", 1000)
+    journal = Journal(tmp_path / "journal", RUN, create=True)
+    for number in range(200):
+        assert journal.append(b"%d" % number * 20) == number
+        assert (tmp_path / "journal").stat().st_size < 1200
+    journal.close()
+    assert records(tmp_path / "journal") == (199, b"199" * 20)
+    assert os.listdir(tmp_path) == ["journal"]
+    monkeypatch.setattr(journals, "LONGEST", 10)
+    journal = Journal(tmp_path / "new", RUN, create=True)
+    with pytest.raises(FileFormatError, match="at most 10 fit"):
+        journal.append(bytes(11))
+    journal.close()
+
+
+def test_arrays_are_there_again_and_only_those_that_were_committed(tmp_path: Path) -> None:
+    directory = MappedDirectory(tmp_path / "d")
+    one, two = directory.take("one", (3, 2), np.float32), directory.take("two.2", (5,), np.int64)
+    one[:], two[:] = 7, 8
+    directory.journal.append(b"")
+    directory.commit({"kind": "test"})
+    directory.take("three", (5000,), np.uint8)
+    directory.flush()
+    directory.release()
+    directory = MappedDirectory(tmp_path / "d")
+    assert directory.content == {"kind": "test"}
+    assert [directory.has(name) for name in ("one", "two.2", "three")] == [True, True, False]
+    assert np.array_equal(directory.take("one", (3, 2), np.float32), one)
+    with pytest.raises(FileFormatError, match=r"the array 'two\.2' as int32"):
+        directory.take("two.2", (5,), np.int32)
+    directory.commit({"kind": "other"})
+    directory.release()
+    (file,) = (tmp_path / "d").glob("*.safetensors")
+    found = load_file(file)
+    assert list(found) == ["one"]
+    assert np.array_equal(found["one"], one)
+    assert file.stat().st_size == 4096 + one.nbytes
+
+
+def test_a_directory_has_one_holder_and_a_dead_one_is_none(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        directory = MappedDirectory(tmp_path / "d")
+        directory.journal.append(b"")
+        directory.commit({})
+        os._exit(0)
+    os.waitpid(child, 0)
+    first = MappedKeeper(tmp_path / "d")
+    with pytest.raises(LifecycleError, match="in this process already"):
+        MappedKeeper(tmp_path / "d")
+    (tmp_path / "d" / "lock").write_text("12345\n")
+    with pytest.raises(LifecycleError, match="open in process 12345"):
+        MappedKeeper(tmp_path / "d")
+    del first
+    MappedKeeper(tmp_path / "d").directory.release()
+
+
+def test_a_file_that_took_the_place_of_a_mapped_one_is_found_by_the_next_flush(tmp_path: Path) -> None:
+    directory = MappedDirectory(tmp_path / "d")
+    directory.take("one", (3,), np.float32)
+    directory.commit({})
+    (file,) = (tmp_path / "d").glob("*.safetensors")
+    raw = file.read_bytes()
+    file.unlink()
+    file.write_bytes(raw)
+    with pytest.raises(FileFormatError, match="another file has taken the place"):
+        directory.flush()
+    directory.release()

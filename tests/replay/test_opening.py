@@ -1,0 +1,346 @@
+"""Replays in files: opened, used, closed and opened again; what is refused, and what a power cut leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import relive
+from covering import covering
+from processes import Wrapped, sent
+from relive import Field, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform, WithoutReplacement
+from relive.errors import FileFormatError, LifecycleError, ParameterError, SchemaError
+from relive.files import mapping
+
+FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
+SCHEMA = Schema({"obs": (3,), "action": Field((), torch.int64), "reward": (), **FLAGS})
+IMAGES = Schema(
+    {"obs": {"camera": Field((40, 40), torch.uint8), "half": Field((3,), torch.bfloat16)}, "reward": (), **FLAGS}
+)
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "uniform": Uniform,
+    "without replacement": WithoutReplacement,
+    "prioritized": Prioritized,
+    "prioritized, buffer": lambda: Prioritized(stratified=False, normalize="buffer", beta=(0.4, 1.0, 50)),
+    "recent": lambda: Recent(0.9, 5, adapt=True),
+    "recent, prioritized": lambda: Recent(0.9, 5, inner=Prioritized()),
+    "wrapped": lambda: Wrapped(Prioritized()),
+}
+
+VIEWS: dict[str, Callable[[], Any]] = {
+    "transitions": relive.Transition,
+    "3-step": lambda: NStep(3, gamma=0.5),
+    "sequences": lambda: Sequence(3, burn_in=1),
+}
+
+
+def step(number: int, schema: Schema = SCHEMA, envs: int = 2) -> dict[str, Any]:
+    ends = np.arange(envs) == number % 5
+    given = {"reward": np.full(envs, number, np.float32), "terminated": ends & (number % 2 == 0)}
+    given |= {"truncated": ends & (number % 2 == 1)}
+    if schema is IMAGES:
+        camera = np.full((envs, 40, 40), number % 251, np.uint8)
+        obs: Any = {"camera": camera, "half": torch.full((envs, 3), number, dtype=torch.bfloat16)}
+        return given | {"obs": obs, "next_obs": obs}
+    obs = np.full((envs, 3), number, np.float32)
+    return given | {"obs": obs, "action": np.full(envs, number), "next_obs": obs + 0.5}
+
+
+def opened(path: Path, schema: Schema | None = SCHEMA, capacity: int | None = 60, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer.open(path, schema, capacity, 2 if capacity else None, check_ends=False, **options)
+
+
+def filled(path: Path, count: int = 50, **options: Any) -> ReplayBuffer:
+    replay = opened(path, seed=1, **options)
+    for number in range(count):
+        replay.add(step(number))
+    return replay
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert list(one.keys()) == list(other.keys())
+    for name in one.keys():
+        same = torch.equal if isinstance(one[name], torch.Tensor) else assert_equal
+        assert same(one[name], other[name]) in (True, None), name
+
+
+def rate(replay: ReplayBuffer, batch: Any) -> None:
+    if replay.has_priorities:
+        mask = batch["mask"] if "lengths" in batch.keys() else None
+        replay.update_priorities(batch["index"], batch["reward"], mask)
+
+
+@pytest.mark.parametrize(("sampler", "view"), covering(SAMPLERS, VIEWS))
+def test_its_batches_are_those_of_a_replay_in_memory_also_after_it_was_closed(
+    sampler: str, view: str, tmp_path: Path
+) -> None:
+    given = {"sampler": SAMPLERS[sampler](), "view": VIEWS[view]()}
+    own = sampler == "wrapped"
+    replay = opened(tmp_path / "r", seed=3, sampler=SAMPLERS[sampler](), view=VIEWS[view]())
+    twin = ReplayBuffer(SCHEMA, 60, 2, seed=3, check_ends=False, **given)
+    for number in range(130):
+        for one in (replay, twin):
+            one.add(step(number))
+            if sampler == "recent":
+                one.sampler.observe(float(number))
+        if number > 8:
+            batch, other = replay.sample(5), twin.sample(5)
+            assert_equal(batch, other)
+            rate(replay, batch)
+            rate(twin, other)
+        if number % 40 == 39:
+            replay.close()
+            replay = opened(tmp_path / "r", None, None, **({"sampler": SAMPLERS[sampler]()} if own else {}))
+            assert own or repr(replay) == repr(twin)
+            replay.check()
+    assert_equal(replay.data(), twin.data())
+    assert replay.stats() == twin.stats()
+
+
+@pytest.mark.parametrize("facts", [{}, {"own_next_obs": True}, {"ordered": False}], ids=str)
+def test_fields_of_all_kinds_lie_in_files_that_any_safetensors_reader_opens(
+    facts: dict[str, Any], tmp_path: Path
+) -> None:
+    replay, twin = opened(tmp_path / "r", IMAGES, **facts), ReplayBuffer(IMAGES, 60, 2, check_ends=False, **facts)
+    for number in range(70):
+        replay.add(step(number, IMAGES))
+        twin.add(step(number, IMAGES))
+    replay.close()
+    with opened(tmp_path / "r", None, None) as again:
+        assert_equal(again.data(), twin.data())
+    files = sorted((tmp_path / "r").glob("*.safetensors"))
+    found = {name: x for file in files for name, x in load_file(file).items()}
+    assert found["rows"].shape[0] == found["block.obs.camera"].shape[0] == 60
+    assert np.array_equal(found["rows"].numpy(), twin._ring.store.target)
+
+
+def test_what_was_there_must_fit_what_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(relive.errors.FieldError, match="expected schema and capacity, as no replay is there yet"):
+        ReplayBuffer.open(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    filled(tmp_path / "r").close()
+    for options in ({"schema": IMAGES}, {"capacity": 10}, {"num_envs": 3}, {"ordered": False}, {"own_next_obs": True}):
+        with pytest.raises((SchemaError, ParameterError), match=f"has {next(iter(options))}="):
+            ReplayBuffer.open(tmp_path / "r", **options)
+    with pytest.raises(ParameterError, match="flush: expected a number of rows, a timedelta, or None, got 0"):
+        ReplayBuffer.open(tmp_path / "r", flush=0)
+    opened(tmp_path / "r", SCHEMA, 61).close()
+
+
+def test_a_sampler_of_another_kind_starts_anew_and_its_files_come_and_go(tmp_path: Path) -> None:
+    filled(tmp_path / "r").close()
+    replay = ReplayBuffer.open(tmp_path / "r", sampler=Prioritized())
+    batch = replay.sample(9)
+    replay.update_priorities(batch["index"], batch["reward"])
+    replay.check()
+    del replay
+    replay = ReplayBuffer.open(tmp_path / "r")
+    assert isinstance(replay.sampler, Prioritized)
+    replay.check()
+    replay.sampler.alpha = 0.9
+    replay.close()
+    with ReplayBuffer.open(tmp_path / "r", sampler=Prioritized(0.9, beta=1.0)) as again:
+        assert sorted(set(again.sampler.priorities()))[-1] > 1.5
+        again.check()
+    ReplayBuffer.open(tmp_path / "r", sampler=Uniform(), view=NStep(4)).close()
+    assert not list((tmp_path / "r").glob("*nodes*"))
+    with ReplayBuffer.open(tmp_path / "r", verify=True) as again:
+        assert again.view.n == 4
+
+
+def test_seed_and_number_of_the_next_batch_are_kept(tmp_path: Path) -> None:
+    replay, twin = filled(tmp_path / "r"), ReplayBuffer(SCHEMA, 60, 2, seed=1, check_ends=False)
+    for number in range(50):
+        twin.add(step(number))
+    twin.interrupt()
+    for turn in range(6):
+        assert_equal(replay.sample(4), twin.sample(4))
+        if turn == 3:
+            replay.seed = twin.seed = 2**80
+        del replay
+        replay = ReplayBuffer.open(tmp_path / "r")
+        assert replay.stats()["batches"] == turn + 1
+
+
+# One writer, and none in a forked child.
+
+
+def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+    replay = filled(tmp_path / "r")
+    with pytest.raises(LifecycleError, match="open in this process already"):
+        ReplayBuffer.open(tmp_path / "r")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(write, "w") as told:
+            for call in (lambda: ReplayBuffer.open(tmp_path / "r"), lambda: replay.add(step(0)), lambda: len(replay)):
+                try:
+                    call()
+                except LifecycleError as error:
+                    told.write(f"{error}\n")
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        first, second, third = told.read().splitlines()
+    os.waitpid(child, 0)
+    assert f"is open in process {os.getpid()}, and only one may write" in first
+    assert "a forked child may not use them" in second
+    assert second == third
+    replay.add(step(50))
+    replay.close()
+    for call in (lambda: replay.sample(1), lambda: replay.add(step(1)), lambda: len(replay), lambda: replay.block):
+        with pytest.raises(LifecycleError, match="was closed; open its directory again"):
+            call()
+    replay.close()
+    with ReplayBuffer.open(tmp_path / "r") as again:
+        assert again.stats()["completed"] > 40
+
+
+def test_a_replay_that_is_dropped_lets_its_directory_go(tmp_path: Path) -> None:
+    for _ in range(3):
+        replay = opened(tmp_path / "r")
+        replay.add(step(0))
+        del replay
+    assert len(os.listdir("/proc/self/fd")) < 200 if Path("/proc/self/fd").exists() else True
+
+
+def test_copies_and_saves_are_those_of_any_replay(tmp_path: Path) -> None:
+    replay = filled(tmp_path / "r", sampler=Prioritized())
+    replay.save(tmp_path / "save")
+    copies = [deepcopy(replay), pickle.loads(pickle.dumps(replay)), sent(replay), ReplayBuffer.load(tmp_path / "save")]
+    batch = replay.sample(9)
+    for other in copies:
+        assert other._durable is None
+        assert_equal(other.sample(9), batch)
+        other.add(step(50))
+        with pytest.raises(LifecycleError, match="this replay is not in files"):
+            other.flush()
+        other.close()
+        assert other.stats()["completed"] > replay.stats()["completed"]
+    with pytest.raises(FileFormatError, match='expected "format": "relive arrays"'):
+        replay.save(tmp_path / "r")
+    with pytest.raises(FileFormatError, match=r'expected "format": "relive mapped arrays".*load'):
+        ReplayBuffer.open(tmp_path / "save")
+    with pytest.raises(LifecycleError, match="append: a replay in files takes transitions env after env"):
+        replay.append(copies[0])
+    replay.append(copies[0], envs={0: 1})
+    replay.check()
+    copies[0].append(replay)
+
+
+# Disks.
+
+
+def test_a_full_disk_is_an_error_before_anything_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate = os.posix_fallocate
+
+    def full(descriptor: int, start: int, size: int) -> None:
+        if size > 20_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, start, size)
+
+    monkeypatch.setattr(mapping.os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"takes [0-9,]+ bytes, and the disk has [0-9,]+ free; lower the capacity"):
+        opened(tmp_path / "r", SCHEMA, 10_000)
+    assert os.listdir(tmp_path) == []
+    opened(tmp_path / "r").close()
+    with pytest.raises(OSError, match="lower the capacity"):
+        opened(tmp_path / "s", IMAGES)
+    assert os.listdir(tmp_path) == ["r"]
+
+
+def test_a_directory_that_is_gone_is_an_error_of_flush(tmp_path: Path) -> None:
+    replay = filled(tmp_path / "r")
+    shutil.rmtree(tmp_path / "r")
+    replay.add(step(50))
+    with pytest.raises(FileNotFoundError):
+        replay.flush()
+    assert len(replay) > 40
+
+
+def test_the_remains_of_a_directory_that_was_never_finished_make_way(tmp_path: Path) -> None:
+    filled(tmp_path / "r").close()
+    (tmp_path / "r" / "manifest.json").unlink()
+    with opened(tmp_path / "r") as replay:
+        assert len(replay) == 0
+    (tmp_path / "r" / "manifest.json").unlink()
+    (tmp_path / "r" / "mine.txt").write_text("mine")
+    with pytest.raises(FileFormatError, match=r"got one with 'mine\.txt' in it"):
+        opened(tmp_path / "r")
+
+
+# Power cuts: pages of the files are those of the flush or later ones, each by itself; the journal is as it was.
+
+
+def cut(before: Path, after: Path, seed: int) -> None:
+    """Make of ``after`` what a power cut leaves, if ``before`` is a copy from the time of the last flush."""
+    rng = np.random.default_rng(seed)
+    for old in sorted(before.glob("*.safetensors")):
+        new = after / old.name
+        pages, later = np.fromfile(old, np.uint8), np.fromfile(new, np.uint8)
+        for at in range(0, len(pages), 512):
+            if rng.random() < 0.5:
+                later[at : at + 512] = pages[at : at + 512]
+        later.tofile(new)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+@pytest.mark.parametrize("flushes", ["never again", "by rows", "by time"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 25))])
+def test_a_power_cut_leaves_what_was_flushed_but_for_the_reserve(
+    sampler: str, flushes: str, seed: int, tmp_path: Path
+) -> None:
+    policy = {"never again": None, "by rows": 32, "by time": timedelta(milliseconds=40)}[flushes]
+    rng = np.random.default_rng(seed)
+    replay = opened(tmp_path / "r", SCHEMA, 2 * 64, sampler=SAMPLERS[sampler](), seed=1)
+    count = int(rng.integers(10, 200))
+    for number in range(count):
+        replay.add(step(number))
+    replay.close()
+    replay = opened(tmp_path / "r", None, None, flush=policy)
+    last, flush = count, replay._durable.flush  # type: ignore[union-attr]
+    shutil.copytree(tmp_path / "r", tmp_path / "flushed")
+
+    def copying(kind: Any = "flush") -> None:
+        nonlocal last
+        flush(kind)
+        last = replay._writer.ring.completed
+        shutil.copytree(tmp_path / "r", tmp_path / "flushed", dirs_exist_ok=True)
+
+    replay._durable.flush = copying  # type: ignore[union-attr, method-assign]
+    before = replay.stats()["completed"]
+    more = int(rng.integers(1, 60))
+    for number in range(count, count + more):
+        replay.add(step(number))
+        batch = replay.sample(4)
+        rate(replay, batch)
+    shutil.copytree(tmp_path / "r", tmp_path / "cut")  # other files than those that the journal names: so a power cut
+    cut(tmp_path / "flushed", tmp_path / "cut", seed)
+    kept = last if last != count else before
+    with ReplayBuffer.open(tmp_path / "cut", verify=True) as again:
+        assert again.stats()["completed"] == kept
+        data = again.data()
+        now = data["obs"][:, 0]
+        assert torch.equal(data["reward"], now)
+        assert torch.equal(data["action"], now.long())
+        ended = data["terminated"] | data["truncated"]
+        assert torch.equal(data["next_obs"][:, 0], now + torch.where(ended, 0.5, 1.0))
+        replaced = 2 * (more if flushes == "never again" else 16) + 4  # rows of an env since the flush, at most
+        wanted = min(count, 64 - 32 - replaced)  # of each env
+        assert len(data) >= wanted, f"{len(data)} of {wanted}"
+        for number in range(300):
+            again.add(step(number))
+        again.check()
