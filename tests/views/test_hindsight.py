@@ -271,7 +271,7 @@ def test_a_loaded_replay_goes_on_with_the_goals_of_the_saved_one(tmp_path: Any) 
     twin = HerTwin(2, 9, dress="goals", view=view_of("episode", 2)).play(*["..", ".T", "..", "U.", ".."] * 3)
     twin.buffer.sample(5)
     twin.buffer.save(tmp_path / "saved")
-    with pytest.raises(FileFormatError, match=r"functions.*pass load\(..., view=...\)"):
+    with pytest.raises(FileFormatError, match=r"functions.*pass view=\.\.\. to load or open"):
         ReplayBuffer.load(tmp_path / "saved")
     loaded = ReplayBuffer.load(tmp_path / "saved", view=view_of("episode", 2))
     for _ in range(3):
