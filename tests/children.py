@@ -90,6 +90,8 @@ def done(process: BaseProcess) -> Any:
 
 def publish_for_ever(weights: Weights, state: dict[str, Tensor]) -> None:
     """Publish weights of which every number is that of their version, until a kill."""
+    # A tensor that is sent to a spawned process shares its memory: fill copies, or the parent's own change under it.
+    state = {name: tensor.clone() for name, tensor in state.items()}
     while True:
         for tensor in state.values():
             tensor.fill_(weights.version + 1)
