@@ -69,7 +69,7 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     wide, size = prod(batch[1:]), count(content, "len", about, most=prod(batch))
     if not batch or not size or size % wide:
         raise FileFormatError(f"'{about}': expected rows of a storage of shape {batch}, got len={size}")
-    for keys, entry in stored.items():
+    for entry in stored.values():
         if entry.shape[: len(batch)] != batch:
             raise FileFormatError(f"'{entry.file}': expected the shape {batch} in front, got {entry.shape}")
     require_memory(sum(entry.nbytes for entry in stored.values()), folder)
