@@ -128,7 +128,7 @@ def _shape(content: dict[str, Any], about: Path) -> tuple[int, ...]:
         FileFormatError: it states none.
     """
     shape: Any = content.get("shape")
-    sizes = cast("list[Any]", shape) if isinstance(shape, list) else [None]
+    sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
     if not all(type(size) is int and 0 <= size < 2**48 for size in sizes) or len(sizes) > DEEPEST:
         raise FileFormatError(f"'{about}', 'shape': expected a list of sizes, got {shape!r:.80}")
     return tuple(sizes)
