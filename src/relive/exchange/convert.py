@@ -14,6 +14,7 @@ from ..replay.buffer import ReplayBuffer
 from .live import log_of
 from .log import Log
 from .minari import from_minari, to_minari
+from .torchrl import from_torchrl
 from .velora import from_velora
 
 __all__ = ["READERS", "WRITERS", "convert", "format_of"]
@@ -29,6 +30,7 @@ READERS: dict[str, Callable[[str], Log]] = {
     "minari": from_minari,
     "npz": _arrays,
     "relive": lambda path: log_of(Path(path)),
+    "torchrl": from_torchrl,
     "velora": from_velora,
 }
 """Format -> what reads it from a path or an id."""
@@ -43,6 +45,7 @@ WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
 
 SIGNS = {
     "relive": MANIFEST,
+    "torchrl": "storage/storage_metadata.json",
     "velora": "buffer_state.safetensors",
 }
 """Format -> a file in its directory that no other format has."""
