@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from ..reference.limits import INSERTS, OTHERS, PENDING, SAMPLES
-from .counters import load_acquire
+from .counters import exchange, load_acquire
 from .jit import address_t, intrinsic, jit
 
 __all__ = ["add_count", "admit", "admit_noted", "confirm", "take_back"]
@@ -19,17 +19,6 @@ Counts = NDArray[np.int64]
 
 _ir: Any = cast("Any", cgutils).ir
 INT64 = _ir.IntType(64)
-
-
-@intrinsic
-def exchange_count(_context: Any, address: Any, before: Any, after: Any) -> Any:
-    """Replace an int64 if it has the value ``before``; gives the value that it had."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], INT64.as_pointer())
-        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst"), 0)
-
-    return types.int64(types.uintp, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -67,7 +56,7 @@ def admit(counts: Counts, side: int, count: int, ratio: float, min_size: int, lo
             allowed = total <= min_size or total * ratio - across <= high
         if not allowed:
             return False
-        found = exchange_count(mine, np.int64(seen), np.int64(after))
+        found = exchange(mine, np.int64(seen), np.int64(after))
         if found == seen:
             return True
         seen = found
