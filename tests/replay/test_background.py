@@ -27,8 +27,9 @@ from relive import Prioritized, ReplayBuffer, RolloutBuffer, load_extra
 from relive.errors import DTypeError, FileFormatError, LifecycleError, ParameterError
 from relive.files import SaveHandle, disk
 from relive.memory.device import DeviceRows
-from relive.replay import saved_ring, segments, snapshot
+from relive.replay import saved_ring, snapshot
 from replays import PLAIN
+from saves import many_segments
 from twins import SAMPLERS, Twin
 
 from .test_segments import act, assert_saved, kept_by
@@ -37,11 +38,8 @@ from .test_segments import act, assert_saved, kept_by
 @pytest.fixture(autouse=True)
 def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for the disk, and limits so small that few rows are many segments in many pieces."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    many_segments(monkeypatch)
     monkeypatch.setattr(disk, "SMALL", 0)
-    monkeypatch.setattr(segments, "SMALL_BYTES", 1)
-    monkeypatch.setattr(segments, "SMALL_SHARE", 8)
-    monkeypatch.setattr(segments, "LARGE_SHARE", 4)
     monkeypatch.setattr(saved_ring, "PIECE", 100)
     monkeypatch.setattr(snapshot, "AHEAD", 100)
 

@@ -9,23 +9,27 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import ParameterError, WaitTimeoutError
-from ..kernels.reference.limits import INSERTS, SAMPLES
+from ..kernels.reference.limits import INSERTS, OTHERS, SAMPLES, allows
 from ..parameters import TIMEOUT_RULE, Rule, is_count, is_number, require
 from .shared import SharedBlock
 from .waiting import Bell
 
 __all__ = ["MinSize", "RateLimit", "SamplesPerInsert"]
 
-WAITS, WAITED = 2, 4
+WAITS, WAITED = 4, 6
 """Places of the first side's number of waits and of the nanoseconds that it waited; the second side's follow."""
 
-WORDS = 8
-"""Numbers of 64 bits: two counts, two numbers of waits, two times, and room for the bells, of 32 bits each."""
+SHARES = 8
+"""The place of the number of processes that share the room for inserts; 0 is one."""
 
-BELLS = 12
+WORDS = 10
+"""Numbers of 64 bits: four counts, two numbers of waits, two times, shares, and two bells of half the size."""
+
+BELLS = 18
 """The place of the first bell among numbers of 32 bits."""
 
 MOST = 2**53
@@ -39,8 +43,9 @@ class RateLimit(ABC):
     """Holds back those who add and those who draw, so that neither gets too far ahead.
 
     Before it adds k steps, a side calls ``wait_to_insert(k)``; before it draws n rows, ``wait_to_sample(n)``. A call
-    counts them once it may go on. Threads, forked children and, by pickle, spawned ones share one limit. Who waits
-    sleeps. A process that is killed leaves nothing locked.
+    counts them once it may go on. :meth:`relive.Lanes.drain` and all that draws batches ahead make these calls for you.
+    Threads, forked children and, by pickle, spawned ones share one limit. Who waits sleeps. A process that is killed
+    leaves nothing locked.
     """
 
     def __init__(self) -> None:
@@ -48,7 +53,7 @@ class RateLimit(ABC):
 
     def _share(self, block: SharedBlock) -> None:
         words = block.array.view(np.int64)
-        self._block, self._counts = block, words[: BELLS // 2]
+        self._block, self._counts = block, words[: WORDS - 1]
         bells = block.array.view(np.int32)
         self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
         ratio, min_size, low, high = self._bounds()
@@ -115,10 +120,53 @@ class RateLimit(ABC):
         """Count a wait for samples of somebody who looked again and again with :meth:`may_sample`."""
         self._note_wait(SAMPLES, int(seconds * 1e9))
 
+    def note_insert_wait(self, seconds: float) -> None:
+        """Count a wait for inserts of somebody who looked again and again."""
+        self._note_wait(INSERTS, int(seconds * 1e9))
+
     def reset(self) -> None:
         """Begin anew, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
+        shares = int(self._counts[SHARES])
         self._counts[:] = 0
+        self._counts[SHARES] = shares
         self._ring()
+
+    # -- for owners of rings ------------------------------------------------------------------------------------
+
+    def admit_inserts(self, count: int, note: NDArray[np.int64]) -> bool:
+        """Count ``count`` inserts if they may be made now, and add them to ``note``, int64 ``[1]``, in one instant.
+
+        No sample passes because of them before :meth:`confirm`. An owner that is broken off before the steps are in
+        calls :meth:`take_back`.
+        """
+        return kernels.fast().admit_noted(self._counts, note, count, *self._rule)
+
+    def confirm(self, note: NDArray[np.int64]) -> None:
+        """The inserts that ``note`` has are in the replay: samples may pass because of them. Clears it."""
+        kernels.fast().confirm(self._counts, note)
+        self._bells[SAMPLES].ring()
+
+    def take_back(self, note: NDArray[np.int64]) -> None:
+        """The inserts that ``note`` has do not go into the replay. Clears it."""
+        kernels.fast().take_back(self._counts, note)
+        self._ring()
+
+    def wait_for_room(self, count: int, timeout: float | None = None) -> bool:
+        """Sleep until ``count`` inserts may be made, without counting them; False if the time is over before."""
+
+        def ready() -> bool:
+            inserts, samples, _, others = self._counts[: OTHERS + 1].tolist()
+            return allows(INSERTS, count, inserts + others, samples, self._rule)
+
+        return self._bells[INSERTS].wait(ready, timeout)
+
+    def require_inserts(self, count: int) -> None:
+        """Refuse so many inserts at a time that both sides could wait for ever.
+
+        Raises:
+            ParameterError: they are too many.
+        """
+        self._require_possible(INSERTS, count)
 
     # -- figures ------------------------------------------------------------------------------------------------
 
