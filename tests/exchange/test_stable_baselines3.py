@@ -7,13 +7,14 @@ import pickle
 import struct
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from relive.errors import FileFormatError, NoSaveError, ParameterError, ReliveError
+from relive.errors import FileFormatError, NoSaveError, ReliveError
 from relive.exchange import from_stable_baselines3
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange" / "stable_baselines3"
@@ -178,7 +179,7 @@ def swapped(old: bytes, new: bytes, count: int = 1) -> Callable[[], bytes]:
         (swapped(b"K\x06K\x02K\x03\x87", b"K\x06K\x02K\x04\x87"), "expected 48 numbers for the shape .*got 36"),
         (
             swapped(b"K\x06K\x02K\x03\x87", b"K\x06K\x06K\x01\x87"),
-            r"'observations': expected .*in front|got \(6, 6, 1\)",
+            r"in front, got \(6, 6, 1\)",
         ),
         (swapped(b"K\x06K\x02K\x03\x87", b"NNN\x87"), "expected the shape of an array"),
         (swapped(b"\x8c\x03pos\x94K\x03", b"\x8c\x03pos\x94K\x07"), "expected 'pos' of a buffer with steps in 6 rows"),
@@ -196,10 +197,8 @@ def test_attributes_that_lie_are_named(tmp_path: Path, make: Callable[[], bytes]
 
 def any_error_is_ours(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    try:
+    with suppress(ReliveError):
         from_stable_baselines3(file)
-    except (ReliveError, ParameterError):
-        pass
 
 
 def test_a_file_with_one_byte_changed_or_cut_is_read_or_refused(tmp_path: Path) -> None:
