@@ -13,6 +13,7 @@ import pickletools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,9 @@ __all__ = ["Made", "Pairs", "array_of", "read_pickle"]
 
 MOST_STEPS = 2**24
 """The most opcodes that are read: a pickle of small objects takes up to a hundred times its size in memory."""
+
+
+OPCODES: dict[str, Any] = {opcode.code: opcode for opcode in pickletools.opcodes}
 
 
 class Pairs(list[Any]):
@@ -97,7 +101,7 @@ def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
     size = os.fstat(stream.fileno()).st_size
     try:
         with io.BufferedReader(stream) as buffered:
-            return _Reader(known).read(_opcodes(_Bounded(buffered, size)))
+            return _Reader(known).read(_opcodes(_Bounded(cast("Any", buffered), size)))
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise FileFormatError(
             f"'{path}': expected the pickle of a buffer, got {error}; nothing of it was run"
@@ -112,7 +116,7 @@ def _opcodes(stream: _Bounded) -> Iterator[tuple[str, Any]]:
     """
     for _ in range(MOST_STEPS):
         code = stream.read(1)
-        opcode: Any = pickletools.code2op.get(code.decode("latin-1"))
+        opcode = OPCODES.get(code.decode("latin-1"))
         if opcode is None or opcode.name not in READ:
             raise ValueError(f"the opcode {code!r}, which no buffer needs")
         yield opcode.name, None if opcode.arg is None else opcode.arg.reader(stream)
@@ -222,7 +226,7 @@ def _new(reader: _Reader, values: list[Any]) -> None:
     reader.call((*values[1], values[2]))
 
 
-ACTIONS: dict[str, Callable[[_Reader, Any], None]] = {
+ACTIONS: dict[str, Callable[[_Reader, Any], object]] = {
     "GLOBAL": lambda r, argument: r.name(*argument.split(" ", 1)),
     "STACK_GLOBAL": lambda r, _: r.name(*r.last(2)),
     "REDUCE": lambda r, _: r.call(r.stack.pop()),
@@ -244,8 +248,8 @@ ACTIONS: dict[str, Callable[[_Reader, Any], None]] = {
     "LONG_BINPUT": lambda r, place: r.keep(place),
     "BINGET": lambda r, place: r.recall(place),
     "LONG_BINGET": lambda r, place: r.recall(place),
-    "POP": lambda r, _: r.last(1) and None,
-    "POP_MARK": lambda r, _: r.group() and None,
+    "POP": lambda r, _: r.last(1),
+    "POP_MARK": lambda r, _: r.group(),
 }
 """Opcode -> what it does to the stack and the memo."""
 
@@ -261,6 +265,11 @@ KINDS = re.compile(r"b1|[iu][1248]|f[248]")
 """NumPy's codes for bools, whole numbers and floats, with their size in bytes."""
 
 
+def _members(value: Any) -> tuple[Any, ...]:
+    """A tuple's members; none if it is something else."""
+    return cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
+
+
 def array_of(value: Any) -> Array:
     """The array that a pickle would have made.
 
@@ -269,23 +278,21 @@ def array_of(value: Any) -> Array:
     """
     if isinstance(value, Made) and value.name in FROM_BYTES and len(value.args) == 4:
         data, kind, shape, order = value.args
-    elif isinstance(value, Made) and value.name in REBUILT and isinstance(value.state, tuple) and len(value.state) == 5:
-        _, shape, kind, fortran, data = cast("tuple[Any, ...]", value.state)
+    elif isinstance(value, Made) and value.name in REBUILT and len(_members(value.state)) == 5:
+        _, shape, kind, fortran, data = _members(value.state)
         order = "F" if fortran is True else "C"
     else:
         raise ValueError(f"expected an array of numbers, got {getattr(value, 'name', type(value).__name__)}")
     dtype = _dtype(kind)
-    sizes: Any = shape if isinstance(shape, tuple) else (None,)
-    if not all(type(size) is int and 0 <= size < 2**48 for size in sizes) or len(sizes) > 16:
+    sizes: Any = _members(shape)
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in sizes) or len(sizes) > 16:
         raise ValueError(f"expected the shape of an array, got {shape!r:.80}")
     if not isinstance(data, bytes | bytearray):
         raise ValueError(f"expected the bytes of an array, got a {type(data).__name__}")
     if dtype.kind == "b" and data.translate(None, b"\0\1"):
         raise ValueError("expected bools, bytes of 0 and 1, got others")
     found = np.frombuffer(data, dtype)
-    wanted = 1
-    for size in sizes:
-        wanted *= size
+    wanted = prod(sizes)
     if found.size != wanted or order not in ("C", "F", "A"):
         raise ValueError(f"expected {wanted} numbers for the shape {shape!r:.80}, got {found.size}")
     return found.reshape(sizes, order="F" if order == "F" else "C").astype(dtype.newbyteorder("="), copy=False)
@@ -300,5 +307,5 @@ def _dtype(value: Any) -> np.dtype[Any]:
     code = value.args[0] if isinstance(value, Made) and value.name == "numpy.dtype" and value.args else None
     if not isinstance(code, str) or not KINDS.fullmatch(code):
         raise ValueError(f"expected a dtype of numbers, got {code!r:.80}")
-    big = isinstance(value.state, tuple) and len(value.state) > 1 and value.state[1] == ">"
+    big = _members(value.state)[1:2] == (">",)
     return np.dtype(code).newbyteorder(">" if big else "<")
