@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from children import SECONDS, done, kill, started
+from children import METHODS, SECONDS, done, kill, started
 from limiting import insert_some, sample_all, wait_for_ever
 from relive import MinSize, SamplesPerInsert
 from relive.errors import ParameterError, WaitTimeoutError
@@ -186,7 +186,7 @@ def test_threads_of_both_sides_keep_the_ratio_and_end() -> None:
 # Other processes
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", METHODS)
 def test_processes_count_exactly_what_is_allowed(method: str) -> None:
     limit = SamplesPerInsert(1000, 2, 4000)
     limit.wait_to_insert(4)
