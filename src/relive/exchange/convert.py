@@ -14,6 +14,7 @@ from ..replay.buffer import ReplayBuffer
 from .live import log_of
 from .log import Log
 from .minari import from_minari, to_minari
+from .stable_baselines3 import from_stable_baselines3
 from .torchrl import from_torchrl
 from .velora import from_velora
 
@@ -30,6 +31,7 @@ READERS: dict[str, Callable[[str], Log]] = {
     "minari": from_minari,
     "npz": _arrays,
     "relive": lambda path: log_of(Path(path)),
+    "stable_baselines3": from_stable_baselines3,
     "torchrl": from_torchrl,
     "velora": from_velora,
 }
@@ -50,7 +52,7 @@ SIGNS = {
 }
 """Format -> a file in its directory that no other format has."""
 
-ENDINGS = {".npz": "npz", ".safetensors": "velora"}
+ENDINGS = {".pkl": "stable_baselines3", ".npz": "npz", ".safetensors": "velora"}
 """How the name of a file ends -> its format."""
 
 
