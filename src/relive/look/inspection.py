@@ -231,7 +231,7 @@ def inspect(source: Any) -> Inspection:
         None if steps.age is None else distribution(steps.age),
         None if steps.priorities is None else distribution(steps.priorities),
         None if draws is None else distribution(draws),
-        float(np.mean(draws == 0)) if draws is not None and len(draws) else None,
+        (len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
         steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ()),
         steps,
     )
