@@ -12,7 +12,6 @@ The last lines say what the shards have lost, if one died on the way.
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 import relive
 from relive.cluster import Replay
+from support.cluster import add_address, start_ray
 from support.common import Goal, Run, command_line
 
 ENV = "CartPole-v1"
@@ -140,12 +140,11 @@ def train(args: argparse.Namespace, run: Run) -> dict[str, float]:
 
 def main() -> None:
     parser = command_line(__doc__, ENV)
-    parser.add_argument("--address", help="of a Ray cluster (default: Ray is started on this machine)")
+    add_address(parser)
     parser.add_argument("--path", type=Path, help="where shards commit what they hold; all machines must reach it")
     args = parser.parse_args()
     torch.set_num_threads(1)  # networks this small are slower on several threads
-    here = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    ray.init(address=args.address, logging_level=logging.WARNING, **({} if args.address else here))
+    start_ray(args.address)
     with Run("Ape-X", ENV, GOAL, args) as run:
         stats = train(args, run)
     names = ("sampled", "shards_up", "restarts", "lost_steps", "repeated_steps", "late_updates", "dropped_updates")

@@ -11,7 +11,6 @@ weighs every step by how likely the learner's policy would have taken it: see do
 from __future__ import annotations
 
 import argparse
-import logging
 
 import gymnasium as gym
 import ray
@@ -21,6 +20,7 @@ from torch.distributions import Categorical
 
 import relive
 from relive.cluster import Rollouts
+from support.cluster import add_address, start_ray
 from support.common import Goal, Run, command_line
 
 ENV = "CartPole-v1"
@@ -129,11 +129,10 @@ def train(args: argparse.Namespace, run: Run) -> dict[str, float]:
 
 def main() -> None:
     parser = command_line(__doc__, ENV)
-    parser.add_argument("--address", help="of a Ray cluster (default: Ray is started on this machine)")
+    add_address(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)  # networks this small are slower on several threads
-    here = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    ray.init(address=args.address, logging_level=logging.WARNING, **({} if args.address else here))
+    start_ray(args.address)
     with Run("IMPALA", ENV, GOAL, args) as run:
         stats = train(args, run)
     print(

@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
+import pytest
 from torch import Tensor
 
 from relive import Weights
@@ -17,6 +18,9 @@ from relive.processes.waiting import Bell
 
 SECONDS = 30.0
 """How long to wait for another process: far more than it takes."""
+
+METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+"""How a process may start. A spawned one imports torch, which takes two seconds; tests of lanes spawn a quick one."""
 
 
 def add_one(block: SharedBlock) -> None:

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from relive import files as persist
-from relive.errors import (
-    FileFormatError,
-)
+from relive.errors import FileFormatError
+from relive.replay import segments
 
 Tensors = Mapping[str, Any]
 Tried = Callable[..., None]
@@ -39,6 +38,14 @@ def assert_same(found: Tensors, expected: Tensors) -> None:
         assert dtype_of(found[name]) == dtype_of(value), name
         assert tuple(found[name].shape) == tuple(value.shape), name
         assert bits(found[name]) == bits(value), name
+
+
+def many_segments(patch: pytest.MonkeyPatch, small: int = 8, large: int = 4) -> None:
+    """No waiting for the disk, and limits so small that few rows are many segments."""
+    patch.setattr(os, "fsync", lambda descriptor: None)
+    patch.setattr(segments, "SMALL_BYTES", 1)
+    patch.setattr(segments, "SMALL_SHARE", small)
+    patch.setattr(segments, "LARGE_SHARE", large)
 
 
 def example(k: int = 0) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from processes import IMAGES, replay_of, written
-from relive import Lanes, NStep, ReplayBuffer, ReplayServer, SamplesPerInsert
+from relive import Lanes, NStep, ReplayBuffer, ReplayServer
 from twins import same_batches
 
 DEPTHS = (1, 2, 8)
@@ -60,11 +60,10 @@ def play_and_wait(server: ReplayServer, rank: int) -> None:
         time.sleep(0.001)
 
 
-def write_steps(lanes: Lanes, limit: SamplesPerInsert, lane: int, count: int) -> None:
-    """Write steps through a lane, as a limit allows."""
-    with lanes.writer(lane) as writer:
+def write_steps(lanes: Lanes, lane: int, count: int) -> None:
+    """Write steps through a lane."""
+    with lanes.writer(lane, timeout=60.0) as writer:
         for t in range(count):
-            limit.wait_to_insert(1, 60.0)
             writer.add(written(IMAGES, 1, t))
 
 

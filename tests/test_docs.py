@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import re
 import runpy
 import subprocess
 import sys
-import traceback
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from forked import in_fork
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -25,6 +26,9 @@ DOCUMENTS = [
 
 LANGUAGES = {"python", "console", "bash", "make", "toml", "json", "text", ""}
 """How a block may be labelled: only `python` runs, so any other spelling of it would go unnoticed."""
+
+PAGE_SECONDS = 300.0
+"""How long the code of a page may take before it counts as hanging; the README trains the longest."""
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^`\n]*)$")
 NO_RUN = re.compile(r"<!-- *no-run(?P<reason>.*?)-->")
@@ -82,17 +86,12 @@ def short(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def run_page(script: Path, errors: Path) -> None:
-    """Run a page's code as a script would run, in this process; write the traceback, if any, to ``errors``."""
+def run_page(script: Path) -> None:
+    """Run a page's code as a script would run, in this process."""
     os.chdir(script.parent)
     sys.argv = [script.name]
-    with errors.open("w", encoding="utf-8") as report, open(os.devnull, "w", encoding="utf-8") as nowhere:
-        sys.stdout = nowhere
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except BaseException:
-            traceback.print_exc(file=report)
-            sys.exit(1)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)
@@ -109,19 +108,15 @@ def test_the_readme_trains_as_long_as_it_says(tmp_path: Path):
 
 
 def run(code: str, document: Path, tmp_path: Path) -> None:
-    """Run a page's code in a process of its own."""
+    """Run a page's code in a process of its own; an error's line numbers are those of the page."""
     if not code.strip():
         return
-    script, errors = tmp_path / f"{document.stem}.md.py", tmp_path / "errors.txt"
+    script = tmp_path / f"{document.stem}.md.py"
     script.write_text(code, encoding="utf-8")
     # A forked process has all of this loaded; a new one would take longer to start than to run.
     for module in ("torch", "tensordict", "gymnasium", "relive.kernels.cpu"):
         importlib.import_module(module)
-    process = multiprocessing.get_context("fork").Process(target=run_page, args=(script, errors))
-    process.start()
-    process.join(600)
-    told = errors.read_text(encoding="utf-8") if errors.exists() else ""
-    assert process.exitcode == 0, f"{short(document)} (the traceback's line numbers are its own):\n{told}"
+    in_fork(run_page, script, seconds=PAGE_SECONDS, name=short(document))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)

@@ -21,8 +21,9 @@ FLOORS: list[set[str]] = [
     {"samplers", "views"},
     {"replay"},
     {"collect", "compat", "processes"},
-    {"exchange", "cluster", "compile"},
+    {"cluster", "compile"},
     {"look"},
+    {"exchange"},
     {"__main__"},
 ]
 """The rooms, from the ground up: a module or a folder imports what lies below it, and nothing beside or above it.

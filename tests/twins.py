@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -436,6 +438,26 @@ def same_batches(a: Any, b: Any) -> bool:
     return one.keys() == other.keys() and all(
         one[path].dtype == other[path].dtype and one[path].tobytes() == other[path].tobytes() for path in one
     )
+
+
+def assert_alike(one: ReplayBuffer[Any, Any], other: ReplayBuffer[Any, Any]) -> None:
+    """Both hold the same transitions, indices, priorities and cursors, and draw the same batches."""
+    one, other = copy.copy(one), copy.copy(other)  # they draw
+    one.check()
+    other.check()
+    assert same_batches(one.data(), other.data())
+    assert one.stats() == other.stats()
+    assert np.array_equal(one._ring.state, other._ring.state)
+    assert np.array_equal(one._ring.counters, other._ring.counters)
+    for env in range(one.num_envs):
+        mine, others = (replay._ring.live_places(env) for replay in (one, other))
+        assert np.array_equal(mine, others)
+        assert np.array_equal(one._ring.stamp[mine], other._ring.stamp[others])
+        assert np.array_equal(one._ring.step[mine], other._ring.step[others])
+    priorities = (replay.sampler.state_dict() for replay in (one, other))
+    assert pickle.dumps(next(priorities)) == pickle.dumps(next(priorities))
+    if len(one):
+        assert same_batches(one.sample(9), other.sample(9))
 
 
 def contents(buffer: ReplayBuffer) -> tuple[bytes, ...]:

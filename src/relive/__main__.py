@@ -1,4 +1,4 @@
-"""The command line: ``relive audit PATH`` and ``relive inspect PATH``, also as ``python -m relive``."""
+"""The command line: ``relive audit``, ``relive inspect`` and ``relive convert``, also as ``python -m relive``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line; without its packages, say how to install them."""
     try:
-        from .look.cli import app
+        from .exchange.cli import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise

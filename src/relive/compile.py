@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from . import kernels
 from .batches.sequences import SequenceBatch
 from .processes.lanes import Lanes
+from .processes.limits import SamplesPerInsert
 from .processes.weights import Weights
 from .replay.buffer import ReplayBuffer
 from .returns.estimators import GAE, GroupAdvantage, MonteCarlo, TDLambda, VTrace
@@ -120,6 +121,10 @@ def _play_lanes() -> None:
     with lanes.writer(0) as writer:
         for number in range(STEPS):
             writer.add(_step(SMALL, number), next_obs=_zeros(SMALL, "obs", ENVS))
+    limit = SamplesPerInsert(1.0, ENVS, ENVS)
+    lanes.drain(replay, limit=limit)
+    limit.may_sample(1)
+    limit.uncount(samples=1)
     lanes.wait(0)
     lanes.drain(replay)
     weights = Weights({"weight": torch.zeros(2)})

@@ -1,17 +1,13 @@
 """Forged saves: good ones of every kind in which something is changed and every checksum computed again.
 
-Run as a program it forges, loads and uses one after another, and prints a line for each: a crash or a hang then shows
+``main`` forges, loads and uses one after another, and notes each in a file: after a crash or a hang the file shows
 which it was. The case of a number is the same in every run.
-
-    python tests/attacks/forger.py DIRECTORY FIRST COUNT
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -591,22 +587,17 @@ def attack_shares(number: int) -> str:
     return "harmless" if batch.batch_size == (8,) else f"INCONSISTENT {forged.said}"
 
 
-def main(folder: Path, first: int, count: int) -> None:
-    """Cases ``first`` to ``first + count``, a line each."""
-    torch.set_num_threads(1)
-    for number in range(first, first + count):
-        path = folder / str(number)
-        try:
-            kind, said = forge(number, folder / "good", path)
-        except ReliveError as error:  # the writer itself would not have it
-            print(json.dumps([number, "", [repr(error)], "refused"]), flush=True)
-            continue
-        print(json.dumps([number, kind, said, None]), flush=True)
-        print(json.dumps([number, kind, said, attack(path, kind)]), flush=True)
-        for left in folder.glob(f"{number}*"):
-            shutil.rmtree(left)
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+def main(folder: Path, first: int, count: int, log: Path) -> None:
+    """Cases ``first`` to ``first + count``; each is noted in ``log``, a line when it begins and one when it is over."""
+    with log.open("w", encoding="utf-8", buffering=1) as notes:
+        for number in range(first, first + count):
+            path = folder / str(number)
+            try:
+                kind, said = forge(number, folder / "good", path)
+            except ReliveError as error:  # the writer itself would not have it
+                notes.write(json.dumps([number, "", [repr(error)], "refused"]) + "\n")
+                continue
+            notes.write(json.dumps([number, kind, said, None]) + "\n")
+            notes.write(json.dumps([number, kind, said, attack(path, kind)]) + "\n")
+            for left in folder.glob(f"{number}*"):
+                shutil.rmtree(left)

@@ -1,4 +1,4 @@
-"""Kills writers of a replay in files: ``map_killer.py FOLDER TIMES SEED``.
+"""Kills writers of a replay in files.
 
 Each writer is a forked child. It opens the replay, and adds steps, draws batches and sets priorities until it is
 killed: at a line of relive that is chosen in advance, or at a random instant. Before and after each step it notes in
@@ -97,7 +97,8 @@ def verify(folder: Path, noted: Any) -> None:
             assert torch.equal(batch["next_obs"][:, 0], batch["obs"][:, 0] + batch["steps"])
 
 
-def main(folder: Path, times: int, seed: int) -> None:
+def main(folder: Path, times: int, seed: int) -> int:
+    """Kill so many writers; how many steps they have added."""
     rng = np.random.default_rng(seed)
     noted: Any = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
     with opened(folder / "replay") as replay:
@@ -120,8 +121,4 @@ def main(folder: Path, times: int, seed: int) -> None:
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), f"writer {turn}, at {at}, ended by itself: {status}"
         verify(folder / "replay", noted)
-    print("killed", times, "steps", int(noted[1]))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    return int(noted[1])

@@ -3,56 +3,34 @@
 from __future__ import annotations
 
 import json
-import queue
-import subprocess
-import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attacks import forger
 from attacks.tally import record
+from forked import in_fork
 
 PATIENCE = 60
-"""Seconds that a case may take before it counts as hanging; most take a hundredth of one."""
-
-
-def pass_on(source: Any, lines: queue.Queue[str | None]) -> None:
-    """The lines of a pipe, and None at its end."""
-    for line in source:
-        lines.put(line)
-    lines.put(None)
+"""Seconds that cases may take, and one more for each, before the last of them hangs; most take a hundredth of one."""
 
 
 def attacked(folder: Path, first: int, count: int) -> list[str]:
     """What went wrong in cases ``first`` to ``first + count``, which run in other processes and may kill those."""
-    wrong: list[str] = []
+    wrong, log = list[str](), folder / "log"
     number, until = first, first + count
     while number < until:
-        command = [sys.executable, forger.__file__, str(folder), str(number), str(until - number)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=pass_on, args=(child.stdout, lines), daemon=True).start()
-        begun = None
+        log.write_text("")
+        died = None
         try:
-            while (line := lines.get(timeout=PATIENCE)) is not None:
-                begun = json.loads(line)
-                outcome = begun[3]
-                if outcome is not None:
-                    number = begun[0] + 1
-                    if outcome not in ("refused", "harmless"):
-                        wrong.append(f"{begun}")
-        except queue.Empty:
-            wrong.append(f"HANG {begun}")
-        hung = child.poll() is None and number < until
-        child.kill()
-        _, errors = child.communicate()
-        if number < until:
-            if not hung:
-                wrong.append(f"DIED ({child.returncode}) {begun} {errors[-500:]}")
-            number = (begun[0] if begun else number) + 1
+            in_fork(forger.main, folder, number, until - number, log, seconds=PATIENCE + until - number)
+        except AssertionError as error:
+            died = str(error)
+        cases = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        wrong += [f"{case}" for case in cases if case[3] not in (None, "refused", "harmless")]
+        if died is not None:
+            wrong.append(f"{cases[-1:]} {died}")
+        number = (cases[-1][0] if cases else number) + 1
     record("forged saves", count, len(wrong))
     return wrong
 

@@ -23,19 +23,15 @@ from covering import covering
 from relive import ReplayBuffer, load_extra
 from relive import files as persist
 from relive.errors import FileFormatError
-from relive.replay import segments
+from saves import many_segments
 
 Tried = Callable[..., None]
 KIND = "prioritized, transition, shared"
 
 
 @pytest.fixture(autouse=True)
-def many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits so small that a few rows are several segments."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(segments, "SMALL_BYTES", 1)
-    monkeypatch.setattr(segments, "SMALL_SHARE", 12)
-    monkeypatch.setattr(segments, "LARGE_SHARE", 3)
+def few_rows_are_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    many_segments(monkeypatch, small=12, large=3)
 
 
 def grown(steps: int) -> ReplayBuffer:

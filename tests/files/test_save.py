@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -329,20 +327,3 @@ def test_truncation_and_appending_at_any_length_is_noticed(number: int, tmp_path
     for length in reversed(range(0, size, 1 if number == 0 else 5)):
         os.truncate(file, length)
         assert_refused(path)
-
-
-ENDING = """
-import atexit, sys
-import torch
-from relive import files
-
-atexit.register(lambda: files.write(sys.argv[1], {"rows": torch.arange(1 << 18), "flags": torch.ones(3)}, {"k": 1}))
-"""
-
-
-def test_an_interpreter_that_is_ending_and_starts_no_threads_can_save(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENDING, str(tmp_path / "save")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert not done.stderr
-    tensors, _ = persist.read(tmp_path / "save")
-    assert torch.equal(tensors["rows"], torch.arange(1 << 18))

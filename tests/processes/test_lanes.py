@@ -307,10 +307,10 @@ def test_an_owner_that_wants_many_steps_is_woken_for_them_only() -> None:
 # Processes
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_write_and_this_one_drains(method: str) -> None:
+@pytest.mark.parametrize("methods", [("fork", "spawn"), pytest.param(("spawn", "spawn"), marks=pytest.mark.slow)])
+def test_other_processes_write_and_this_one_drains(methods: tuple[str, str]) -> None:
     lanes, replay = Lanes(COUNTED, 2, 2, steps=8), ReplayBuffer(COUNTED, 4000, 4)
-    processes = [started(method, write_some, lanes, k, 100 * k, 60) for k in range(2)]
+    processes = [started(method, write_some, lanes, k, 100 * k, 60) for k, method in enumerate(methods)]
     moved = 0
     while moved < 2 * 2 * 60:
         assert lanes.wait(SECONDS)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from children import SECONDS, done, kill, started
+from children import METHODS, SECONDS, done, kill, started
 from limiting import insert_some, sample_all, wait_for_ever
 from relive import MinSize, SamplesPerInsert
 from relive.errors import ParameterError, WaitTimeoutError
 from relive.kernels import cpu, reference
-from relive.kernels.reference.limits import INSERTS, SAMPLES
+from relive.kernels.reference.limits import INSERTS, OTHERS, PENDING, SAMPLES
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
 
@@ -66,7 +66,8 @@ def test_it_is_reverbs_rule_and_at_any_time_one_side_may_go_on(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(5))
 def test_the_twins_admit_the_same(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    counts = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    counts, notes = np.zeros((2, 4), np.int64), np.zeros((2, 1), np.int64)
+    counts[:, OTHERS] = rng.integers(3)
     rule = (
         float(rng.choice([0.3, 1, 7.7])),
         int(rng.integers(1, 9)),
@@ -76,6 +77,13 @@ def test_the_twins_admit_the_same(seed: int) -> None:
     for _ in range(300):
         side, count = int(rng.integers(2)), int(rng.integers(1, 5))
         assert cpu.admit(counts[0], side, count, *rule) == reference.admit(counts[1], side, count, *rule)
+        assert counts[0].tolist() == counts[1].tolist()
+        both = zip((cpu, reference), counts, notes, strict=True)
+        assert len({module.admit_noted(mine, note, count, *rule) for module, mine, note in both}) == 1
+        assert notes[0] == notes[1] == counts[0, PENDING]
+        end = rng.choice(["confirm", "take_back", "go on"])
+        for module, mine, note in zip((cpu, reference), counts, notes, strict=True):
+            getattr(module, end, lambda *_: None)(mine, note)
         assert counts[0].tolist() == counts[1].tolist()
     for module, mine in zip((cpu, reference), counts, strict=True):
         module.add_count(mine, SAMPLES, -3)
@@ -178,7 +186,7 @@ def test_threads_of_both_sides_keep_the_ratio_and_end() -> None:
 # Other processes
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", METHODS)
 def test_processes_count_exactly_what_is_allowed(method: str) -> None:
     limit = SamplesPerInsert(1000, 2, 4000)
     limit.wait_to_insert(4)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from children import SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, started
+from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, started
 from relive.errors import LifecycleError, ParameterError
 from relive.processes import backing
 from relive.processes.shared import SharedBlock
@@ -45,7 +45,7 @@ def test_a_block_is_zeroed_and_a_copy_is_the_same_memory(block: SharedBlock) -> 
 
 
 @LINUX
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_another_process_writes_to_the_same_memory(method: str) -> None:
     block = SharedBlock.create(64)
     done(started(method, add_one, block))
@@ -187,7 +187,7 @@ def test_a_forked_child_does_not_have_its_parents_places(block: SharedBlock) -> 
 
 
 @LINUX
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_place_of_a_process_that_is_killed_is_free(method: str) -> None:
     block = SharedBlock.create(4096)
     words = block.array.view(np.int32)

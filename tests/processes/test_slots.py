@@ -368,23 +368,21 @@ def _again(server: ReplayServer) -> Any:
 
 
 def test_steps_come_through_lanes_and_a_limit_holds_the_draws_back():
-    lanes, limit = Lanes(IMAGES, writers=2, num_envs=1), SamplesPerInsert(2, 10, 40)
+    lanes, limit = Lanes(IMAGES, writers=2, num_envs=1, steps=8), SamplesPerInsert(2, 10, 40)
     with serve(partial(replay_of, 0, 200), 4, 2, lanes=lanes, limit=limit) as server:
         learner = server.learner(timeout=0.2)
         with pytest.raises(WaitTimeoutError, match=r"no batch came within 0.2 s"):
             next(learner)
-        writers = [started("fork", write_steps, lanes, limit, k, 100) for k in range(2)]
-        for _ in range(60):
+        writers = [started("fork", write_steps, lanes, k, 100) for k in range(2)]
+        for _ in range(100):
             assert len(learner.take(SECONDS)["reward"]) == 4
-            assert learner.completed >= 0
-        stats = limit.stats()
-        assert (stats["inserts"] - 10) * 2 - stats["samples"] >= -40
-        for _ in range(40):
-            learner.take(SECONDS)
+            stats = limit.stats()
+            assert -40 <= (max(stats["inserts"], 10) - 10) * 2 - stats["samples"] <= 40
         for child in writers:
             done(child)
-        assert limit.stats()["inserts"] == 200
-        assert limit.stats()["sample_waited"] > 0
+        stats = limit.stats()
+        assert stats["insert_waits"] + stats["sample_waits"] > 0
+        assert learner.call("stats")["completed"] + 2 <= stats["inserts"] <= 200
 
 
 @pytest.mark.slow

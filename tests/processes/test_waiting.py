@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from children import SECONDS, answer, done, ring_often, started
+from children import METHODS, SECONDS, answer, done, ring_often, started
 from relive import kernels
 from relive.processes import waiting
 from relive.processes.shared import SharedBlock
@@ -84,7 +84,7 @@ def test_ctrl_c_gets_through(bell: Bell) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_two_processes_wait_for_each_other(method: str) -> None:
     block = SharedBlock.create(64)
     words = block.array.view(np.int32)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from children import SECONDS, done, kill, publish_for_ever, started
+from children import METHODS, SECONDS, done, kill, publish_for_ever, started
 from relive import Weights, errors
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
@@ -60,7 +60,7 @@ def test_other_networks_and_a_second_publisher_are_refused() -> None:
         weights.wait(-1)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_version_is_whole_although_its_publisher_is_killed(method: str) -> None:
     state = {"a": torch.zeros(40_000), "b": torch.zeros((3, 5), dtype=torch.int64)}
     weights, fetched = Weights(state), 0

@@ -25,10 +25,11 @@ from attacks import forger
 from interrupting import broken_off
 from relive import Prioritized, ReplayBuffer, RolloutBuffer, load_extra
 from relive.errors import DTypeError, FileFormatError, LifecycleError, ParameterError
-from relive.files import SaveHandle, disk
+from relive.files import SaveHandle, disk, read
 from relive.memory.device import DeviceRows
-from relive.replay import saved_ring, segments, snapshot
+from relive.replay import saved_ring, snapshot
 from replays import PLAIN
+from saves import many_segments
 from twins import SAMPLERS, Twin
 
 from .test_segments import act, assert_saved, kept_by
@@ -37,11 +38,8 @@ from .test_segments import act, assert_saved, kept_by
 @pytest.fixture(autouse=True)
 def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for the disk, and limits so small that few rows are many segments in many pieces."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    many_segments(monkeypatch)
     monkeypatch.setattr(disk, "SMALL", 0)
-    monkeypatch.setattr(segments, "SMALL_BYTES", 1)
-    monkeypatch.setattr(segments, "SMALL_SHARE", 8)
-    monkeypatch.setattr(segments, "LARGE_SHARE", 4)
     monkeypatch.setattr(saved_ring, "PIECE", 100)
     monkeypatch.setattr(snapshot, "AHEAD", 100)
 
@@ -473,9 +471,12 @@ def test_a_fork_while_a_buffer_is_saved_goes_on_without_that_save(
 
 
 AT_EXIT = """
-import os, sys, time
-import numpy as np
-from relive import ReplayBuffer, Schema
+import atexit, os, sys, time
+import numpy as np, torch
+from relive import ReplayBuffer, Schema, files
+
+tensors = {"rows": torch.arange(1 << 18), "flags": torch.ones(3)}
+atexit.register(lambda: files.write(sys.argv[2], tensors, {"k": 1}))
 
 schema = Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0, "reward": 0.0,
                               "terminated": False, "truncated": False})
@@ -494,13 +495,14 @@ replay.save(sys.argv[1], background=True)
 """
 
 
-def test_a_program_that_ends_finishes_its_save(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, str(tmp_path / "save")], capture_output=True, text=True, timeout=60, check=False
-    )
+def test_a_program_that_ends_finishes_its_save_and_can_make_another_though_it_starts_no_threads(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AT_EXIT, str(tmp_path / "save"), str(tmp_path / "at exit")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     assert len(ReplayBuffer.load(tmp_path / "save")) == 39_999
+    tensors, _ = read(tmp_path / "at exit")
+    assert torch.equal(tensors["rows"], torch.arange(1 << 18))
 
 
 # Rollouts.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from relive import FrameStack, NStep, Prioritized, ReplayBuffer
 from relive import Sequence as SequenceView
 from relive.errors import NotFiniteError
-from twins import Twin, mapped, same_batches, stacked
+from twins import Twin, assert_alike, mapped, same_batches, stacked
 
 VIEWS: dict[str, Any] = {
     "3-step": lambda: NStep(3, 0.5),
@@ -26,20 +25,6 @@ def random_plays(seed: int, count: int, masked: bool) -> tuple[list[str], list[l
     rng = np.random.default_rng(seed)
     plays = ["".join(rng.choice(list("...TUB"), len(ENVS))) for _ in range(count)]
     return plays, (rng.random((count, len(ENVS))) < 0.7).tolist() if masked else None
-
-
-def assert_alike(one: ReplayBuffer[Any, Any], other: ReplayBuffer[Any, Any]) -> None:
-    """Both hold the same transitions, indices, priorities and cursors, and draw the same batches."""
-    one, other = copy.copy(one), copy.copy(other)  # they draw
-    one.check()
-    other.check()
-    assert same_batches(one.data(), other.data())
-    assert one.stats() == other.stats()
-    assert np.array_equal(one._ring.state, other._ring.state)
-    assert np.array_equal(one._ring.counters, other._ring.counters)
-    assert np.array_equal(one.sampler.priorities(), other.sampler.priorities())
-    if len(one):
-        assert same_batches(one.sample(9), other.sample(9))
 
 
 @pytest.mark.parametrize("view", VIEWS)

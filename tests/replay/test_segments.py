@@ -18,16 +18,13 @@ from relive import files as persist
 from relive.files import format
 from relive.replay import segments
 from relive.ring.span import Span
+from saves import many_segments
 from twins import SAMPLERS, Twin
 
 
 @pytest.fixture(autouse=True)
-def many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No waiting for the disk, and limits so small that few rows are many segments."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(segments, "SMALL_BYTES", 1)
-    monkeypatch.setattr(segments, "SMALL_SHARE", 8)
-    monkeypatch.setattr(segments, "LARGE_SHARE", 4)
+def few_rows_are_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    many_segments(monkeypatch)
 
 
 def kept_by(buffer: ReplayBuffer) -> list[bytes]:

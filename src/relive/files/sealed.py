@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 
 from ..errors import FileFormatError
 
-__all__ = ["MOST_BYTES", "damaged", "parse", "require_shallow", "seal"]
+__all__ = ["MOST_BYTES", "damaged", "excess", "parse", "require_shallow", "seal"]
 
 
 MOST_BYTES = 1 << 26
@@ -53,9 +53,9 @@ def seal(parts: Mapping[str, str]) -> bytes:
     lines = [f'"{key}": {value}' for key, value in parts.items()]
     body = ("{\n" + ",\n".join(lines)).encode()
     sealed = body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body)
-    if excess := _excess(sealed):
+    if over := excess(sealed):
         raise FileFormatError(
-            f"the JSON to save: expected a manifest of {excess[0]}, got {excess[1]}; put long lists into a tensor"
+            f"the JSON to save: expected a manifest of {over[0]}, got {over[1]}; put long lists into a tensor"
         )
     return sealed
 
@@ -94,12 +94,12 @@ def _require_own(path: Path, raw: bytes) -> None:
     tail = _TAIL.search(raw[-TAIL_BYTES:])
     if tail is None or int(tail[1], 16) != zlib.crc32(raw[: len(raw) - len(tail[0])]):
         raise damaged(path, "a save's manifest, which ends with the CRC-32 of all before it", "another file or ending")
-    if excess := _excess(raw):
-        raise damaged(path, *excess)
+    if over := excess(raw):
+        raise damaged(path, *over)
 
 
-def _excess(raw: bytes) -> tuple[str, int] | None:
-    """The limit that a manifest exceeds and its actual count, or None."""
+def excess(raw: bytes) -> tuple[str, int] | None:
+    """The limit on JSON that ``raw`` exceeds and its actual count, or None."""
     counts = {f"at most {most} times {mark.decode()!r}": (raw.count(mark), most) for mark, most in STRUCTURE.items()}
     counts[f"at most {MOST_BYTES} bytes"] = len(raw), MOST_BYTES
     return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)

@@ -1,9 +1,8 @@
 """Looking at stored experience: what it teaches, and whether that is right."""
 
 from .audit import audit
-from .convert import log_of
 from .findings import Finding, Report
 from .inspection import Inspection, inspect
 from .monitor import Monitor
 
-__all__ = ["Finding", "Inspection", "Monitor", "Report", "audit", "inspect", "log_of"]
+__all__ = ["Finding", "Inspection", "Monitor", "Report", "audit", "inspect"]

@@ -15,7 +15,6 @@ from rich.table import Table
 from ..errors import ParameterError, ReliveError
 from ..memory.estimate import readable
 from .audit import audit as audited
-from .convert import convert as converted
 from .findings import Report
 from .inspection import Inspection
 from .inspection import inspect as inspected
@@ -23,7 +22,7 @@ from .page import page
 from .rerun import export
 from .words import number, plain
 
-__all__ = ["app"]
+__all__ = ["UNREADABLE", "app"]
 
 app = typer.Typer(help="Look at stored experience.", no_args_is_help=True, add_completion=False)
 
@@ -84,22 +83,6 @@ def inspect(
         typer.echo(json.dumps(found.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
     else:
         show_inspection(found, chosen, Console())
-
-
-@app.command()
-def convert(
-    source: Annotated[str, typer.Argument(help="FORMAT:WHERE, or the path of a save")],
-    target: Annotated[str, typer.Argument(help="FORMAT:WHERE, or the path of a save")],
-) -> None:
-    """Read experience in one format and write it in another: exit status 0, or 2 if that cannot be done."""
-    try:
-        log = converted(source, target)
-    except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
-        typer.echo(f"relive convert: {error}", err=True)
-        raise typer.Exit(UNREADABLE) from error
-    typer.echo(f"{len(log):,} steps of {log.source}")
-    for lack in log.lacks:
-        typer.echo(f"not there: {lack}")
 
 
 def _source(path: Path) -> Any:

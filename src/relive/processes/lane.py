@@ -182,6 +182,13 @@ class Lane:
             steps["mask"] = self._mask(rows)
         return steps
 
+    def rows(self, number: int, count: int, marks: int) -> int:
+        """How many steps the vector steps have that :meth:`read` gives, over all envs, without those masked out."""
+        if not marks & MASKED:
+            return count * self.layout.num_envs
+        row = number % self.layout.steps
+        return int(np.count_nonzero(self._mask(slice(row, row + count))))
+
     def _mask(self, rows: slice) -> NDArray[np.bool_]:
         """Which rows of steps are kept, ``[T, N]``; those of a step without a mask all are."""
         unmasked = self._marks[rows] & MASKED == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..replay.buffer import ReplayBuffer
 from ..replay.intake import Intake
 from ..steps.schema import Schema
 from .lane import HEADER, LINE, Lane, LaneLayout
+from .limits import RateLimit
 from .shared import Claim, SharedBlock
 from .waiting import Bell
 from .writer import LaneWriter
@@ -83,6 +85,13 @@ class Lanes:
         self._note: tuple[Intake, Lane, int, int] | None = None
         """The piece that is being added: where it goes, its lane, the number of the step after it, and the mark of the
         intake before it. Not None after a call that was broken off."""
+        self._limit: RateLimit | None = None
+        self._counted = np.zeros(1, np.int64)
+        """How many steps the limit has counted that are not in the replay yet."""
+        self._first = 0
+        """The lane to begin with: the one after the last that gave steps, as a limit may leave none for the others."""
+        self._blocked: float | None = None
+        """Since when the limit allows no step, if steps wait for it."""
         self._intakes: tuple[ReplayBuffer, list[Intake]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -187,24 +196,51 @@ class Lanes:
         self._wanted[0] = steps
         return self._filled.wait(lambda: any(lane.committed - lane.drained >= steps for lane in self._lanes), timeout)
 
-    def drain(self, replay: ReplayBuffer) -> int:
-        """Move all steps that are in the lanes into a replay; returns how many, over all envs.
+    def drain(self, replay: ReplayBuffer, *, limit: RateLimit | None = None, timeout: float | None = 0.0) -> int:
+        """Move the steps that are in the lanes into a replay; returns how many, over all envs.
+
+        With a limit, it moves as many as that allows, and counts them there. Lanes that it leaves fill up, and then
+        their writers wait.
 
         An exception that comes meanwhile, such as Ctrl-C, loses no step and stores none twice: the next call continues.
         It may interrupt the episodes of the lane that was being drained.
 
+        Args:
+            replay: gets the steps.
+            limit: how many steps may be added: :class:`relive.SamplesPerInsert`. Nobody else counts these steps.
+            timeout: seconds to sleep at most if the limit allows no step of those that are there. None is for ever;
+                by default it does not wait.
+
         Raises:
             SchemaError: the replay has other fields, another number of envs, or needs next observations that these
                 steps do not have.
-            ParameterError: the replay refuses NaN, but the writers do not.
+            ParameterError: the replay refuses NaN, but the writers do not; or with the limit, one step of a writer's
+                envs could wait for ever.
             LifecycleError: another process drains these lanes.
         """
+        require("Lanes.drain", TIMEOUT_RULE, timeout=timeout)
+        if limit is not None:
+            limit.require_inserts(self.num_envs)
+        moved = self._drained(replay, limit)
+        if limit is None or timeout == 0 or self._blocked is None or moved:
+            return moved
+        return self._drained(replay, limit) if limit.wait_for_room(self.num_envs, timeout) else 0
+
+    def _drained(self, replay: ReplayBuffer, limit: RateLimit | None) -> int:
+        """Move what may be moved now."""
         with self._lock:
             self._own()
             with replay.lock:
                 intakes = self._intakes_of(replay)
                 self._settle()
-                return sum(self._drain(lane, intake) for lane, intake in zip(self._lanes, intakes, strict=True))
+                if limit is not self._limit:
+                    self._limit, self._blocked = limit, None
+                moved, first = 0, self._first
+                for k in (*range(first, self.writers), *range(first)):
+                    count = self._drain(self._lanes[k], intakes[k])
+                    if count:
+                        moved, self._first = moved + count, (k + 1) % self.writers
+                return moved
 
     def _own(self) -> None:
         """Be the one process that drains."""
@@ -243,15 +279,20 @@ class Lanes:
             intake, lane, after, mark = self._note
             with intake.replay.lock:
                 if intake.mark() != mark:
+                    self._confirm()
                     _give_back(lane, after)
             self._note = None
+        if self._limit is not None and self._counted[0]:
+            self._limit.take_back(self._counted)
 
     def _drain(self, lane: Lane, intake: Intake) -> int:
         """Move the steps that a lane has now, piece by piece; returns how many, over its envs."""
         lane.require_sound()
         at, end, moved = lane.drained, lane.committed, 0
         while at < end:
-            count, marks = _piece(lane, at, end, intake.most)
+            count, marks, rows = self._allowed(lane, at, end, intake.most)
+            if not count:
+                break
             steps = lane.read(at, count, marks)
             if marks & CUT:
                 intake.interrupt()
@@ -261,11 +302,37 @@ class Lanes:
             except BaseException:
                 self._settle()
                 raise
+            self._confirm()  # before the note goes, which says that it is in
             _give_back(lane, at + count)
             self._note = None
-            moved += int(np.count_nonzero(steps["mask"])) if "mask" in steps else count * self.num_envs
+            moved += rows
             at += count
         return moved
+
+    def _confirm(self) -> None:
+        """What the limit has counted is in the replay."""
+        if self._limit is not None:
+            self._limit.confirm(self._counted)
+
+    def _allowed(self, lane: Lane, at: int, end: int, most: int) -> tuple[int, int, int]:
+        """The piece from step ``at`` on that may be added now: its steps, its marks, and its steps over all envs.
+
+        They are counted in the limit. The number of steps is 0 if that allows none.
+        """
+        while True:
+            count, marks = _piece(lane, at, end, most)
+            rows = lane.rows(at, count, marks)
+            if self._limit is None or not rows:
+                return count, marks, rows
+            if self._limit.admit_inserts(rows, self._counted):
+                if self._blocked is not None:
+                    self._limit.note_insert_wait(time.monotonic() - self._blocked)
+                    self._blocked = None
+                return count, marks, rows
+            if count == 1:
+                self._blocked = time.monotonic() if self._blocked is None else self._blocked
+                return 0, marks, 0
+            most = count // 2
 
 
 def _piece(lane: Lane, at: int, end: int, most: int) -> tuple[int, int]:

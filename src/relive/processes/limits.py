@@ -9,23 +9,27 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import ParameterError, WaitTimeoutError
-from ..kernels.reference.limits import INSERTS, SAMPLES
+from ..kernels.reference.limits import INSERTS, OTHERS, SAMPLES, allows
 from ..parameters import TIMEOUT_RULE, Rule, is_count, is_number, require
 from .shared import SharedBlock
 from .waiting import Bell
 
 __all__ = ["MinSize", "RateLimit", "SamplesPerInsert"]
 
-WAITS, WAITED = 2, 4
+WAITS, WAITED = 4, 6
 """Places of the first side's number of waits and of the nanoseconds that it waited; the second side's follow."""
 
-WORDS = 8
-"""Numbers of 64 bits: two counts, two numbers of waits, two times, and room for the bells, of 32 bits each."""
+SHARES = 8
+"""The place of the number of processes that share the room for inserts; 0 is one."""
 
-BELLS = 12
+WORDS = 10
+"""Numbers of 64 bits: four counts, two numbers of waits, two times, shares, and two bells of half the size."""
+
+BELLS = 18
 """The place of the first bell among numbers of 32 bits."""
 
 MOST = 2**53
@@ -39,8 +43,9 @@ class RateLimit(ABC):
     """Holds back those who add and those who draw, so that neither gets too far ahead.
 
     Before it adds k steps, a side calls ``wait_to_insert(k)``; before it draws n rows, ``wait_to_sample(n)``. A call
-    counts them once it may go on. Threads, forked children and, by pickle, spawned ones share one limit. Who waits
-    sleeps. A process that is killed leaves nothing locked.
+    counts them once it may go on. :meth:`relive.Lanes.drain` and all that draws batches ahead make these calls for you.
+    Threads, forked children and, by pickle, spawned ones share one limit. Who waits sleeps. A process that is killed
+    leaves nothing locked.
     """
 
     def __init__(self) -> None:
@@ -48,7 +53,7 @@ class RateLimit(ABC):
 
     def _share(self, block: SharedBlock) -> None:
         words = block.array.view(np.int64)
-        self._block, self._counts = block, words[: BELLS // 2]
+        self._block, self._counts = block, words[: WORDS - 1]
         bells = block.array.view(np.int32)
         self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
         ratio, min_size, low, high = self._bounds()
@@ -84,7 +89,7 @@ class RateLimit(ABC):
     def wait_to_sample(self, count: int, timeout: float | None = None) -> None:
         """Wait until ``count`` rows may be drawn, and count them. Arguments and errors as :meth:`wait_to_insert`."""
         if not self.may_sample(count, timeout):
-            raise self._late("sample", "row", count, timeout, "does anybody insert?")
+            raise self.late_sample(count, timeout)
 
     def may_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
         """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
@@ -115,10 +120,111 @@ class RateLimit(ABC):
         """Count a wait for samples of somebody who looked again and again with :meth:`may_sample`."""
         self._note_wait(SAMPLES, int(seconds * 1e9))
 
+    def note_insert_wait(self, seconds: float) -> None:
+        """Count a wait for inserts of somebody who looked again and again."""
+        self._note_wait(INSERTS, int(seconds * 1e9))
+
     def reset(self) -> None:
         """Begin anew, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
+        shares = int(self._counts[SHARES])
         self._counts[:] = 0
+        self._counts[SHARES] = shares
         self._ring()
+
+    # -- for owners of rings ------------------------------------------------------------------------------------
+
+    def admit_inserts(self, count: int, note: NDArray[np.int64]) -> bool:
+        """Count ``count`` inserts if they may be made now, and add them to ``note``, int64 ``[1]``, in one instant.
+
+        No sample passes because of them before :meth:`confirm`. An owner that is broken off before the steps are in
+        calls :meth:`take_back`.
+        """
+        return kernels.fast().admit_noted(self._counts, note, count, *self._rule)
+
+    def confirm(self, note: NDArray[np.int64]) -> None:
+        """The inserts that ``note`` has are in the replay: samples may pass because of them. Clears it."""
+        kernels.fast().confirm(self._counts, note)
+        self._bells[SAMPLES].ring()
+
+    def take_back(self, note: NDArray[np.int64]) -> None:
+        """The inserts that ``note`` has do not go into the replay. Clears it."""
+        kernels.fast().take_back(self._counts, note)
+        self._ring()
+
+    def wait_for_room(self, count: int, timeout: float | None = None) -> bool:
+        """Sleep until ``count`` inserts may be made, without counting them; False if the time is over before."""
+
+        def ready() -> bool:
+            inserts, samples, _, others = self._counts[: OTHERS + 1].tolist()
+            return allows(INSERTS, count, inserts + others, samples, self._rule)
+
+        return self._bells[INSERTS].wait(ready, timeout)
+
+    def require_inserts(self, count: int) -> None:
+        """Refuse so many inserts at a time that both sides could wait for ever.
+
+        Raises:
+            ParameterError: they are too many.
+        """
+        self._require_possible(INSERTS, count)
+
+    # -- for several rings with one limit -----------------------------------------------------------------------
+
+    def share(self, shares: int) -> None:
+        """So many processes share the room for inserts, each with a limit of its own that :meth:`grant` keeps right."""
+        self._counts[SHARES] = shares
+
+    def counted(self) -> tuple[int, int, int]:
+        """The inserts counted here, those of them that are in the replay, and the samples."""
+        inserts, samples, pending, _ = self._counts[: OTHERS + 1].tolist()
+        return inserts, inserts - pending, samples
+
+    def allows_samples(self, count: int, inserts: int, samples: int) -> bool:
+        """Whether ``count`` rows may be drawn after so many inserts and samples of all rings. Nothing is counted."""
+        return allows(SAMPLES, count, inserts, samples, self._rule)
+
+    def room(self, inserts: int, samples: int) -> int | None:
+        """How many more inserts all rings together may make after so many; None if there is no bound."""
+        ratio, min_size, _, high = self._rule
+        if math.isinf(high):
+            return None
+        most = max(min_size, int((high + samples) / ratio) + 1)
+        while not allows(INSERTS, most, 0, samples, self._rule):  # twice at most: only the division is rounded
+            most -= 1
+        return max(most - inserts, 0)
+
+    def grant(self, inserts: int, samples: int, most: int) -> None:
+        """Allow inserts here until there are ``most`` of them, while all rings made ``inserts``, ``samples`` drawn.
+
+        ``most`` counts inserts here alone, from the start.
+        """
+        room = self.room(inserts, samples)
+        # inserts of others first: in between, fewer may be made here than before and after
+        self._counts[OTHERS] = 0 if room is None else inserts + room - most
+        self._counts[SAMPLES] = samples
+        self._ring()
+
+    def count(self, *, inserts: int = 0, samples: int = 0) -> None:
+        """Count what was inserted or drawn, without a question."""
+        kernels.fast().add_count(self._counts, INSERTS, inserts)
+        kernels.fast().add_count(self._counts, SAMPLES, samples)
+        self._ring()
+
+    def wait_for_steps(self, ready: int, timeout: float) -> None:
+        """Sleep until other than ``ready`` steps are in the replay, or the time is over."""
+
+        def changed() -> bool:
+            return self.counted()[1] != ready
+
+        self._bells[SAMPLES].wait(changed, timeout)
+
+    def require_samples(self, count: int) -> None:
+        """Refuse so many samples at a time that both sides could wait for ever. Raises ``ParameterError``."""
+        self._require_possible(SAMPLES, count)
+
+    def late_sample(self, count: int, timeout: float | None) -> WaitTimeoutError:
+        """The error of whoever waited too long to draw ``count`` rows."""
+        return self._late("sample", "row", count, timeout, "does anybody insert?")
 
     # -- figures ------------------------------------------------------------------------------------------------
 
@@ -240,9 +346,13 @@ class SamplesPerInsert(RateLimit):
         return self.ratio, self.min_size, middle - self.error_buffer, middle + self.error_buffer
 
     def _require_possible(self, side: int, count: int) -> None:
-        samples = count if side == SAMPLES else count * self.ratio
+        shares = 1 if side == SAMPLES else max(int(self._counts[SHARES]), 1)
+        samples = shares * (count if side == SAMPLES else count * self.ratio)
         if samples > self.error_buffer:
-            what = f"{count} rows at a time" if side == SAMPLES else f"{count} steps at a time, {samples:g} samples,"
+            of = f" of {shares} rings" if shares > 1 else ""
+            what = (
+                f"{count} rows at a time" if side == SAMPLES else f"{count} steps at a time{of}, {samples:g} samples,"
+            )
             raise ParameterError(
                 f"{self!r}: {what} are more than error_buffer, so both sides could wait for ever; make error_buffer at "
                 f"least {samples:g}"

@@ -80,7 +80,7 @@ class Owner:
         listener: where learners come in, at ``address``.
         control: the line to the process that started the server; its end ends the server.
         lanes: where steps come from, besides learners.
-        limit: must allow each batch.
+        limit: must allow each batch, and each step of the lanes.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class Owner:
         """Move steps from the lanes into the replay, and have the other thread look again."""
         try:
             while not self._ended:
-                if lanes.wait(TICK) and lanes.drain(self._replay):
+                if lanes.wait(TICK) and lanes.drain(self._replay, limit=self._limit, timeout=TICK):
                     self._poke.send(b"!")
         except Exception as error:  # the learners are told
             self._failure = Failure.of(error)

@@ -10,7 +10,7 @@ from .episodes import copy_windows, episode_starts, gather_windows, mark_windows
 from .handles import handle_of
 from .hindsight import choose_goals, relabel_windows
 from .jit import cache_folder
-from .limits import add_count, admit
+from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
 from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
@@ -28,11 +28,13 @@ __all__ = [
     "add_count",
     "add_rows",
     "admit",
+    "admit_noted",
     "anchors",
     "ask_for",
     "cache_folder",
     "choose_goals",
     "commit_step",
+    "confirm",
     "copy_row",
     "copy_step",
     "copy_windows",
@@ -69,6 +71,7 @@ __all__ = [
     "scatter_rows",
     "set_errors",
     "stack_places",
+    "take_back",
     "take_rows",
     "tree_build",
     "tree_cover",

@@ -61,9 +61,8 @@ def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
         # ``old`` is the number of the row that lies at the place, negative in the first round; ``oldest`` that of the
         # oldest row which is live once ``number`` is written
         old, oldest = number - rows, max(tail, number + 1 - rows)
-        if old >= tail:
-            closed = _close(place, old, number, begin, index, ring, given, events)
-            drawable, events = drawable - closed, events + (closed if listed else 0)
+        closed = _close(place, old, number, begin, index, ring, given, events) if old >= tail else 0
+        drawable, events = drawable - closed, events + (closed if listed else 0)
         step[place], stamp[place] = index, -1 - completed
         if index > 0 and ended[i] < ALONE:  # the row before is of the same episode, and is complete now
             before = (place if place > begin else begin + rows) - 1
@@ -78,9 +77,8 @@ def append(ring: RingArrays, given: StagedRows, ended: Bools) -> int:
         if ended[i] == ENDED:
             final = place_after(place, begin, rows)
             old, oldest = number - rows, max(tail, number + 1 - rows)
-            if old >= tail:
-                closed = _close(final, old, number, begin, index, ring, given, events)
-                drawable, events = drawable - closed, events + (closed if listed else 0)
+            closed = _close(final, old, number, begin, index, ring, given, events) if old >= tail else 0
+            drawable, events = drawable - closed, events + (closed if listed else 0)
             # the transition at ``place`` counts as complete before it: one more than ``completed`` and ``count``
             step[final], stamp[final], order[final] = index, -2 - completed, count + 1
             number, finals[i] = number + 1, final

@@ -62,14 +62,17 @@ def set_bits(_context: Any, address: Any, bits: Any) -> Any:
 
 @intrinsic
 def exchange(_context: Any, address: Any, before: Any, after: Any) -> Any:
-    """Replace an int32 if it has the value ``before``; gives the value that it had."""
+    """Replace an int32 or an int64 if it has the value ``before``, as a full fence; gives the value that it had.
+
+    ``before`` and ``after`` have the type of what is replaced.
+    """
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], INT32.as_pointer())
+        pointer = builder.inttoptr(args[0], args[1].type.as_pointer())
         found = builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst")
         return builder.extract_value(found, 0)
 
-    return types.int32(types.uintp, types.int32, types.int32), codegen
+    return before(types.uintp, before, before), codegen
 
 
 @intrinsic

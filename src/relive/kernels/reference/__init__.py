@@ -6,7 +6,7 @@ from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .hindsight import choose_goals, relabel_windows
-from .limits import add_count, admit
+from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
 from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
@@ -36,10 +36,12 @@ __all__ = [
     "add_count",
     "add_rows",
     "admit",
+    "admit_noted",
     "anchors",
     "ask_for",
     "choose_goals",
     "commit_step",
+    "confirm",
     "copy_row",
     "copy_step",
     "discounted_return",
@@ -75,6 +77,7 @@ __all__ = [
     "scatter_rows",
     "set_errors",
     "stack_places",
+    "take_back",
     "take_rows",
     "tree_build",
     "tree_cover",

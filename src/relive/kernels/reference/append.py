@@ -43,60 +43,68 @@ def append(ring: RingArrays, given: StagedRows, ended: Any) -> int:
     the final observations go, or -1. The rows that can be drawn from now on (1) or no longer (0) are listed in order in
     ``where`` and ``opens``, unless these have size 0; the number of these events is returned.
     """
-    state, counters, stamp, order, rows = ring.state, ring.counters, ring.stamp, ring.order, ring.rows
-    events = 0
-
-    def drawable() -> set[int]:
-        return {place_of(n, e, rows) for e, n in all_anchors(ring)}
-
-    def changed(before: set[int]) -> None:
-        nonlocal events
-        after = drawable()
-        counters[DRAWABLE] = len(after)
-        closed, opened = sorted(before - after), sorted(after - before)
-        for place, opens in [(p, 0) for p in closed] + [(p, 1) for p in opened]:
-            if len(given.where):
-                given.where[events], given.opens[events] = place, opens
-                events += 1
-
-    def write(e: int, index: int) -> int:
-        number = int(state[e, HEAD])
-        place, before = place_of(number, e, rows), drawable()
-        state[e, HEAD] = number + 1
-        ring.step[place], stamp[place] = index, -1 - counters[COMPLETED]
-        changed(before)
-        return place
-
-    def complete(e: int, number: int) -> None:
-        place = place_of(number, e, rows)
-        if number >= oldest(e, ring):
-            before = drawable()
-            stamp[place] = counters[COMPLETED]
-            counters[COMPLETED] += 1
-            order[place] = _int32(int(state[e, COUNT]))
-            state[e, COUNT] += 1
-            changed(before)
-
+    adding = _Adding(ring, given)
+    state, counters, order = ring.state, ring.counters, ring.order
     for i, e in enumerate(given.envs.tolist()):
         index = int(state[e, NEXT]) if state[e, NEXT] < LONGEST else 0
-        given.places[i], given.finals[i] = write(e, index), -1
+        given.places[i], given.finals[i] = adding.write(e, index), -1
         state[e, NEXT] = following = index + 1 if index + 1 < LONGEST else 0
         if index > 0 and ended[i] < ALONE:
-            complete(e, int(state[e, HEAD]) - 2)
+            adding.complete(e, int(state[e, HEAD]) - 2)
         order[given.places[i]] = _int32(int(state[e, COUNT]))
         if ended[i] >= ALONE:
-            complete(e, int(state[e, HEAD]) - 1)
+            adding.complete(e, int(state[e, HEAD]) - 1)
             state[e, NEXT] = following if ended[i] == LINKED else 0
             counters[EPISODES] += int(ended[i] == LAST)
         elif ended[i]:
-            final = write(e, index + 1)
+            final = adding.write(e, index + 1)
             state[e, NEXT] = 0
-            complete(e, int(state[e, HEAD]) - 2)
-            stamp[final] = -1 - counters[COMPLETED]
+            adding.complete(e, int(state[e, HEAD]) - 2)
+            ring.stamp[final] = -1 - counters[COMPLETED]
             order[final] = _int32(int(state[e, COUNT]))
             counters[EPISODES] += 1
             given.finals[i] = final
-    return events
+    return adding.events
+
+
+class _Adding:
+    """Rows that are written, transitions that are completed, and the events that follow from them."""
+
+    def __init__(self, ring: RingArrays, given: StagedRows) -> None:
+        self.ring, self.given, self.events = ring, given, 0
+
+    def write(self, e: int, index: int) -> int:
+        """Issue the env's next id, for a row of this index in its episode; gives its place."""
+        ring, number = self.ring, int(self.ring.state[e, HEAD])
+        place, before = place_of(number, e, ring.rows), self._drawable()
+        ring.state[e, HEAD] = number + 1
+        ring.step[place], ring.stamp[place] = index, -1 - ring.counters[COMPLETED]
+        self._note(before)
+        return place
+
+    def complete(self, e: int, number: int) -> None:
+        """Complete the transition of a row, unless the row has made way."""
+        ring, place = self.ring, place_of(number, e, self.ring.rows)
+        if number < oldest(e, ring):
+            return
+        before = self._drawable()
+        ring.stamp[place] = ring.counters[COMPLETED]
+        ring.counters[COMPLETED] += 1
+        ring.order[place] = _int32(int(ring.state[e, COUNT]))
+        ring.state[e, COUNT] += 1
+        self._note(before)
+
+    def _drawable(self) -> set[int]:
+        return {place_of(n, e, self.ring.rows) for e, n in all_anchors(self.ring)}
+
+    def _note(self, before: set[int]) -> None:
+        """Count the rows that can be drawn, and list those that changed."""
+        after = self._drawable()
+        self.ring.counters[DRAWABLE] = len(after)
+        changed = [(place, 0) for place in sorted(before - after)] + [(place, 1) for place in sorted(after - before)]
+        for place, opens in changed if len(self.given.where) else []:
+            self.given.where[self.events], self.given.opens[self.events] = place, opens
+            self.events += 1
 
 
 def _int32(count: int) -> int:

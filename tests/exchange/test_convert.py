@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import planted
 import relive
 from relive import ReplayBuffer
-from relive.look import log_of
-from relive.look.cli import app
+from relive.exchange import log_of
+from relive.exchange.cli import app
 from twins import Twin
 
 
@@ -51,7 +51,7 @@ def test_a_replay_of_several_envs_becomes_one_env_and_keeps_its_episodes(tmp_pat
 def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
     for arguments, message in (
         (["nowhere", "x"], "nowhere"),
-        (["parquet:x", "y"], "expected one of minari, relive"),
+        (["parquet:x", "y"], "expected one of minari, npz, relive"),
         ([str(tmp_path), "hdf5:y"], "'hdf5'"),
     ):
         result = CliRunner().invoke(app, ["convert", *arguments])

@@ -1,0 +1,104 @@
+"""convert: experience from one format into another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ParameterError
+from ..files.format import MANIFEST
+from ..replay.buffer import ReplayBuffer
+from .live import log_of
+from .log import Log
+from .minari import from_minari, to_minari
+from .stable_baselines3 import from_stable_baselines3
+from .torchrl import from_torchrl
+from .velora import from_velora
+
+__all__ = ["READERS", "WRITERS", "convert", "format_of"]
+
+
+def _arrays(path: str) -> Log:
+    """The arrays of an .npz file, which are never unpickled."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return log_of(dict(arrays))
+
+
+READERS: dict[str, Callable[[str], Log]] = {
+    "minari": from_minari,
+    "npz": _arrays,
+    "relive": lambda path: log_of(Path(path)),
+    "stable_baselines3": from_stable_baselines3,
+    "torchrl": from_torchrl,
+    "velora": from_velora,
+}
+"""Format -> what reads it from a path or an id."""
+
+
+WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
+    "minari": to_minari,
+    "relive": lambda replay, path: replay.save(path),
+}
+"""Format -> what writes it."""
+
+
+SIGNS = {
+    "relive": MANIFEST,
+    "torchrl": "storage/storage_metadata.json",
+    "velora": "buffer_state.safetensors",
+}
+"""Format -> a file in its directory that no other format has."""
+
+ENDINGS = {".pkl": "stable_baselines3", ".npz": "npz", ".safetensors": "velora"}
+"""How the name of a file ends -> its format."""
+
+
+def format_of(path: str | Path) -> str | None:
+    """The format of what is at a path, by its ending or by the files in it; None if no format is known."""
+    where = Path(path)
+    if where.is_file():
+        return ENDINGS.get(where.suffix)
+    return next((name for name, sign in SIGNS.items() if (where / sign).is_file()), None)
+
+
+def convert(source: str, target: str, *, source_format: str | None = None, target_format: str | None = None) -> Log:
+    """Read experience in one format and write it in another.
+
+    Args:
+        source: ``FORMAT:WHERE``, such as ``minari:my/set-v0``, or a path, whose format is found out.
+        target: ``FORMAT:WHERE``, or a path for a save of relive.
+        source_format: the format of ``source``, which is then a path or an id.
+        target_format: the same of ``target``.
+
+    Returns:
+        what was read, with what the source lacks.
+
+    Raises:
+        ParameterError: there is no such format.
+        FieldError, ShapeError, FileFormatError: the source cannot be read.
+    """
+    read, origin = _side(source, READERS, source_format, "source")
+    write, destination = _side(target, WRITERS, target_format, "target")
+    log = read(origin)
+    write(log.replay(), destination)
+    return log
+
+
+def _side(text: str, known: Mapping[str, Any], given: str | None, side: str) -> tuple[Any, str]:
+    """What reads or writes one side, and where.
+
+    Raises:
+        ParameterError: the format is not known.
+    """
+    before, colon, after = text.partition(":")
+    name, where = given or "", text
+    if not name and colon and not Path(text).exists():
+        name, where = before, after
+    elif not name:
+        name = (format_of(text) if side == "source" else None) or "relive"
+    if name not in known:
+        raise ParameterError(f"convert: '{name}' is no format of a {side} here; expected one of {', '.join(known)}")
+    return known[name], where

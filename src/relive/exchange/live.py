@@ -1,0 +1,47 @@
+"""Live buffers and saves: the steps of any source that the audit reads, as a Log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..look.experience import Experience, Leaves
+from ..look.readers import experience_of
+from ..steps.arrays import Array
+from ..steps.trees import nest
+from .log import Log
+
+__all__ = ["log_of"]
+
+
+def log_of(source: Any) -> Log:
+    """The steps of any source that :func:`relive.audit` reads, such as a live buffer of another library.
+
+    Observations after steps are kept if the source has them. Rows are env by env, each env in the order of time.
+
+    Raises:
+        FieldError, ShapeError: the source cannot be read.
+    """
+    steps = experience_of(source)
+    fields: dict[str, Any] = nest(steps.others)
+    fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": _tree(steps.obs)}
+    if steps.action:
+        fields["action"] = _tree(steps.action)
+    if steps.next_obs is not None:
+        fields["next_obs"] = _tree(steps.next_obs)
+    fields["truncated"] = _cuts(steps)
+    return Log(steps.source, fields, steps.lacks)
+
+
+def _tree(leaves: Leaves) -> Any:
+    """Leaves as a nested field."""
+    return leaves[()] if () in leaves else nest(leaves)
+
+
+def _cuts(steps: Experience) -> Array:
+    """Which steps were truncated. Where a row of another env follows, and nobody knows what came next, it is a cut."""
+    truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated.copy()
+    if steps.next_obs is None:
+        truncated |= ~steps.follows & ~steps.ended
+    return truncated

@@ -1,0 +1,161 @@
+"""TorchRL: the files that ``TensorDictReplayBuffer.dumps`` writes, read without TorchRL."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from ..errors import FileFormatError, NoSaveError
+from ..files.disk import open_file
+from ..look.hosts.replays import tensordict_steps
+from ..steps.arrays import NUMPY_DTYPES, Array
+from ..steps.trees import Path as Keys
+from ..steps.trees import dotted, nest
+from .checked import count, directory, json_object, require_memory
+from .live import log_of
+from .log import Log
+
+__all__ = ["from_torchrl"]
+
+DTYPES = {str(dtype): found for dtype, found in NUMPY_DTYPES.items()}
+"""The names of dtypes in TorchRL's files, such as "torch.float32"."""
+
+OWN = ("shape", "device", "_type")
+"""Members of a ``meta.json`` that describe the TensorDict itself. All others are its entries."""
+
+DEEPEST = 16
+"""How deep TensorDicts may be nested."""
+
+
+class Stored(NamedTuple):
+    """A tensor in a file: raw numbers, without a header."""
+
+    file: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size that the file must have."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def from_torchrl(path: str | os.PathLike[str]) -> Log:
+    """The steps of a TorchRL replay buffer with a tensor storage, from the directory that ``dumps`` wrote.
+
+    Steps are TensorDicts with a "next", as TorchRL's collectors make them. All entries that are in both become
+    observations. Only JSON and raw numbers are read; the pickle in the directory is not.
+
+    Raises:
+        NoSaveError: a file is missing.
+        FileFormatError: a file is damaged or contradicts another one, or the storage is of another kind.
+        ParameterError: there is too little memory for it.
+    """
+    folder = directory(path, "the directory of a TorchRL dump")
+    about = folder / "storage" / "storage_metadata.json"
+    content = json_object(about, "the metadata of a TorchRL storage")
+    if content.get("is_pytree") is not False:
+        raise FileFormatError(f"'{about}': expected TensorDicts, got a storage of tuples or dicts; pass its arrays")
+    stored, left_out = _entries(folder / "storage", ())
+    top = json_object(folder / "storage" / "meta.json", "the metadata of a TensorDict")
+    batch = _shape(top, folder / "storage" / "meta.json")
+    wide, size = prod(batch[1:]), count(content, "len", about, most=prod(batch))
+    if not batch or not size or size % wide:
+        raise FileFormatError(f"'{about}': expected rows of a storage of shape {batch}, got len={size}")
+    for entry in stored.values():
+        if entry.shape[: len(batch)] != batch:
+            raise FileFormatError(f"'{entry.file}': expected the shape {batch} in front, got {entry.shape}")
+    require_memory(sum(entry.nbytes for entry in stored.values()), folder)
+    full = size == prod(batch)
+    first = count(json_object(folder / "writer" / "metadata.json", "a TorchRL writer"), "cursor", folder) if full else 0
+    leaves = {keys: _read(entry, size // wide, first % batch[0], len(batch)) for keys, entry in stored.items()}
+    if not any(keys[0] == "next" for keys in leaves):
+        raise FileFormatError(f"'{folder}': expected steps with a \"next\", got {', '.join(map(dotted, leaves))}")
+    steps: Any = TensorDict(cast("Any", nest(leaves)), batch_size=[size])
+    found = tensordict_steps(steps, f"'{folder}', torchrl ReplayBuffer", full=full)
+    found.lacks += tuple(f"'{name}' is no tensor of numbers and was not read" for name in left_out)
+    return log_of(found)
+
+
+def _entries(folder: Path, keys: Keys) -> tuple[dict[Keys, Stored], list[str]]:
+    """The tensors of a TensorDict and of those in it, and the names of what is something else."""
+    about = folder / "meta.json"
+    content = json_object(about, "the metadata of a TensorDict")
+    if len(keys) > DEEPEST:
+        raise FileFormatError(f"'{about}': expected TensorDicts nested up to {DEEPEST} deep, got more")
+    _shape(content, about)
+    stored: dict[Keys, Stored] = {}
+    left_out: list[str] = []
+    for name, note in content.items():
+        if name in OWN and not isinstance(note, dict):
+            continue
+        _require_name(name, about)
+        known = cast("dict[str, Any]", note) if isinstance(note, dict) else {}
+        if known.get("type") == "TensorDict":
+            if (folder / name).is_symlink():
+                raise FileFormatError(f"'{folder / name}': expected a directory, got a link; copy what it leads to")
+            inner, others = _entries(folder / name, (*keys, name))
+            stored |= inner
+            left_out += others
+        elif known.get("dtype") in DTYPES and known.get("is_nested") is False:
+            stored[*keys, name] = Stored(folder / f"{name}.memmap", DTYPES[known["dtype"]], _shape(known, about))
+        else:
+            left_out.append(dotted((*keys, name)))
+    return stored, left_out
+
+
+def _require_name(name: str, about: Path) -> None:
+    """Refuse names of entries that would lead out of the directory.
+
+    Raises:
+        FileFormatError: it is such a name.
+    """
+    if not name or name in (".", "..") or any(mark in name for mark in "/\\\0:"):
+        raise FileFormatError(f"'{about}': expected names of files, got {name!r:.80}; use another copy")
+
+
+def _shape(content: dict[str, Any], about: Path) -> tuple[int, ...]:
+    """The shape that a JSON object states.
+
+    Raises:
+        FileFormatError: it states none.
+    """
+    shape: Any = content.get("shape")
+    sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
+    if not all(type(size) is int and 0 <= size < 2**48 for size in sizes) or len(sizes) > DEEPEST:
+        raise FileFormatError(f"'{about}', 'shape': expected a list of sizes, got {shape!r:.80}")
+    return tuple(sizes)
+
+
+def _read(entry: Stored, rows: int, first: int, batch_dims: int) -> Tensor:
+    """The first ``rows`` of a tensor, from row ``first`` on and round, with one batch axis.
+
+    Raises:
+        NoSaveError: the file is missing.
+        FileFormatError: it has another size than its shape and dtype say.
+    """
+    try:
+        with open_file(entry.file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size != entry.nbytes:
+                raise FileFormatError(
+                    f"'{entry.file}': expected {entry.nbytes} bytes, as {entry.dtype} {entry.shape} takes, got {size}; "
+                    "use another copy"
+                )
+            numbers = np.fromfile(cast("Any", stream), entry.dtype, rows * prod(entry.shape[1:]))
+    except FileNotFoundError as error:
+        raise NoSaveError(
+            f"'{entry.file}': expected a tensor, got nothing; give a complete copy of the dump"
+        ) from error
+    if entry.dtype == np.bool_ and numbers.view(np.uint8).max(initial=0) > 1:
+        raise FileFormatError(f"'{entry.file}': expected bools, bytes of 0 and 1, got others; use another copy")
+    array: Array = numbers.reshape(rows, *entry.shape[1:])
+    ordered = np.concatenate([array[first:], array[:first]]) if first else array
+    return torch.from_numpy(ordered.reshape(-1, *entry.shape[batch_dims:]))

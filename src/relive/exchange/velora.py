@@ -1,0 +1,52 @@
+"""Velora: the files of its replay buffers."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+from ..compat.velora import files
+from ..errors import FileFormatError
+from ..files.disk import usable
+from ..look.hosts.replays import velora_replay
+from .checked import json_object
+from .live import log_of
+from .log import Log
+
+__all__ = ["from_velora"]
+
+STATE = "state.safetensors"
+COLUMNS = ("states", "actions", "rewards", "next_states", "dones")
+
+
+def from_velora(path: str | os.PathLike[str], prefix: str = "buffer_") -> Log:
+    """The steps of a replay buffer that Velora or its drop-in here saved.
+
+    Velora keeps one flag for ends of both kinds, which becomes ``terminated``, and rows of all envs in one ring. Rows
+    are sorted by env where their observations show which ones follow each other. Observations after steps are kept.
+
+    Args:
+        path: the directory that was saved to, or the ``.safetensors`` file in it.
+        prefix: of the names of the two files; read from the name of a file.
+
+    Raises:
+        NoSaveError: a file is missing.
+        FileFormatError: a file is damaged, is not Velora's, or contradicts the other one.
+    """
+    folder = usable(path)
+    if folder.suffix == ".safetensors":
+        if not folder.name.endswith(STATE):
+            raise FileFormatError(
+                f"'{folder}': expected a name that ends in {STATE}; give the directory and the prefix"
+            )
+        folder, prefix = folder.parent, folder.name.removesuffix(STATE)
+    beside = folder / f"{prefix}metadata.json"
+    metadata = files.checked(json_object(beside, "the metadata of a Velora buffer"))
+    state = files.load(folder / f"{prefix}{STATE}", metadata, COLUMNS)
+    if not metadata["size"]:
+        raise FileFormatError(f"'{beside}': the buffer holds no step; collect some before you save it")
+    found = velora_replay(SimpleNamespace(**metadata, **state))
+    found.source = f"'{folder}', velora ReplayBuffer"
+    if metadata["hidden_dim"]:
+        found.lacks += ("its hidden states were not read",)
+    return log_of(found)
