@@ -56,7 +56,7 @@ def _of_rows(ring: Ring, count: int, key: int, newest: int) -> Ints:
     first, until = np.empty(ring.num_envs, np.int64), np.empty(ring.num_envs, np.int64)
     total = kernels.fast().window(ring.handle, newest, first, until)
     at = _masses(count, key, False, float(total)).astype(np.int64)
-    env: Ints = np.searchsorted(until, at, side="right")
+    env: Ints = np.asarray(np.searchsorted(until, at, side="right"), np.int64)
     number = first[env] + at - np.where(env > 0, until[env - 1], 0)
     return env * ring.rows + number % ring.rows
 
