@@ -145,8 +145,8 @@ MUTATIONS = [
     Mutation(
         "the stack after a step ends on the observation before it",
         "views/frames.py",
-        "ring.frames(plan.last, self.depth, repeat)",
-        "ring.frames(plan.places, self.depth, repeat)",
+        "ends[count:] = plan.places, plan.last",
+        "ends[count:] = plan.places, plan.places",
         "views/test_transitions.py",
     ),
     Mutation(

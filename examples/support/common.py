@@ -217,6 +217,29 @@ def draw_together(path: Path, title: str, groups: Mapping[str, Sequence[Run]]) -
     print(f"  learning curves: {path}")
 
 
+def draw_phases(path: Path, title: str, curve: Sequence[tuple[str, int, float]]) -> None:
+    """A learning curve in phases: phase, gradient steps so far in it, mean return. The first one has a single point."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    (first, _, level), *rest = curve
+    axes.axhline(level, color="#7f7f7f", linewidth=1.2, linestyle=":", label=f"{first}: {level:.4g}")
+    begin = 0
+    for color, phase in zip(("#1f4e79", "#c0504d"), dict.fromkeys(name for name, *_ in rest), strict=False):
+        steps, values = zip(*((begin + done, value) for name, done, value in rest if name == phase), strict=True)
+        label = f"{phase}: {values[-1]:.4g} at the end"
+        axes.plot(steps, values, color=color, linewidth=2, marker="o", markersize=4, label=label)
+        begin = steps[-1]
+    _dress(axes, begin)
+    axes.set_xlabel("gradient steps")
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+    print(f"  learning curve: {path}")
+
+
 def _dress(axes: Any, steps: float) -> None:
     axes.set_xlabel("experience (transitions over all envs)")
     axes.set_ylabel("return per episode (sum of rewards)")

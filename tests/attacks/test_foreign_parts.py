@@ -115,7 +115,7 @@ DOORS: dict[str, Callable[[Ring, Any], Any]] = {
     "store.gather, small": lambda ring, places: ring.store.gather([SMALL], *ring.store.places(places)),
     "store.gather, large": lambda ring, places: ring.store.gather([LARGE], *ring.store.places(places)),
     "store.gather_stacks": lambda ring, places: ring.store.gather_stacks(
-        LARGE, *ring.store.places(np.asarray(places)[:, None], np.asarray(places)[:, None])
+        LARGE, *ring.store.places(np.repeat(np.asarray(places), 2)[:, None])
     ),
     "ring.index_of": lambda ring, places: ring.index_of(places),
     "NStep": lambda ring, places: NStep(3).read(ring, places),

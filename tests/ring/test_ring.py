@@ -507,16 +507,15 @@ def test_the_twins_gather_the_same_stacks(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows, width, items, depth = (int(rng.integers(1, size)) for size in (20, 40, 12, 5))
     source = rng.integers(0, 256, (rows, width), np.uint8)
-    now, then = rng.integers(-1, rows, (2, items, depth))
+    places = rng.integers(-1, rows, (2 * items, depth))
     for twin in (cpu, reference):
-        outs = np.full((2, items * depth, width), 7, np.uint8)
-        assert twin.gather_pairs(source, now, then, *outs) == -1
-        beyond = now.copy()
-        beyond[-1, 0] = rows
-        for pair in ((beyond, then), (now, beyond)):
-            assert twin.gather_pairs(source, *pair, *np.zeros_like(outs)) == items - 1
-        for out, places in zip(outs, (now, then), strict=True):
-            assert np.array_equal(out, np.where(places.reshape(-1, 1) >= 0, source[places.reshape(-1)], 0))
+        out = np.full((places.size, width), 7, np.uint8)
+        assert twin.gather_pairs(source, places, out) == -1
+        assert np.array_equal(out, np.where(places.reshape(-1, 1) >= 0, source[places.reshape(-1)], 0))
+        for bad in (items - 1, 2 * items - 1, int(rng.integers(2 * items))):
+            beyond = places.copy()
+            beyond[bad, -1] = rows
+            assert twin.gather_pairs(source, beyond, np.zeros_like(out)) == bad
 
 
 @given(st.integers(0, 2**32))

@@ -129,20 +129,20 @@ class ReplayRows(Store):
         require_rows(flat, kernels.fast().gather_rows(source, flat, rows, 0, field.nbytes), self.num_rows)
         return typed(target, field.dtype)
 
-    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
+    def gather_stacks(self, path: Path, frames: Where) -> tuple[Tensor, Tensor]:
         """See :class:`Store`."""
-        now, then = as_places(now), as_places(then)
+        frames, count = as_places(frames), len(frames) // 2
+        if frames.ndim != 2 or len(frames) % 2:
+            raise ShapeError(f"places: expected [2 B, depth], got shape {frames.shape}")
         if path not in self.blocks:
-            return self._gather(path, now), self._gather(path, then)
-        if now.ndim != 2 or now.shape != then.shape:
-            raise ShapeError(f"places: expected [B, depth] for both, got {now.shape} and {then.shape}")
-        source, target, rows = self._batch_of(path, now)
-        _, following, next_rows = self._batch_of(path, then)
-        bad = kernels.fast().gather_pairs(source, now, then, rows, next_rows)
+            both = self._gather(path, frames)
+            return both[:count], both[count:]
+        source, target, rows = self._batch_of(path, frames)
+        bad = kernels.fast().gather_pairs(source, frames, rows)
         if bad >= 0:
-            require_rows(np.maximum(now, then).max(1, initial=0), bad, self.num_rows)
+            require_rows(frames.max(1, initial=0), bad, self.num_rows)
         dtype = self.leaves[path].dtype
-        return typed(target, dtype), typed(following, dtype)
+        return typed(target[:count], dtype), typed(target[count:], dtype)
 
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""

@@ -109,9 +109,9 @@ class Plan:
 
     def __init__(self, batch: BatchLayout, places: Ints, rows: Array, last: Ints, memory: Any = None) -> None:
         self.batch, self.places, self.rows, self.last, self.memory = batch, places, rows, last, memory
-        self.stacks: tuple[list[Path], Ints, Ints] | None = None
-        """Fields of the observation that are read as stacks, and the places ``[B, depth]`` of the frames before and
-        after the steps; None: no stacks."""
+        self.stacks: tuple[list[Path], Ints] | None = None
+        """Fields of the observation that are read as stacks, and the places ``[2 B, depth]`` of their frames: of the
+        stacks before the steps, then of those after them; None: no stacks."""
 
     def column(self, *path: str) -> Array:
         """A small field of the batch as an array ``[B, ...]`` over ``rows``, to be read or written."""
@@ -197,11 +197,11 @@ class Store(ABC):
 
     def add_apart(self, plan: Plan, found: dict[Path, Tensor], now: Where, then: Where) -> None:
         """Add to the fields of a batch those of :attr:`apart`, of the rows ``now`` and ``then``, and the stacks."""
-        stacked, *places = plan.stacks or ([],)
+        stacked, *frames = plan.stacks or ([],)
         first, later = _apart_of(tuple(self.leaves), self.apart, tuple(stacked))
         fields = self.gather(first, now) if first else {}
         after = self.gather(later, then) if later else {}
-        frames = self.places(*places) if places else ()
+        frames = self.places(*frames) if frames else ()
         for path in self.leaves if stacked else self.apart:
             if path in stacked:
                 found[path], found["next_obs", *path[1:]] = self.gather_stacks(path, *frames)
@@ -219,9 +219,13 @@ class Store(ABC):
     def gather(self, paths: Iterable[Path], where: Where) -> dict[Path, Tensor]:
         """Fields of the rows ``where`` ``[...]``, copied as ``[..., *shape]``."""
 
-    def gather_stacks(self, path: Path, now: Where, then: Where) -> tuple[Tensor, Tensor]:
-        """One field of the rows ``now`` and ``then`` ``[B, depth]``, which share most rows."""
-        return self.gather([path], now)[path], self.gather([path], then)[path]
+    def gather_stacks(self, path: Path, frames: Where) -> tuple[Tensor, Tensor]:
+        """One field of the rows ``frames`` ``[2 B, depth]``, copied as two tensors ``[B, depth, *shape]``.
+
+        Item i and item B + i share most rows.
+        """
+        both, count = self.gather([path], frames)[path], len(frames) // 2
+        return both[:count], both[count:]
 
     def read(self, places: Ints, paths: Iterable[Path] | None = None) -> dict[Path, Tensor]:
         """Fields (default: all) of the rows ``places`` ``[...]``, copied as ``[..., *shape]``."""

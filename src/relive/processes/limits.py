@@ -89,7 +89,7 @@ class RateLimit(ABC):
     def wait_to_sample(self, count: int, timeout: float | None = None) -> None:
         """Wait until ``count`` rows may be drawn, and count them. Arguments and errors as :meth:`wait_to_insert`."""
         if not self.may_sample(count, timeout):
-            raise self._late("sample", "row", count, timeout, "does anybody insert?")
+            raise self.late_sample(count, timeout)
 
     def may_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
         """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
@@ -167,6 +167,64 @@ class RateLimit(ABC):
             ParameterError: they are too many.
         """
         self._require_possible(INSERTS, count)
+
+    # -- for several rings with one limit -----------------------------------------------------------------------
+
+    def share(self, shares: int) -> None:
+        """So many processes share the room for inserts, each with a limit of its own that :meth:`grant` keeps right."""
+        self._counts[SHARES] = shares
+
+    def counted(self) -> tuple[int, int, int]:
+        """The inserts counted here, those of them that are in the replay, and the samples."""
+        inserts, samples, pending, _ = self._counts[: OTHERS + 1].tolist()
+        return inserts, inserts - pending, samples
+
+    def allows_samples(self, count: int, inserts: int, samples: int) -> bool:
+        """Whether ``count`` rows may be drawn after so many inserts and samples of all rings. Nothing is counted."""
+        return allows(SAMPLES, count, inserts, samples, self._rule)
+
+    def room(self, inserts: int, samples: int) -> int | None:
+        """How many more inserts all rings together may make after so many; None if there is no bound."""
+        ratio, min_size, _, high = self._rule
+        if math.isinf(high):
+            return None
+        most = max(min_size, int((high + samples) / ratio) + 1)
+        while not allows(INSERTS, most, 0, samples, self._rule):  # twice at most: only the division is rounded
+            most -= 1
+        return max(most - inserts, 0)
+
+    def grant(self, inserts: int, samples: int, most: int) -> None:
+        """Allow inserts here until there are ``most`` of them, while all rings made ``inserts``, ``samples`` drawn.
+
+        ``most`` counts inserts here alone, from the start.
+        """
+        room = self.room(inserts, samples)
+        # inserts of others first: in between, fewer may be made here than before and after
+        self._counts[OTHERS] = 0 if room is None else inserts + room - most
+        self._counts[SAMPLES] = samples
+        self._ring()
+
+    def count(self, *, inserts: int = 0, samples: int = 0) -> None:
+        """Count what was inserted or drawn, without a question."""
+        kernels.fast().add_count(self._counts, INSERTS, inserts)
+        kernels.fast().add_count(self._counts, SAMPLES, samples)
+        self._ring()
+
+    def wait_for_steps(self, ready: int, timeout: float) -> None:
+        """Sleep until other than ``ready`` steps are in the replay, or the time is over."""
+
+        def changed() -> bool:
+            return self.counted()[1] != ready
+
+        self._bells[SAMPLES].wait(changed, timeout)
+
+    def require_samples(self, count: int) -> None:
+        """Refuse so many samples at a time that both sides could wait for ever. Raises ``ParameterError``."""
+        self._require_possible(SAMPLES, count)
+
+    def late_sample(self, count: int, timeout: float | None) -> WaitTimeoutError:
+        """The error of whoever waited too long to draw ``count`` rows."""
+        return self._late("sample", "row", count, timeout, "does anybody insert?")
 
     # -- figures ------------------------------------------------------------------------------------------------
 
@@ -288,9 +346,13 @@ class SamplesPerInsert(RateLimit):
         return self.ratio, self.min_size, middle - self.error_buffer, middle + self.error_buffer
 
     def _require_possible(self, side: int, count: int) -> None:
-        samples = count if side == SAMPLES else count * self.ratio
+        shares = 1 if side == SAMPLES else max(int(self._counts[SHARES]), 1)
+        samples = shares * (count if side == SAMPLES else count * self.ratio)
         if samples > self.error_buffer:
-            what = f"{count} rows at a time" if side == SAMPLES else f"{count} steps at a time, {samples:g} samples,"
+            of = f" of {shares} rings" if shares > 1 else ""
+            what = (
+                f"{count} rows at a time" if side == SAMPLES else f"{count} steps at a time{of}, {samples:g} samples,"
+            )
             raise ParameterError(
                 f"{self!r}: {what} are more than error_buffer, so both sides could wait for ever; make error_buffer at "
                 f"least {samples:g}"

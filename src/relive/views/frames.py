@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
 from ..errors import SchemaError
@@ -63,12 +64,10 @@ class FrameStack:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
         stacked = list(_stacked(tuple(ring.leaves), None if self.keys is None else tuple(self.keys)))
         plan = self.window.plan(ring, places)
-        repeat = self.pad == "repeat"
-        plan.stacks = (
-            stacked,
-            ring.frames(plan.places, self.depth, repeat),
-            ring.frames(plan.last, self.depth, repeat),
-        )
+        count = len(plan.places)
+        ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
+        ends[:count], ends[count:] = plan.places, plan.last
+        plan.stacks = stacked, ring.frames(ends, self.depth, self.pad == "repeat")
         return ring.read(plan)
 
 

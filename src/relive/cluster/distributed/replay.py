@@ -11,20 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...errors import EmptyError
 from ...parameters import COUNT_RULE, require
 from ...replay.arguments import require_rows
 from ...views.contract import time_first_of
-from ..plan import Plan, shard_key
+from ..plan import Doubles, Plan, shard_key
 from ..portion import Drawn, Portion
+from .pace import NUMBERS, Pace
 from .ranks import Ranks, Report
 
 if TYPE_CHECKING:
+    from ...processes.limits import RateLimit
     from ...replay.buffer import ReplayBuffer
 
 __all__ = ["ShardedReplay"]
 
-WIDTH = 16
+WIDTH = 18
 """Numbers of a rank's report, at most."""
+
+TOTALS = 3
+"""Numbers of a rank's totals, which the rest of its own numbers follow."""
 
 
 class ShardedReplay:
@@ -39,14 +45,25 @@ class ShardedReplay:
             :class:`relive.Uniform` or :class:`relive.Prioritized`. Capacities and numbers of envs may differ.
         group: the process group; None is the default one. If torch.distributed was not initialized, this process is
             the only rank.
+        limit: how many rows of all ranks may be drawn for each step of all ranks, such as
+            :class:`relive.SamplesPerInsert`. Each rank makes an equal one, and those who add to its replay ask it.
+        limit_timeout: seconds that :meth:`sample` waits for the limit; None is for ever.
 
     Raises:
         ParameterError: the sampler is another one, or ranks differ in their seed, their schema or their settings.
         LifecycleError: this process is not in the group, or another rank raised an error.
     """
 
-    def __init__(self, replay: ReplayBuffer, group: Any = None) -> None:
+    def __init__(
+        self,
+        replay: ReplayBuffer,
+        group: Any = None,
+        *,
+        limit: RateLimit | None = None,
+        limit_timeout: float | None = None,
+    ) -> None:
         self._ranks = Ranks(group)
+        self._pace = None if limit is None else Pace(limit, self._ranks.count, limit_timeout)
         self._ranks.exchange("ShardedReplay", lambda: self._opening(replay), WIDTH)
 
     @property
@@ -70,21 +87,35 @@ class ShardedReplay:
             EmptyError: no rank has a complete transition. All ranks raise it.
             ParameterError: ``batch_size`` is not positive, or ranks differ in what must be the same.
             LifecycleError: another rank raised an error.
+            WaitTimeoutError: the limit did not allow the batch within ``limit_timeout``. All ranks raise it.
         """
+        portion, ranks, pace = self._portion, self._ranks, self._pace
+        while True:
+            with portion.lock:
+                table = ranks.exchange("sample", lambda: self._report(batch_size), WIDTH)
+                if pace is None or pace.allows(table[:, TOTALS : TOTALS + NUMBERS], ranks.rank, batch_size):
+                    return self._rows_of(table, batch_size)
+            pace.wait()  # without the lock, so that steps can come
+
+    def _rows_of(self, table: Doubles, batch_size: int) -> Any:
+        """This rank's rows of a batch; ``table`` has the totals of all ranks. The caller holds the lock."""
         portion, ranks = self._portion, self._ranks
-        with portion.lock:
-            table = ranks.exchange("sample", lambda: self._report(batch_size), WIDTH)
-            seed, t, beta = portion.replay.seed, portion.t, portion.beta
+        seed, t, beta = portion.replay.seed, portion.t, portion.beta
+        try:
             plan, key = portion.plan(table[:, 0], batch_size, seed, t), shard_key(seed, t, ranks.rank)
-            counts = plan.counts()
-            if portion.prioritized is not None:
-                portion.prioritized.largest_error = table[:, 2].max().item()
-            portion.count_batch(counts.item(ranks.rank))  # from here on all ranks are at the next batch
-            drawn, least = self._draw(plan, key, table[:, 1].min().item())
-            rows = counts.max().item()
-            extras = portion.weights(drawn, plan.ends.item(-1), least, beta)
-            extras["weight"] *= np.float32(rows * ranks.count / batch_size)
-            return portion.read(drawn, key, rows, extras)
+        except EmptyError:  # on all ranks
+            if self._pace is not None:
+                self._pace.take_back(batch_size)
+            raise
+        counts = plan.counts()
+        if portion.prioritized is not None:
+            portion.prioritized.largest_error = table[:, 2].max().item()
+        portion.count_batch(counts.item(ranks.rank))  # from here on all ranks are at the next batch
+        drawn, least = self._draw(plan, key, table[:, 1].min().item())
+        rows = counts.max().item()
+        extras = portion.weights(drawn, plan.ends.item(-1), least, beta)
+        extras["weight"] *= np.float32(rows * ranks.count / batch_size)
+        return portion.read(drawn, key, rows, extras)
 
     def batches(self, count: int, batch_size: int) -> Iterator[Any]:
         """``count`` batches, each as :meth:`sample` gives it.
@@ -116,12 +147,18 @@ class ShardedReplay:
     def _report(self, batch_size: int) -> Report:
         """What all ranks must agree on before a batch, and this rank's totals."""
         require_rows(batch_size)
-        return Report({"batch_size": batch_size, **self._same()}, self._portion.totals())
+        paced = () if self._pace is None else self._pace.report(batch_size)
+        return Report({"batch_size": batch_size, **self._same()}, (*self._portion.totals(), *paced))
 
     def _same(self) -> dict[str, float]:
         portion = self._portion
         seed = portion.replay.seed % 2**53  # a double has no more digits
-        return {"the seed": seed, "the number of batches drawn": portion.t, **portion.settings}
+        same = {"the seed": seed, "the number of batches drawn": portion.t, **portion.settings}
+        if self._pace is not None:
+            limit = self._pace.limit
+            same["the number of rows drawn under the limit"] = limit.counted()[2]
+            same["the limit (as a checksum)"] = crc32(repr(limit).encode())
+        return same
 
     def _draw(self, plan: Plan, key: int, least: float) -> tuple[Drawn, float]:
         """This rank's rows, and the smallest priority that weights compare with: of all rows, or of the batch."""

@@ -76,17 +76,13 @@ def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) ->
 
 
 @jit
-def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> int:
+def gather_pairs(source: Any, places: Ints, out: Any) -> int:
     """See :func:`relive.kernels.reference.windows.gather_pairs`."""
-    depth = now.shape[1]
-    for i in range(now.shape[0]):
-        item = slice(i * depth, (i + 1) * depth)
-        bad = max(
-            gather_rows(source, now[i], out_now[item], 0, source.shape[1]),
-            gather_rows(source, then[i], out_then[item], 0, source.shape[1]),
-        )
-        if bad >= 0:
-            return i
+    count, depth = places.shape[0] // 2, places.shape[1]
+    for i in range(count):
+        for j in (i, count + i):
+            if gather_rows(source, places[j], out[j * depth : (j + 1) * depth], 0, source.shape[1]) >= 0:
+                return j
     return -1
 
 

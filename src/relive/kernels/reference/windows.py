@@ -69,17 +69,17 @@ def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) ->
     return -1
 
 
-def gather_pairs(source: Any, now: Ints, then: Ints, out_now: Any, out_then: Any) -> int:
-    """:func:`gather_rows` of whole rows for places ``[B, depth]``, twice, item by item; the first bad item, or -1.
+def gather_pairs(source: Any, places: Ints, out: Any) -> int:
+    """:func:`gather_rows` of whole rows for places ``[2 B, depth]``, item B + i right after item i; a bad item, or -1.
 
     Stacks of frames before and after a step share all but one, which are still in the cache the second time.
     """
-    depth = now.shape[1]
-    bad = [
-        gather_rows(source, places.reshape(-1), out, 0, source.shape[1])
-        for places, out in ((now, out_now), (then, out_then))
-    ]
-    return min((place // depth for place in bad if place >= 0), default=-1)
+    count, depth = len(places) // 2, places.shape[1]
+    for i in range(count):
+        for j in (i, count + i):
+            if gather_rows(source, places[j], out[j * depth : (j + 1) * depth], 0, source.shape[1]) >= 0:
+                return j
+    return -1
 
 
 def stack_places(ring: RingArrays, places: Ints, depth: int, repeat: bool, out: NDArray[Any]) -> int:
