@@ -35,13 +35,13 @@ demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
 
 test: lint ## style, types and every quick test
-	@$(PY) -m pytest -n 2 -m "not slow"
+	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: setup ## the tests that `make test` leaves out
-	@$(PY) -m pytest -n 2 -m slow
+	@$(PY) -m pytest -n 2 --dist worksteal -m slow
 
 test-all: lint ## the same with the slow tests and many more random examples
-	@$(PY) -m pytest -n 2 --hypothesis-profile thorough
+	@$(PY) -m pytest -n 2 --dist worksteal --hypothesis-profile thorough
 
 attacks: $(VENV)/installed ## forged saves, kills, interrupts, forks: all of them; rewrites the table in docs/security.md
 	@$(PY) tests/attacks/report.py

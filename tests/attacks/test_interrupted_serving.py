@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from attacks.tally import record
 from interrupting import broken_off
 from processes import IMAGES, replay_of, written
 from relive import Prioritized, ReplayBuffer, WithoutReplacement
@@ -31,8 +30,8 @@ CALLS: dict[str, Callable[[ReplayBuffer, Any, list[Any]], Any]] = {
 }
 
 
-def attack(name: str, sampler: Any, at: int) -> bool:
-    """Break off one call at an event; whether it had so many. What comes afterwards must be right."""
+def assert_order_survives(name: str, sampler: Any, at: int) -> bool:
+    """Break off one call at an event; whether it had so many. The batches that come afterwards must be in order."""
     replay, taken = replay_of(20, sampler=sampler()), list[Any]()
     stream = replay.serve(4, DEPTH)
     taken += [next(stream) for _ in range(2)]
@@ -59,11 +58,15 @@ PRIORITIZED, EPOCHS = partial(Prioritized, beta=(0.4, 1.0, 9)), WithoutReplaceme
     ("name", "sampler"),
     [*((name, PRIORITIZED) for name in CALLS), *((name, EPOCHS) for name in CALLS if name != "sample")],
 )
-def test_a_call_broken_off_while_batches_are_served_leaves_their_order(name: str, sampler: Any) -> None:
-    at = 0
-    while attack(name, sampler, at):
-        at += 3
-    record("an exception at a line while batches are served", at // 3, 0)
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_call_broken_off_while_batches_are_served_leaves_their_order(
+    name: str, sampler: Any, every: int, tried: Callable[..., None]
+) -> None:
+    at = list(CALLS).index(name) % every
+    while assert_order_survives(name, sampler, at):
+        tried("an exception at a line while batches are served")
+        at += every
+    assert at > every
 
 
 def test_serving_that_was_broken_off_as_it_began_can_begin_again() -> None:

@@ -87,7 +87,7 @@ def test_a_step_is_committed_with_its_marks_and_rings_when_enough_wait(module: A
     assert lane.marks[1] == MASKED  # nobody was
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(0, 2**32 - 1))
 def test_the_twins_commit_alike(seed: int) -> None:
     rng = np.random.default_rng(seed)

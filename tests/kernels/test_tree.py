@@ -20,7 +20,7 @@ def test_the_twins_make_the_same_uniform_numbers(seed: int) -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.booleans(), st.floats(1e-300, 1e300), st.integers(1, 40))
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_twins_make_the_same_masses_and_none_beyond_the_total(
     seed: int, stratified: bool, total: float, count: int
 ) -> None:
@@ -34,7 +34,7 @@ def test_the_twins_make_the_same_masses_and_none_beyond_the_total(
 
 
 @given(st.lists(st.floats(width=64), max_size=12), st.sampled_from([1.0, 1e30, float(np.finfo(np.float32).max)]))
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_twins_take_the_same_magnitudes_and_find_the_same_one_that_is_none(
     values: list[float], limit: float
 ) -> None:
@@ -47,7 +47,7 @@ def test_the_twins_take_the_same_magnitudes_and_find_the_same_one_that_is_none(
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40), st.integers(0, 2**32))
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_twins_take_the_same_shares_of_the_total(weights: list[float], seed: int) -> None:
     nodes = np.array(weights)
     positions = np.random.default_rng(seed).integers(0, len(weights), 9)

@@ -134,15 +134,26 @@ def test_the_command(tmp_path: Path) -> None:
     assert runner.invoke(app, ["inspect", str(tmp_path / "none")]).exit_code == 2
 
 
-@pytest.mark.parametrize("sampler", [None, Prioritized()])
-def test_the_picture(tmp_path: Path, sampler: Any) -> None:
+def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    found = relive.inspect(filled(planted.walk(8), sampler=sampler))
-    for name in ("found.png", "found.pdf"):
-        found.plot(tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 1000
-    relive.inspect(planted.stored(planted.walk(4))).plot(tmp_path / "arrays.png")
-    relive.inspect(ReplayBuffer(SCHEMA, 10, seed=0)).plot(tmp_path / "empty.png")
+    sources = {
+        "probability of being drawn": filled(planted.walk(8), sampler=Prioritized()),
+        "age: transitions completed later": filled(planted.walk(8)),
+        "return of a whole episode": planted.stored(planted.walk(4)),
+    }
+    for last, source in sources.items():
+        found = relive.inspect(source)
+        returns, lengths, rewards, *others = found.plot().axes
+        assert len(others) == 1
+        assert last in (others[0].get_xlabel(), others[0].get_ylabel())
+        whole = found.episodes["complete"]
+        assert np.array_equal(returns.collections[0].get_offsets()[:, 1], found.episodes["return"][whole])
+        assert sum(bar.get_height() for bar in lengths.patches) == whole.sum()
+        assert sum(bar.get_height() for bar in rewards.patches) == found.num_steps
+    found.plot(tmp_path / "found.png")
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+    relive.inspect(ReplayBuffer(SCHEMA, 10, seed=0)).plot(tmp_path / "empty.pdf")
+    assert (tmp_path / "empty.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_positions_that_are_not_there_are_refused() -> None:

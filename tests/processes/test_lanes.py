@@ -59,7 +59,7 @@ PLAYS = st.lists(
 
 
 @pytest.mark.parametrize("kind", WORLDS)
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(plays=PLAYS, drains=st.lists(st.booleans(), min_size=1, max_size=4), steps=st.integers(2, 6))
 def test_what_went_in_by_a_lane_is_what_the_oracle_says(kind: str, plays: Any, drains: Any, steps: int) -> None:
     twin = world(kind, drains=drains, steps=steps)

@@ -193,7 +193,7 @@ def test_threads_that_add_and_draw_at_full_speed_wait_rather_than_tear_a_save(
     for thread in threads:
         thread.start()
     try:
-        for turn in range(6):
+        for turn in range(4):
             with between_writes(lambda: time.sleep(0.001), monkeypatch):
                 with buffer.lock:
                     before = copy.deepcopy(buffer)

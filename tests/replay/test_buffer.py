@@ -187,7 +187,7 @@ class Walk(RuleBasedStateMachine):
         assert stats["completed"] == len(self.twin.truth.completed)
 
 
-Walk.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+Walk.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=25)
 test_a_random_walk_keeps_every_invariant_and_agrees_with_the_naive_twin = Walk.TestCase
 
 
@@ -441,7 +441,7 @@ def test_a_saved_buffer_goes_on_with_exactly_the_batches_it_would_have_drawn(nam
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(SAMPLERS)))
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 3)
 def test_batches_depend_on_the_seed_and_the_steps_and_not_on_how_these_were_handed_over(seed: int, name: str) -> None:
     plays = random_plays(seed, 2, 30)
     one, other = (Twin(2, 8, sampler=SAMPLERS[name](), seed=seed) for _ in range(2))

@@ -80,7 +80,7 @@ def test_shares_are_exact_where_they_come_to_whole_rows(shares: dict[str, float]
     st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),
     st.integers(1, 60),
 )
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_every_batch_is_full_and_no_share_is_off_by_a_row_or_more(weights: list[int], size: int) -> None:
     shares = {str(i): float(weight) for i, weight in enumerate(weights)}
     mixture, twins = mixed(shares)

@@ -132,7 +132,7 @@ def test_others_may_go_on_while_the_disk_takes_its_time(tmp_path: Path, monkeypa
 
 
 def test_a_small_save_of_a_buffer_that_promises_much_takes_little_memory(tmp_path: Path) -> None:
-    envs, promised = 20, 10**6
+    envs, promised = 20, 2 * 10**5
     filled(20 * envs, envs, sampler=Prioritized()).save(tmp_path / "small")
     tensors, content = persist.read(tmp_path / "small")
     content["rows_per_env"] = promised
@@ -142,7 +142,7 @@ def test_a_small_save_of_a_buffer_that_promises_much_takes_little_memory(tmp_pat
     before = forger.memory()
     buffer = ReplayBuffer.load(tmp_path / "save")
     most = forger.memory() - before
-    assert buffer.nbytes > 2**30
+    assert buffer.nbytes > 2**28
     assert most < 2**25, f"{most:,} bytes"
     buffer.check()
 

@@ -85,7 +85,7 @@ def test_what_was_saved_step_by_step_comes_back_whole(sampler: str, seed: int, t
     twin = Twin(int(random.integers(1, 5)), int(random.integers(2, 40)), dress="mixed", sampler=SAMPLERS[sampler]())
     places = [tmp_path / name for name in "ab"]
     torch.manual_seed(seed)
-    for _ in range(60):
+    for _ in range(36):
         act(twin, random)
         path = places[int(random.integers(4) == 0)]
         if random.integers(2):
@@ -237,8 +237,8 @@ def test_a_save_writes_in_proportion_to_what_is_new(
     buffer = big(rows, num_envs)
     grow(buffer, rows // num_envs + 7)
     buffer.save(tmp_path / "save")
-    whole, new = written.take(), rows // num_envs // 100
-    for _ in range(110):  # round the ring and on
+    whole, new = written.take(), rows // num_envs // 50
+    for _ in range(55):  # round the ring and on
         grow(buffer, new)
         buffer.save(tmp_path / "save")
         share = new * num_envs / rows

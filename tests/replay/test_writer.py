@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import oracle
+from covering import covering
 from relive import (
     Field,
     FrameStack,
@@ -291,9 +292,8 @@ def test_after_a_clear_it_is_as_good_as_new_but_for_its_numbers() -> None:
 # Steps without order.
 
 
-@pytest.mark.parametrize("dress", DRESSES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_steps_without_order_are_drawn_as_they_were_given(sampler: str, dress: str) -> None:
+@pytest.mark.parametrize(("dress", "sampler"), covering(DRESSES, SAMPLERS))
+def test_steps_without_order_are_drawn_as_they_were_given(dress: str, sampler: str) -> None:
     twin = Twin(2, 6, dress=dress, ordered=False, sampler=SAMPLERS[sampler](), view=Transition(0.5))
     for t, kinds in enumerate(random_plays(0, 2, 20)):
         twin.add(kinds)

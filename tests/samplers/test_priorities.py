@@ -70,7 +70,7 @@ class Pair:
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.sampled_from([0.0, 0.4, 1.0]), st.booleans(), st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_twins_draw_the_same_with_the_same_weights(
     seed: int, stratified: bool, beta: float, some: bool, count: int
 ) -> None:
@@ -94,7 +94,7 @@ def test_the_twins_draw_the_same_with_the_same_weights(
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.6, 1.3]), st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples)
 def test_the_twins_rate_the_same_and_leave_alone_what_is_gone(
     seed: int, alpha: float, minima: bool, wide: bool
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_batch_with_something_unusual_changes_nothing(seed: int, wide: bool, w
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_twins_note_the_same_changes_and_set_the_same_errors(seed: int, minima: bool, heavy: bool) -> None:
     pair = Pair(seed, minima=minima)
     places = pair.rng.integers(0, len(pair.plain.errors), int(pair.rng.integers(0, 20)))
@@ -162,7 +162,7 @@ def test_the_twins_note_the_same_changes_and_set_the_same_errors(seed: int, mini
 
 
 @given(st.lists(st.floats(0, width=32), min_size=1, max_size=20), st.floats(0, 3), st.floats(1e-12, 1.0))
-@settings(max_examples=50)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_the_twins_take_the_same_powers(errors: list[float], alpha: float, eps: float) -> None:
     sizes, results = np.array(errors, np.float32), []
     for twin in (cpu, reference):

@@ -85,7 +85,7 @@ def check_draws(twin: Twin) -> None:
 
 
 @given(st.sampled_from(sorted(SAMPLERS)), st.sampled_from(sorted(VIEWS)), st.integers(1, 4), st.data())
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_every_sampler_draws_right_from_larger_worlds(
     sampler: str, view: str, num_envs: int, data: st.DataObject
 ) -> None:

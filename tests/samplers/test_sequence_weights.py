@@ -80,7 +80,7 @@ def recent(twin: Twin, k: int, of: int) -> list[oracle.Row]:
 
 
 @given(st.sampled_from(sorted(SAMPLERS)), st.sampled_from(sorted(SEQUENCES)), st.integers(1, 4), st.data())
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_every_sampler_draws_right_from_larger_worlds(
     sampler: str, view: str, num_envs: int, data: st.DataObject
 ) -> None:
@@ -130,7 +130,7 @@ def test_windows_are_drawn_in_proportion_to_what_the_view_weighs(shape: tuple[in
     twin = uneven(view=Sequence(length, 2, overlap, weigh=weigh))
     twin.check()
     chances = weights(twin)
-    drawn = many(twin, 4_000_000)
+    drawn = many(twin, 4_000_000 if weigh == "windows" else 1_000_000)  # check_fit needs the more
     assert set(np.flatnonzero(np.bincount(drawn)).tolist()) == set(chances)
     assert deviation(drawn, chances) < 5
     rng = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def test_recent_draws_windows_of_its_window_alone_and_in_proportion(weigh: Any) 
     twin = uneven(view=Sequence(4, 1, "half", weigh=weigh), sampler=Recent(0.9999, 5))
     for update in (1, 5, 10):
         chances = weights(twin, recent(twin, update, 10))
-        drawn = many(twin, 2_000_000, update, 10)
+        drawn = many(twin, 500_000, update, 10)
         assert set(np.flatnonzero(np.bincount(drawn)).tolist()) == set(chances)
         assert len(chances) == 1 or deviation(drawn, chances) < 5
 
@@ -208,7 +208,6 @@ def test_batches_are_shuffled_and_no_env_is_dropped() -> None:
 
 
 @given(st.sampled_from(["windows", "steps", "episodes"]), st.integers(1, 3), st.integers(2, 25), st.data())
-@settings(max_examples=60)
 def test_weights_kept_step_by_step_are_those_made_anew(
     weigh: Any, num_envs: int, rows: int, data: st.DataObject
 ) -> None:

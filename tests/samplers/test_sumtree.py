@@ -226,7 +226,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
         check_tiling(self.tree)
 
 
-AgainstTheTwin.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+AgainstTheTwin.TestCase.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=20)
 test_a_random_walk_keeps_every_invariant = AgainstTheTwin.TestCase
 
 

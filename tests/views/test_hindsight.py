@@ -52,7 +52,7 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("of", [9, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("rows", [*(pytest.param(rows, marks=pytest.mark.slow) for rows in (2, 3)), 4])
 def test_every_short_play_gives_goals_of_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 4), plays(".T|", 4))):
         check_play(1, rows, play, VIEWS[turn % of :: of])  # through all views, or through one or two
@@ -85,7 +85,7 @@ def test_several_envs_that_wrap_at_different_times_keep_their_goals_apart(dress:
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_play_of_any_envs_gives_goals_of_the_list_of_episodes(data: st.DataObject) -> None:
     num_envs, rows = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 12))
     view = view_of(

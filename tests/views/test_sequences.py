@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tagged
@@ -120,7 +120,6 @@ def large_mask(step: Any) -> dict[str, Any]:
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_any_play_of_any_envs_reads_right_through_any_window(data: st.DataObject) -> None:
     num_envs, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 40))
     length = data.draw(st.integers(1, 12))

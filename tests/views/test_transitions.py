@@ -78,7 +78,7 @@ def test_every_kind_of_observation_reads_right_through_every_view(dress: str, vi
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_play_of_any_envs_reads_right_through_any_view(data: st.DataObject) -> None:
     num_envs, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 20))
     n, depth = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
