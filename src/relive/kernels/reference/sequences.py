@@ -63,7 +63,7 @@ def read_sequences(
             window.known - window.first + 1,
             window.start - window.first,
             window.env,
-            window.number - window.index + window.start,
+            window.number - window.anchor + window.start,
             window.episode[window.first],
         ]
     return -1
@@ -75,8 +75,8 @@ class _Window(NamedTuple):
     env: int
     number: int
     """The number of the anchor's row in its env."""
-    index: int
-    """The anchor, the window's last step."""
+    anchor: int
+    """The last step of the window."""
     start: int
     """The window's first step."""
     first: int
@@ -125,7 +125,7 @@ def _copy_row(ring: RingArrays, batch: Ints, window: _Window, i: int, row: Any, 
 def _write_step(ring: RingArrays, batch: Ints, gamma: float, window: _Window, t: int, row: Any) -> None:
     """Write what is computed for row ``t`` of a window: its n-step sum and what goes with it."""
     i, (terminal, cut) = window.first + t, window.ended(ring)
-    k = min(int(batch[REACH]), window.known - i) if i <= window.index else 0
+    k = min(int(batch[REACH]), window.known - i) if i <= window.anchor else 0
     value, discount = 0.0, 1.0
     for j in range(k):
         value, discount = add_reward(value, discount, ring.reward[window.episode[i + j]], gamma)
@@ -137,7 +137,7 @@ def _write_step(ring: RingArrays, batch: Ints, gamma: float, window: _Window, t:
         (bootstrap(discount, k == 0 or (last and terminal)), np.float32),
         (k, np.int32),
         (t + k if k else -1, np.int64),
-        (window.start <= i <= window.index, np.uint8),
+        (window.start <= i <= window.anchor, np.uint8),
         (i == 0, np.uint8),
     ]
     for field, (entry, dtype) in enumerate(values):
