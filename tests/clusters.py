@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,12 +41,17 @@ class LocalLink(Link):
         self.plans = [sent(plan) for plan in plans]
         self.shards: list[Shard | None] = [Shard(plan) for plan in self.plans]
         self.calls: list[tuple[int, str]] = []
+        self._one = threading.RLock()  # one call ends before the next begins
         self.lose_answers_of: set[str] = set()
         """Methods that are run, and whose answers are lost."""
         self.silent: set[int] = set()
         """Shards that do not answer for now; what they are asked is never run."""
 
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        with self._one:
+            return self._called(shard, method, *arguments)
+
+    def _called(self, shard: int, method: str, *arguments: Any) -> Any:
         self.calls.append((shard, method))
         mine = self.shards[shard]
         if shard in self.silent:

@@ -40,6 +40,8 @@ class Checkpoint(NamedTuple):
     """The number of the shards' commits that belong to it."""
     sampler: Any
     view: Any
+    counted: tuple[int, int] | None = None
+    """Steps and rows that its limit of samples per insert has counted; None without one."""
 
 
 def manifest_of(path: str | os.PathLike[str]) -> Path:
@@ -66,6 +68,7 @@ def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: Any
         "sampler": describe(state.sampler),
         "view": describe(state.view),
         "extra": described,
+        "limit": None if state.counted is None else list(state.counted),
     }
     files.write(manifest_of(path), tensors, content)
 
@@ -82,6 +85,9 @@ def read_checkpoint(path: str | os.PathLike[str], sampler: Any, view: Any) -> Ch
         raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r:.80}, not of a {KIND}")
     capacity, num_envs, shards = integers(content, "sizes", 3).tolist()
     draws, sampled, cut = integers(content, "counts", 3).tolist()
+    counted: Any = None
+    if content.get("limit") is not None:  # saves of earlier versions have none
+        counted = tuple(integers(content, "limit", 2).tolist())
     return Checkpoint(
         Schema.from_json(json.dumps(content.get("schema"))),
         capacity,
@@ -95,6 +101,7 @@ def read_checkpoint(path: str | os.PathLike[str], sampler: Any, view: Any) -> Ch
         cut,
         rebuild(content.get("sampler"), "sampler") if sampler is None else sampler,
         rebuild(content.get("view"), "view") if view is None else view,
+        counted,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import LifecycleError
@@ -66,6 +66,10 @@ class Group:
         """The largest TD error that any shard has seen."""
         self.forgotten = [0] * count
         """Steps that each shard had when it last said so, and no more when it came back."""
+        self.allowances: Callable[[], Sequence[Any]] = lambda: [None] * count
+        """What each shard is told with a question for its totals: how many steps it may store."""
+        self.answered: Callable[[int, Totals], None] = lambda shard, totals: None
+        """Called with what a shard has, once it was told."""
         self._lives: list[list[str]] = [[] for _ in range(count)]
         self._probes: dict[int, tuple[Any, float]] = {}
         """Calls to the shards that are down, and when they were made."""
@@ -111,8 +115,11 @@ class Group:
         end = time.monotonic() + self.timeout
         while True:
             self._revive()
-            for shard, totals in self.ask(dict.fromkeys(self.up, ("totals", self.largest))).items():
+            told = self.allowances()
+            asked = {shard: ("totals", self.largest, told[shard]) for shard in self.up}
+            for shard, totals in self.ask(asked).items():
                 self.note(shard, totals)
+                self.answered(shard, totals)
             if self.up:
                 return self.up
             if time.monotonic() > end:

@@ -48,6 +48,8 @@ class ShardPlan(NamedTuple):
     """The directory of its commits."""
     sources: tuple[SavedShard, ...] = ()
     """The saved shards that it begins with."""
+    most: int | None = None
+    """The most steps of a chunk, under a limit of samples per insert; None without one."""
 
 
 def slot(home: str | os.PathLike[str], shard: int, cut: int | None) -> Path:

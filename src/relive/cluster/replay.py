@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 from ..errors import LifecycleError, ParameterError
-from ..kernels.reference.random import key
 from ..parameters import COUNT_RULE, Rule, is_number, require, seed_or_drawn
+from ..processes.rate import RateLimit
 from ..replay.arguments import require_rows, whole_numbers
-from ..replay.buffer import ReplayBuffer
 from ..replay.extra import load_extra as extra_of
 from ..replay.ratings import by_item, doubles, magnitudes
 from ..samplers.prioritized import Prioritized
@@ -26,14 +24,13 @@ from .division import Division
 from .drawing import Drawing
 from .group import Connect, Group, Link
 from .homes import SavedShard, ShardPlan
+from .outbox import Outbox
+from .pace import Pace
+from .plans import plans_of, require_ring
 from .shard import require_shardable
 from .writer import Writer, chosen_envs
 
 __all__ = ["Replay", "load_extra"]
-
-
-MOST_SENT = 64
-"""So many calls whose answers nobody waits for may be on their way."""
 
 
 START_TIMEOUT = 600.0
@@ -49,18 +46,18 @@ SECONDS_RULE: Rule = (lambda value: is_number(value, 0) and value > 0, "expected
 
 ADDED = (
     "size", "completed", "episodes", "late_updates", "not_finite_rewards", "lost_steps", "repeated_steps",
-    "dropped_updates", "commits",
+    "dropped_updates", "commits", "insert_waits", "insert_waited",
 )  # fmt: skip
 """The figures of shards that are added up."""
 
 
-class _Sent(NamedTuple):
-    """A call whose answer nobody waits for."""
+class _Options(NamedTuple):
+    """How a learner deals with its shards."""
 
-    shard: int
-    call: Any
-    rows: int
-    """How many TD errors it carries; 0 if it is something else."""
+    commit_every: float | None
+    timeout: float
+    limit: RateLimit | None
+    limit_timeout: float | None
 
 
 class Replay:
@@ -82,6 +79,9 @@ class Replay:
         path: the directory of :meth:`save`, which all shards can reach. Without one a shard that dies comes back empty.
         commit_every: seconds between commits of the shards, which :meth:`sample` starts; None for none.
         timeout: seconds to wait for a shard. The learner then goes on without it until it answers.
+        limit: how many rows may be drawn for each step of all workers, such as :class:`relive.SamplesPerInsert`. This
+            replay counts both; nobody else asks it.
+        limit_timeout: seconds that :meth:`sample` waits for the limit; None is for ever.
         connect: makes the shards and the link to them; default: :func:`relive.cluster.ray.actors`, with its defaults.
 
     Raises:
@@ -105,6 +105,8 @@ class Replay:
         path: str | os.PathLike[str] | None = None,
         commit_every: float | None = None,
         timeout: float = 60.0,
+        limit: RateLimit | None = None,
+        limit_timeout: float | None = None,
         connect: Connect | None = None,
     ) -> None:
         if path is not None and manifest_of(path).exists():
@@ -113,7 +115,7 @@ class Replay:
         begun = Checkpoint(
             schema, capacity, num_envs, shards, ordered, own_next_obs, seed_or_drawn(seed), 0, 0, 0, sampler, view
         )
-        self._begin(begun, path, commit_every, timeout, connect, ())
+        self._begin(begun, path, _Options(commit_every, timeout, limit, limit_timeout), connect, ())
 
     @classmethod
     def load(
@@ -126,6 +128,8 @@ class Replay:
         view: Any = None,
         commit_every: float | None = None,
         timeout: float = 60.0,
+        limit: RateLimit | None = None,
+        limit_timeout: float | None = None,
         connect: Connect | None = None,
     ) -> Replay:
         """The replay of the last :meth:`save`. :func:`load_extra` gives what was saved with it.
@@ -142,6 +146,8 @@ class Replay:
             view: needed if the saved one was your own.
             commit_every: as the constructor takes it.
             timeout: as the constructor takes it.
+            limit: as the constructor takes it. It goes on with the counts that were saved.
+            limit_timeout: as the constructor takes it.
             connect: as the constructor takes it.
 
         Raises:
@@ -153,31 +159,34 @@ class Replay:
             shards=saved.shards if shards is None else shards, capacity=saved.capacity if capacity is None else capacity
         )
         replay = cls.__new__(cls)
-        replay._begin(wanted, path, commit_every, timeout, connect, saved_shards(path, saved))
+        options = _Options(commit_every, timeout, limit, limit_timeout)
+        if limit is not None and saved.counted is not None:
+            limit.load_state_dict(dict(zip(("inserts", "samples"), saved.counted, strict=True)))
+        replay._begin(wanted, path, options, connect, saved_shards(path, saved))
         return replay
 
     def _begin(
         self,
         state: Checkpoint,
         path: str | os.PathLike[str] | None,
-        commit_every: float | None,
-        timeout: float,
+        options: _Options,
         connect: Connect | None,
         sources: tuple[SavedShard, ...],
     ) -> None:
-        for name, seconds in (("timeout", timeout), ("commit_every", commit_every)):
+        every, timeout, limit, limit_timeout = options
+        for name, seconds in (("timeout", timeout), ("commit_every", every)):
             require("Replay", SECONDS_RULE, **{name: 1.0 if seconds is None else seconds})
         division = Division(state.num_envs, state.shards)
         require_shardable(state.sampler, state.view)
         self._state, self._division, self._path = state, division, path
-        self._require_ring()
-        link = (connect or _actors)(self._plans(sources))
+        self._most = Pace.most_of_a_chunk(limit, state.shards)
+        require_ring(state)
+        link = (connect or _actors)(plans_of(state, division, path, sources, self._most))
         self._group = Group(link, state.shards, timeout)
         self._group.start(START_TIMEOUT)
-        self._drawing = Drawing(self._group, division)
-        self._sent: list[_Sent] = []
-        self._commit_every, self._committed = commit_every, time.monotonic()
-        self._dropped = 0
+        self._pace = None if limit is None else Pace(limit, self._group, limit_timeout)
+        self._drawing, self._outbox = Drawing(self._group, division), Outbox(self._group)
+        self._commit_every, self._committed = every, time.monotonic()
         self._own_writer: Writer | None = None
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -197,7 +206,8 @@ class Replay:
         require("writer", SECONDS_RULE, timeout=timeout)
         state, chosen = self._state, chosen_envs(envs, self._state.num_envs)
         own = state.own_next_obs or not state.ordered
-        return Writer(self._group.link, state.schema, own, self._division, chosen, in_flight, timeout)
+        link, most = self._group.link, self._most
+        return Writer(link, state.schema, own, self._division, chosen, in_flight, timeout, most)
 
     def extend(self, steps: Mapping[str, Any]) -> None:
         """Store steps of all envs ``[T, N, ...]``, as :meth:`relive.ReplayBuffer.extend`; returns once they are stored.
@@ -207,7 +217,9 @@ class Replay:
             LifecycleError: a shard does not answer; or an env has got a newer writer.
         """
         if self._own_writer is None:
-            self._own_writer = self.writer()
+            self._own_writer = self.writer(timeout=self._group.timeout)
+        if self._pace is not None:
+            self._group.refresh()  # tells the shards what the limit allows by now
         self._own_writer.extend(steps)
         self._own_writer.flush()
 
@@ -227,12 +239,21 @@ class Replay:
             EmptyError: there is no complete transition.
             ParameterError: ``batch_size`` is not positive.
             LifecycleError: no shard answers.
+            WaitTimeoutError: the limit did not allow the batch within ``limit_timeout``.
         """
         require_rows(batch_size)
-        self._settle(MOST_SENT)
+        self._outbox.settle()
         self._commit_if_due()
         self._group.refresh()
-        state, batch = self._state, self._drawing.batch(self._state, batch_size)
+        pace, state = self._pace, self._state
+        if pace is not None:
+            pace.await_batch(batch_size)
+        try:
+            batch = self._drawing.batch(state, batch_size)
+        except BaseException:
+            if pace is not None:
+                pace.limit.count(samples=-batch_size)
+            raise
         self._state = state._replace(draws=state.draws + 1, sampled=state.sampled + batch_size)
         return batch
 
@@ -260,10 +281,9 @@ class Replay:
             if born is None:
                 raise ParameterError(f"index: entry {at[0]}, {given[at[0]]}, was never issued; pass batch['index']")
             if not group.lives_in(shard, life):
-                self._dropped += len(at)
+                self._outbox.dropped += len(at)
                 continue
-            call = group.link.call(shard, "update", born, inside, errors.take(at, axis), part, group.largest)
-            self._sent.append(_Sent(shard, call, len(at)))
+            self._outbox.send(shard, len(at), "update", born, inside, errors.take(at, axis), part, group.largest)
 
     # -- saving -------------------------------------------------------------------------------------------------
 
@@ -281,13 +301,14 @@ class Replay:
         if self._path is None:
             raise LifecycleError("save(): this replay has no directory; create it with path=...")
         group, cut = self._group, self._state.cut + 1
-        self._settle(0)
+        self._outbox.settle(0)
         group.refresh()
         written = group.ask(dict.fromkeys(group.up, ("commit", cut)), SAVE_TIMEOUT)
         missing = sorted(set(range(group.count)) - written.keys())
         if missing:
             raise LifecycleError(f"save(): shards {missing} do not answer; the last checkpoint still counts, try again")
-        state = self._state._replace(cut=cut)
+        counted = None if self._pace is None else (*self._pace.limit.state_dict().values(),)
+        state = self._state._replace(cut=cut, counted=counted)
         write_checkpoint(self._path, state, extra)
         self._state, self._committed = state, time.monotonic()
 
@@ -302,17 +323,18 @@ class Replay:
         ``redrawn``: rows of batches that another shard gave instead; ``lost_steps``: steps that a restarted shard no
         longer has: all that it had confirmed, once its writers have come back to it; until then at least those that
         this learner knew of; ``repeated_steps``: steps that came twice and were stored once; ``dropped_updates``: TD
-        errors for a shard that was restarted or did not answer; ``commits``.
+        errors for a shard that was restarted or did not answer; ``commits``. Under a limit, who waits for whom:
+        ``insert_waits`` and ``sample_waits``, how often; ``insert_waited`` and ``sample_waited``, seconds in all.
         """
-        self._settle(MOST_SENT)
+        self._outbox.settle()
         group, state = self._group, self._state
         group.refresh()
         each = group.ask(dict.fromkeys(group.up, ("stats",)))
         found = {name: sum(stats[name] for stats in each.values()) for name in ADDED}
         counted = {shard: stats["lost_steps"] for shard, stats in each.items()}
         lost = [max(counted.get(shard, 0.0), float(group.forgotten[shard])) for shard in range(group.count)]
-        failures = group.failures
-        found["dropped_updates"] += self._dropped
+        failures, limited = group.failures, {} if self._pace is None else self._pace.limit.stats()
+        found["dropped_updates"] += self._outbox.dropped
         return found | {
             "batches": float(state.draws),
             "sampled": float(state.sampled),
@@ -322,6 +344,8 @@ class Replay:
             "unanswered": float(failures.unanswered),
             "lost_steps": sum(lost),
             "redrawn": float(self._drawing.redrawn),
+            "sample_waits": limited.get("sample_waits", 0.0),
+            "sample_waited": limited.get("sample_waited", 0.0),
         }
 
     def close(self) -> None:
@@ -337,56 +361,12 @@ class Replay:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _options(self) -> dict[str, Any]:
-        state = self._state
-        return {
-            "schema": state.schema,
-            "sampler": state.sampler,
-            "view": state.view,
-            "ordered": state.ordered,
-            "own_next_obs": state.own_next_obs,
-        }
-
-    def _require_ring(self) -> None:
-        """Make a ring of one env, so that what is wrong with the arguments is raised here and not in a shard."""
-        state = self._state
-        require("Replay", COUNT_RULE, capacity=state.capacity)
-        ReplayBuffer(capacity=state.capacity // state.num_envs, num_envs=1, seed=0, **deepcopy(self._options()))
-
-    def _plans(self, sources: tuple[SavedShard, ...]) -> list[ShardPlan]:
-        """What to make the shards from."""
-        state, starts = self._state, self._division.starts.tolist()
-        rows, run = self._division.rows(state.capacity).tolist(), os.urandom(8).hex()
-        home = None if self._path is None else os.path.abspath(self._path)
-        return [
-            ShardPlan(
-                k, state.shards, starts[k], starts[k + 1] - starts[k], rows[k], key(state.seed, k), run,
-                self._options(), home, sources,
-            )
-            for k in range(state.shards)
-        ]  # fmt: skip
-
     def _commit_if_due(self) -> None:
         every, now = self._commit_every, time.monotonic()
         if every is not None and self._path is not None and now - self._committed > every:
             self._committed, group = now, self._group
-            self._sent += [_Sent(shard, group.link.call(shard, "commit", None), 0) for shard in group.up]
-
-    def _settle(self, most: int) -> None:
-        """See to the calls that have been answered. If more than ``most`` have not, wait for the oldest."""
-        group, surplus, waiting = self._group, len(self._sent) - most, list[_Sent]()
-        try:
-            while self._sent:
-                note = self._sent.pop(0)  # first, so that an error that it brings is raised once
-                wait = group.timeout if surplus > 0 else 0.0
-                found, failed = group.link.answers({note.shard: note.call}, wait)
-                if note.shard in failed or (wait and not found):
-                    self._dropped += note.rows
-                elif not found:
-                    waiting.append(note)
-                surplus -= 1
-        finally:
-            self._sent = waiting + self._sent
+            for shard in group.up:
+                self._outbox.send(shard, 0, "commit", None)
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:

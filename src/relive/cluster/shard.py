@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from .ledger import Ledger, Origin, Rank
 from .plan import Doubles
 from .portion import Drawn, Portion
 
-__all__ = ["Chunk", "Shard", "Share", "Totals", "require_shardable"]
+__all__ = ["Allowance", "Chunk", "Shard", "Share", "Totals", "require_shardable"]
 
 
 INDICES: set[Path] = {("index",), ("next_index",), ("facts", "index")}
@@ -46,6 +47,15 @@ class Totals(NamedTuple):
     """The largest TD error that it has seen; 0 without priorities."""
     stored: int
     """How many steps were ever stored, by all its writers. A later life that knows of fewer has lost the others."""
+
+
+class Allowance(NamedTuple):
+    """How many steps a shard may store under a limit of samples per insert."""
+
+    born: str
+    """The life of the shard that it is for."""
+    steps: int
+    """The most that its ledger may come to."""
 
 
 class Share(NamedTuple):
@@ -87,6 +97,11 @@ class Shard:
         self._fields = schema.extend(next_obs=schema["obs"], mask=Field((), torch.bool))
         self._finals: dict[Path, Any] = {}
         self._version = self._dropped = self._commits = 0
+        self._most = None if plan.most is None else 0
+        """Up to how many steps it may store; None if there is no limit. Nothing until it is told."""
+        self._refused: dict[str, float] = {}
+        """Since when each writer waits for the limit, by its token."""
+        self._waits, self._waited = 0, 0.0
 
     @cached_property
     def _content(self) -> tuple[ReplayBuffer, Ledger, int]:
@@ -108,11 +123,14 @@ class Shard:
 
     # -- what there is to draw ----------------------------------------------------------------------------------
 
-    def totals(self, largest: float = 0.0) -> Totals:
+    def totals(self, largest: float = 0.0, allowance: Allowance | None = None) -> Totals:
         """What there is to draw. ``largest`` is the largest TD error of all shards: new transitions get it here, too.
 
-        The shard draws from what it holds when it is asked for rows, which may be later than this.
+        The shard draws from what it holds when it is asked for rows, which may be later than this. With an
+        ``allowance``, the shard stores no more steps than that says from now on.
         """
+        if allowance is not None and allowance.born == self.born:
+            self._most = allowance.steps
         size, rated = len(self.replay), self.replay.sampler
         if not isinstance(rated, Prioritized):
             return Totals(self.born, self._version, size, float(size), np.inf, 0.0, self._ledger.stored)
@@ -166,7 +184,9 @@ class Shard:
         return rank
 
     def push(self, chunk: Chunk) -> int:
-        """Store a chunk unless it came before, or one before it has not; how many steps of each env have come so far.
+        """Store a chunk unless it came before, or one before it has not, or the limit has no room for it.
+
+        Returns how many steps of each env have come so far.
 
         Raises:
             LifecycleError: another writer has its envs by now.
@@ -176,10 +196,22 @@ class Shard:
         self._version += 1
         if admission.interrupt:
             self.replay.interrupt(chunk.origin.envs)
+        if admission.store and not self.has_room(chunk.origin):
+            return admission.received - chunk.origin.steps
         if admission.store:
             self.replay.extend(self._steps(chunk), envs=chunk.origin.envs)
             self._ledger.confirm(chunk.origin)
         return admission.received
+
+    def has_room(self, origin: Origin) -> bool:
+        """Whether the limit allows the steps of a chunk now. The time until it does counts as waited."""
+        token = origin.rank.token
+        if self._most is not None and self._ledger.stored + origin.steps * len(origin.envs) > self._most:
+            self._refused.setdefault(token, time.monotonic())
+            return False
+        if token in self._refused:
+            self._waits, self._waited = self._waits + 1, self._waited + time.monotonic() - self._refused.pop(token)
+        return True
 
     def interrupt(self, envs: tuple[int, ...]) -> None:
         """The next steps of these envs do not follow their last ones."""
@@ -205,6 +237,8 @@ class Shard:
             "repeated_steps": float(self._ledger.repeated),
             "dropped_updates": float(self._dropped),
             "commits": float(self._commits),
+            "insert_waits": float(self._waits + len(self._refused)),
+            "insert_waited": self._waited + sum(time.monotonic() - since for since in self._refused.values()),
         }
 
     # -- inside -------------------------------------------------------------------------------------------------

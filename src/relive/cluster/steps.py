@@ -34,6 +34,13 @@ class Checked(NamedTuple):
     mask: NDArray[np.bool_] | None
     """bool ``[T * N]``, or None for all True."""
 
+    def part(self, begin: int, end: int) -> Checked:
+        """The steps from ``begin`` up to ``end``."""
+        width = next(iter(self.leaves.values())).shape[0] // self.steps
+        rows = slice(begin * width, end * width)
+        leaves, finals = ({path: leaf[rows] for path, leaf in group.items()} for group in (self.leaves, self.finals))
+        return Checked(end - begin, leaves, finals, None if self.mask is None else self.mask[rows])
+
 
 class Steps:
     """Checks steps ``[T, N, ...]`` as :meth:`relive.ReplayBuffer.extend` does, and packs those of some envs.

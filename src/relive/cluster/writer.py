@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LifecycleError, ParameterError, ReliveError
+from ..errors import LifecycleError, ParameterError, ReliveError, WaitTimeoutError
 from ..steps.arrays import Ints
 from ..steps.schema import Schema
 from .division import Division, Parcel
@@ -40,7 +40,8 @@ class Writer:
         division: of the envs among the shards.
         envs: int64 ``[N]``, its envs, as the whole replay counts them.
         in_flight: how many chunks a shard may still have to confirm before the next one is sent.
-        timeout: seconds to wait for a shard.
+        timeout: seconds to wait for a shard, or for the limit.
+        most: the most steps of a chunk, over its envs, under a limit of samples per insert; None without one.
     """
 
     def __init__(
@@ -52,10 +53,18 @@ class Writer:
         envs: Ints,
         in_flight: int,
         timeout: float,
+        most: int | None = None,
     ) -> None:
         self.schema, self.envs, self.num_envs = schema, envs, len(envs)
         self._steps = Steps(schema, len(envs), own_next_obs)
         self._lanes = [_Lane(link, parcel, in_flight, timeout) for parcel in division.by_shard(envs)]
+        widest = max(len(lane.columns) for lane in self._lanes)
+        if most is not None and widest > most:
+            raise ParameterError(
+                f"writer: one step of {widest} envs of a shard is more than the limit may ever allow at once, {most} "
+                "steps a shard; make error_buffer larger"
+            )
+        self._most = None if most is None else most // widest
 
     def extend(self, steps: Mapping[str, Any]) -> None:
         """Send steps in the order of time, as :meth:`relive.ReplayBuffer.extend` takes them: ``[T, N, ...]``.
@@ -65,12 +74,21 @@ class Writer:
 
         Raises:
             FieldError, ShapeError, DTypeError: the steps do not fit. Nothing is sent.
-            LifecycleError: a shard has not answered within the timeout; or a newer writer has the envs.
+            WaitTimeoutError: the limit has not allowed earlier steps within the timeout. These steps wait here, too:
+                the next call sends them, so do not pass them again.
+            LifecycleError: a shard has not answered within the timeout, and the steps wait here; or a newer writer has
+                the envs, and nothing is sent.
         """
         checked = self._steps.checked(steps)
-        if checked.steps:
+        most, late = self._most or max(checked.steps, 1), None
+        for lane in self._lanes if checked.steps else ():
+            lane.require_envs()
+        for begin in range(0, checked.steps, most):
+            part = checked if checked.steps <= most else checked.part(begin, min(begin + most, checked.steps))
             for lane in self._lanes:
-                lane.send(self._steps.packed(checked, lane.columns), checked.steps)
+                late = lane.send(self._steps.packed(part, lane.columns), part.steps, late)
+        if late is not None:
+            raise late
 
     def flush(self) -> None:
         """Wait until the shards have confirmed all steps.
@@ -119,18 +137,38 @@ class _Lane:
                 return
             pause = self._pause(end, pause)
 
-    def send(self, block: Any, count: int) -> None:
-        """Send the next chunk, once few enough are on their way."""
+    def require_envs(self) -> None:
+        """Have the envs, or raise."""
         if self._broken is not None:
             raise LifecycleError(f"this writer has failed: {self._broken}; make a new one") from self._broken
         if self._claimed is None:
             self.claim()
-        self.settle(self._in_flight - 1)
+
+    def send(self, block: Any, count: int, late: ReliveError | None = None) -> ReliveError | None:
+        """Send the next chunk, once few enough are on their way. If that takes too long, the chunk waits here.
+
+        Args:
+            block: the steps.
+            count: how many vector steps.
+            late: why chunks already wait; then this one does, too.
+
+        Returns:
+            why the chunk waits, or None if it was sent.
+        """
+        try:
+            if late is None:
+                self.settle(self._in_flight - 1)
+        except (WaitTimeoutError, LifecycleError) as error:
+            if self._broken is not None:
+                raise
+            late = error
         rank, sure = self._known()
         last = self._waiting[-1][0].origin if self._waiting else None
         chunk = Chunk(Origin(rank, self._envs, sure if last is None else last.start + last.steps, count, sure), block)
         self._waiting.append((chunk, None))  # before the call: after Ctrl-C between the two it is sent again
-        self._waiting[-1] = (chunk, self._link.call(self._shard, "push", chunk))
+        if late is None:
+            self._waiting[-1] = (chunk, self._link.call(self._shard, "push", chunk))
+        return late
 
     def settle(self, most: int) -> None:
         """Wait until at most ``most`` chunks are not confirmed. What failed is sent again, in order."""
@@ -149,8 +187,29 @@ class _Lane:
                 self._waiting.popleft()
                 end, pause = time.monotonic() + self._timeout, PAUSE
                 continue
-            pause = self._pause(end, pause)
+            if not (found and self._wait_for_room(chunk.origin, end)):
+                pause = self._pause(end, pause)
             self._send_again()
+
+    def _wait_for_room(self, origin: Origin, end: float) -> bool:
+        """Wait until the limit allows a chunk that the shard has not stored; False if that is not why it has not.
+
+        Raises:
+            WaitTimeoutError: the limit has not allowed the steps in time.
+        """
+        waited = False
+        while True:
+            call = self._link.call(self._shard, "has_room", origin)
+            found, _ = self._link.answers({0: call}, max(end - time.monotonic(), 0.0))
+            if not found or found[0]:
+                return waited and bool(found)
+            waited = True
+            if time.monotonic() + PAUSE > end:
+                raise WaitTimeoutError(
+                    f"shard {self._shard}: the limit has not allowed {origin.steps} steps for {self._timeout:g} s; "
+                    "does the learner sample? The steps wait here, and extend() or flush() sends them again"
+                )
+            time.sleep(PAUSE)
 
     def _known(self) -> tuple[Rank, int]:
         if self._claimed is None:

@@ -16,7 +16,7 @@ from ..replay.buffer import ReplayBuffer
 from ..replay.intake import Intake
 from ..steps.schema import Schema
 from .lane import HEADER, LINE, Lane, LaneLayout
-from .limits import RateLimit
+from .rate import RateLimit
 from .shared import Claim, SharedBlock
 from .waiting import Bell
 from .writer import LaneWriter

@@ -1,314 +1,15 @@
-"""Limits: how many rows may be drawn for each step that is added, kept by threads and processes together."""
+"""The limits of samples per insert that there are, as in Reverb (Cassirer et al. 2021)."""
 
 from __future__ import annotations
 
 import math
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
+from ..errors import ParameterError
+from ..kernels.reference.limits import SAMPLES
+from ..parameters import Rule, is_number, require
+from .rate import NUMBER_RULE, SHARES, RateLimit
 
-from .. import kernels
-from ..errors import ParameterError, WaitTimeoutError
-from ..kernels.reference.limits import INSERTS, OTHERS, SAMPLES, allows
-from ..parameters import TIMEOUT_RULE, Rule, is_count, is_number, require
-from .shared import SharedBlock
-from .waiting import Bell
-
-__all__ = ["MinSize", "RateLimit", "SamplesPerInsert"]
-
-WAITS, WAITED = 4, 6
-"""Places of the first side's number of waits and of the nanoseconds that it waited; the second side's follow."""
-
-SHARES = 8
-"""The place of the number of processes that share the room for inserts; 0 is one."""
-
-WORDS = 10
-"""Numbers of 64 bits: four counts, two numbers of waits, two times, shares, and two bells of half the size."""
-
-BELLS = 18
-"""The place of the first bell among numbers of 32 bits."""
-
-MOST = 2**53
-"""Counts and sizes stay below: up to there, doubles have every whole number."""
-
-NUMBER_RULE: Rule = (lambda count: is_count(count, 1) and count < MOST, "expected a whole number of at least 1")
-NONE_RULE: Rule = (lambda count: is_count(count) and count < MOST, "expected a whole number of at least 0")
-
-
-class RateLimit(ABC):
-    """Holds back those who add and those who draw, so that neither gets too far ahead.
-
-    Before it adds k steps, a side calls ``wait_to_insert(k)``; before it draws n rows, ``wait_to_sample(n)``. A call
-    counts them once it may go on. :meth:`relive.Lanes.drain` and all that draws batches ahead make these calls for you.
-    Threads, forked children and, by pickle, spawned ones share one limit. Who waits sleeps. A process that is killed
-    leaves nothing locked.
-    """
-
-    def __init__(self) -> None:
-        self._share(SharedBlock.create(8 * WORDS))
-
-    def _share(self, block: SharedBlock) -> None:
-        words = block.array.view(np.int64)
-        self._block, self._counts = block, words[: WORDS - 1]
-        bells = block.array.view(np.int32)
-        self._bells = [Bell(bells[BELLS + side : BELLS + side + 1]) for side in (INSERTS, SAMPLES)]
-        ratio, min_size, low, high = self._bounds()
-        self._rule = float(ratio), int(min_size), float(low), float(high)
-
-    @abstractmethod
-    def _bounds(self) -> tuple[float, int, float, float]:
-        """Samples per insert, inserts before the first sample, and the least and the largest difference."""
-
-    @abstractmethod
-    def _require_possible(self, side: int, count: int) -> None:
-        """Refuse a count that would wait for ever."""
-
-    @abstractmethod
-    def __repr__(self) -> str: ...
-
-    # -- waiting ------------------------------------------------------------------------------------------------
-
-    def wait_to_insert(self, count: int = 1, timeout: float | None = None) -> None:
-        """Wait until ``count`` steps may be added, and count them.
-
-        Args:
-            count: K, all or none.
-            timeout: seconds; None is for ever.
-
-        Raises:
-            WaitTimeoutError: the time is over. Nothing was counted.
-            ParameterError: an argument is out of range, or so large that it would wait for ever.
-        """
-        if not self.may_insert(count, timeout):
-            raise self._late("insert", "step", count, timeout, "does anybody sample?")
-
-    def wait_to_sample(self, count: int, timeout: float | None = None) -> None:
-        """Wait until ``count`` rows may be drawn, and count them. Arguments and errors as :meth:`wait_to_insert`."""
-        if not self.may_sample(count, timeout):
-            raise self.late_sample(count, timeout)
-
-    def may_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
-        """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
-        return self._pass(INSERTS, count, timeout)
-
-    def may_sample(self, count: int, timeout: float | None = 0.0) -> bool:
-        """As :meth:`wait_to_sample`, but returns False when the time is over. By default it does not wait."""
-        return self._pass(SAMPLES, count, timeout)
-
-    def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
-        """Take back what was counted and did not happen, such as a step that the replay refused.
-
-        Raises:
-            ParameterError: a number is negative, or more than was counted.
-        """
-        require(type(self).__name__ + ".uncount", NONE_RULE, inserts=inserts, samples=samples)
-        counted = self._counts[:2].tolist()
-        if inserts > counted[INSERTS] or samples > counted[SAMPLES]:
-            raise ParameterError(
-                f"{type(self).__name__}.uncount(inserts={inserts}, samples={samples}): only {counted[INSERTS]} and "
-                f"{counted[SAMPLES]} were counted"
-            )
-        kernels.fast().add_count(self._counts, INSERTS, -inserts)
-        kernels.fast().add_count(self._counts, SAMPLES, -samples)
-        self._ring()
-
-    def note_sample_wait(self, seconds: float) -> None:
-        """Count a wait for samples of somebody who looked again and again with :meth:`may_sample`."""
-        self._note_wait(SAMPLES, int(seconds * 1e9))
-
-    def note_insert_wait(self, seconds: float) -> None:
-        """Count a wait for inserts of somebody who looked again and again."""
-        self._note_wait(INSERTS, int(seconds * 1e9))
-
-    def reset(self) -> None:
-        """Begin anew, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
-        shares = int(self._counts[SHARES])
-        self._counts[:] = 0
-        self._counts[SHARES] = shares
-        self._ring()
-
-    # -- for owners of rings ------------------------------------------------------------------------------------
-
-    def admit_inserts(self, count: int, note: NDArray[np.int64]) -> bool:
-        """Count ``count`` inserts if they may be made now, and add them to ``note``, int64 ``[1]``, in one instant.
-
-        No sample passes because of them before :meth:`confirm`. An owner that is broken off before the steps are in
-        calls :meth:`take_back`.
-        """
-        return kernels.fast().admit_noted(self._counts, note, count, *self._rule)
-
-    def confirm(self, note: NDArray[np.int64]) -> None:
-        """The inserts that ``note`` has are in the replay: samples may pass because of them. Clears it."""
-        kernels.fast().confirm(self._counts, note)
-        self._bells[SAMPLES].ring()
-
-    def take_back(self, note: NDArray[np.int64]) -> None:
-        """The inserts that ``note`` has do not go into the replay. Clears it."""
-        kernels.fast().take_back(self._counts, note)
-        self._ring()
-
-    def wait_for_room(self, count: int, timeout: float | None = None) -> bool:
-        """Sleep until ``count`` inserts may be made, without counting them; False if the time is over before."""
-
-        def ready() -> bool:
-            inserts, samples, _, others = self._counts[: OTHERS + 1].tolist()
-            return allows(INSERTS, count, inserts + others, samples, self._rule)
-
-        return self._bells[INSERTS].wait(ready, timeout)
-
-    def require_inserts(self, count: int) -> None:
-        """Refuse so many inserts at a time that both sides could wait for ever.
-
-        Raises:
-            ParameterError: they are too many.
-        """
-        self._require_possible(INSERTS, count)
-
-    # -- for several rings with one limit -----------------------------------------------------------------------
-
-    def share(self, shares: int) -> None:
-        """So many processes share the room for inserts, each with a limit of its own that :meth:`grant` keeps right."""
-        self._counts[SHARES] = shares
-
-    def counted(self) -> tuple[int, int, int]:
-        """The inserts counted here, those of them that are in the replay, and the samples."""
-        inserts, samples, pending, _ = self._counts[: OTHERS + 1].tolist()
-        return inserts, inserts - pending, samples
-
-    def allows_samples(self, count: int, inserts: int, samples: int) -> bool:
-        """Whether ``count`` rows may be drawn after so many inserts and samples of all rings. Nothing is counted."""
-        return allows(SAMPLES, count, inserts, samples, self._rule)
-
-    def room(self, inserts: int, samples: int) -> int | None:
-        """How many more inserts all rings together may make after so many; None if there is no bound."""
-        ratio, min_size, _, high = self._rule
-        if math.isinf(high):
-            return None
-        most = max(min_size, int((high + samples) / ratio) + 1)
-        while not allows(INSERTS, most, 0, samples, self._rule):  # twice at most: only the division is rounded
-            most -= 1
-        return max(most - inserts, 0)
-
-    def grant(self, inserts: int, samples: int, most: int) -> None:
-        """Allow inserts here until there are ``most`` of them, while all rings made ``inserts``, ``samples`` drawn.
-
-        ``most`` counts inserts here alone, from the start.
-        """
-        room = self.room(inserts, samples)
-        # inserts of others first: in between, fewer may be made here than before and after
-        self._counts[OTHERS] = 0 if room is None else inserts + room - most
-        self._counts[SAMPLES] = samples
-        self._ring()
-
-    def count(self, *, inserts: int = 0, samples: int = 0) -> None:
-        """Count what was inserted or drawn, without a question."""
-        kernels.fast().add_count(self._counts, INSERTS, inserts)
-        kernels.fast().add_count(self._counts, SAMPLES, samples)
-        self._ring()
-
-    def wait_for_steps(self, ready: int, timeout: float) -> None:
-        """Sleep until other than ``ready`` steps are in the replay, or the time is over."""
-
-        def changed() -> bool:
-            return self.counted()[1] != ready
-
-        self._bells[SAMPLES].wait(changed, timeout)
-
-    def require_samples(self, count: int) -> None:
-        """Refuse so many samples at a time that both sides could wait for ever. Raises ``ParameterError``."""
-        self._require_possible(SAMPLES, count)
-
-    def late_sample(self, count: int, timeout: float | None) -> WaitTimeoutError:
-        """The error of whoever waited too long to draw ``count`` rows."""
-        return self._late("sample", "row", count, timeout, "does anybody insert?")
-
-    # -- figures ------------------------------------------------------------------------------------------------
-
-    def stats(self) -> dict[str, float]:
-        """Who waits for whom.
-
-        ``inserts``, ``samples``: counted; ``samples_per_insert``: of the inserts after the first ``min_size``, 0 before
-        them; ``insert_waits``, ``sample_waits``: how many calls had to wait, those that were late included;
-        ``insert_waited``, ``sample_waited``: seconds that they waited in all.
-        """
-        found = self._counts.tolist()
-        since = found[INSERTS] - self._rule[1]
-        return {
-            "inserts": float(found[INSERTS]),
-            "samples": float(found[SAMPLES]),
-            "samples_per_insert": found[SAMPLES] / since if since > 0 else 0.0,
-            "insert_waits": float(found[WAITS + INSERTS]),
-            "sample_waits": float(found[WAITS + SAMPLES]),
-            "insert_waited": found[WAITED + INSERTS] / 1e9,
-            "sample_waited": found[WAITED + SAMPLES] / 1e9,
-        }
-
-    def state_dict(self) -> dict[str, int]:
-        """The counts, to save beside the replay."""
-        inserts, samples = self._counts[:2].tolist()
-        return {"inserts": inserts, "samples": samples}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with these counts.
-
-        Raises:
-            ParameterError: they are not what :meth:`state_dict` gives; nothing is changed.
-        """
-        counts: dict[str, Any] = {name: state.get(name) for name in ("inserts", "samples")}
-        require(type(self).__name__ + ".load_state_dict", NONE_RULE, **counts)
-        self._counts[INSERTS], self._counts[SAMPLES] = counts["inserts"], counts["samples"]
-        self._ring()
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _pass(self, side: int, count: int, timeout: float | None) -> bool:
-        require(type(self).__name__, NUMBER_RULE, count=count)
-        require(type(self).__name__, TIMEOUT_RULE, timeout=timeout)
-        self._require_possible(side, count)
-        if not self._admit(side, count) and (timeout == 0 or not self._wait(side, count, timeout)):
-            return False
-        self._bells[INSERTS + SAMPLES - side].ring()
-        return True
-
-    def _admit(self, side: int, count: int) -> bool:
-        return kernels.fast().admit(self._counts, side, count, *self._rule)
-
-    def _wait(self, side: int, count: int, timeout: float | None) -> bool:
-        start = time.monotonic_ns()
-        try:
-            return self._bells[side].wait(lambda: self._admit(side, count), timeout)
-        finally:
-            self._note_wait(side, time.monotonic_ns() - start)
-
-    def _note_wait(self, side: int, nanoseconds: int) -> None:
-        kernels.fast().add_count(self._counts, WAITS + side, 1)
-        kernels.fast().add_count(self._counts, WAITED + side, nanoseconds)
-
-    def _ring(self) -> None:
-        for bell in self._bells:
-            bell.ring()
-
-    def _late(self, verb: str, item: str, count: int, timeout: float | None, question: str) -> WaitTimeoutError:
-        stats = self.stats()
-        return WaitTimeoutError(
-            f"{self!r}: waited {timeout} s to {verb} {count} {item}{'s' * (count != 1)} after {stats['inserts']:.0f} "
-            f"inserts and {stats['samples']:.0f} samples; {question}"
-        )
-
-    @classmethod
-    def _attached(cls, block: SharedBlock, state: Mapping[str, Any]) -> Self:
-        limit = cls.__new__(cls)
-        vars(limit).update(state)
-        limit._share(block)
-        return limit
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: the same limit. A process that is spawned must get it while this one lives."""
-        return self._attached, (self._block, {name: x for name, x in vars(self).items() if not name.startswith("_")})
+__all__ = ["MinSize", "SamplesPerInsert"]
 
 
 class SamplesPerInsert(RateLimit):
@@ -358,6 +59,12 @@ class SamplesPerInsert(RateLimit):
                 f"least {samples:g}"
             )
 
+    @property
+    def most_at_once(self) -> int:
+        """Inserts that are worth ``error_buffer`` samples."""
+        most = int(self.error_buffer / self.ratio)
+        return most - (most * self.ratio > self.error_buffer)  # as the division is rounded
+
     def __repr__(self) -> str:
         return f"SamplesPerInsert({self.ratio:g}, min_size={self.min_size}, error_buffer={self.error_buffer:g})"
 
@@ -382,6 +89,10 @@ class MinSize(RateLimit):
 
     def _require_possible(self, side: int, count: int) -> None:
         """Nothing is impossible."""
+
+    @property
+    def most_at_once(self) -> None:
+        """Any number will do."""
 
     def __repr__(self) -> str:
         return f"MinSize({self.min_size})"

@@ -21,7 +21,7 @@ from ..parameters import Rule, refuse_class, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.progress import Drawn
 from .lanes import Lanes
-from .limits import RateLimit
+from .rate import RateLimit
 from .shared import SharedBlock
 from .slots import BatchForm, Packed, Slot, form_of, is_batch
 from .wire import HELLO, Address, Failure, Line, accept

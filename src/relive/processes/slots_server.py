@@ -14,7 +14,7 @@ from ..parameters import COUNT_RULE, TIMEOUT_RULE, is_count, one_of, require
 from ..replay.arguments import require_rows
 from ..replay.buffer import ReplayBuffer
 from .lanes import Lanes
-from .limits import RateLimit
+from .rate import RateLimit
 from .slots import Packed
 from .slots_learner import Learner
 from .slots_owner import Order, run_owner

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...parameters import TIMEOUT_RULE, require
-from ...processes.limits import RateLimit
+from ...processes.rate import RateLimit
 from ..plan import Doubles
 
 __all__ = ["NUMBERS", "Pace"]

@@ -21,7 +21,7 @@ from .pace import NUMBERS, Pace
 from .ranks import Ranks, Report
 
 if TYPE_CHECKING:
-    from ...processes.limits import RateLimit
+    from ...processes.rate import RateLimit
     from ...replay.buffer import ReplayBuffer
 
 __all__ = ["ShardedReplay"]
