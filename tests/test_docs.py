@@ -31,7 +31,7 @@ PAGE_SECONDS = 300.0
 """How long the code of a page may take before it counts as hanging; the README trains the longest."""
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^`\n]*)$")
-NO_RUN = re.compile(r"<!-- *no-assert_runs(?P<reason>.*?)-->")
+NO_RUN = re.compile(r"<!-- *no-run(?P<reason>.*?)-->")
 
 
 @dataclass(frozen=True)
