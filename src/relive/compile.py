@@ -74,6 +74,7 @@ def compile_kernels() -> int:
     _play_replays(SMALL, Prioritized, Transition, ordered=False)
     if sys.platform != "win32":
         _play_lanes()
+    _look_ahead()
     return progress.compiled - before
 
 
@@ -129,6 +130,12 @@ def _play_lanes() -> None:
     weights = Weights({"weight": torch.zeros(2)})
     weights.wait(0)
     weights.publish({"weight": torch.ones(2)})
+
+
+def _look_ahead() -> None:
+    """Asks the system for no rows."""
+    nothing = np.zeros(0, np.int64)
+    kernels.fast().ask_for(np.zeros(2, np.int64), np.zeros((0, 2), np.int64), 1, nothing, nothing)
 
 
 def _step(schema: Schema, number: int, num_envs: int = ENVS) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_a_replay_of_several_envs_becomes_one_env_and_keeps_its_episodes(tmp_pat
 def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
     for arguments, message in (
         (["nowhere", "x"], "nowhere"),
-        (["parquet:x", "y"], "expected one of minari, npz, relive"),
+        (["parquet:x", "y"], "expected one of lerobot, minari, npz, relive"),
         ([str(tmp_path), "hdf5:y"], "'hdf5'"),
     ):
         result = CliRunner().invoke(app, ["convert", *arguments])

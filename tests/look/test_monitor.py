@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,3 +175,112 @@ def test_what_is_wrong_is_said() -> None:
     assert Monitor(replay, counts=True).nbytes == 4 * 60
     assert monitor.nbytes == 0
     assert relive.Monitor is Monitor
+
+
+def watched(**kwargs: Any) -> tuple[ReplayBuffer, Monitor, Counter[int]]:
+    """A replay that came round, its monitor, and how often each index was drawn."""
+    replay, rng, truth = made(**kwargs), np.random.default_rng(8), Counter[int]()
+    monitor = Monitor(replay, counts=True)
+    for _ in range(12):
+        grow(replay, 5, rng)
+        batch = replay.sample(16)
+        truth.update(batch["index"].tolist())
+        monitor.update(batch)
+    return replay, monitor, truth
+
+
+def drawn(replay: ReplayBuffer, truth: Counter[int]) -> list[int]:
+    return [truth[i] for i in replay.data()["index"].tolist()]
+
+
+@pytest.mark.parametrize("capacity", [None, 30, 200])
+def test_counts_go_on_after_a_save(tmp_path: Path, capacity: int | None) -> None:
+    replay, monitor, truth = watched()
+    replay.save(tmp_path / "save", extra={"monitor": monitor.state_dict(), "model": {"w": torch.ones(2)}})
+    again = ReplayBuffer.load(tmp_path / "save", capacity=capacity)
+    counting = Monitor(again, counts=True)
+    counting.load_state_dict(again.extra["monitor"])
+    assert counting.draws(again.data()["index"]).tolist() == drawn(again, truth)
+    batch = again.sample(16)
+    truth.update(batch["index"].tolist())
+    counting.update(batch)
+    assert counting.draws(again.data()["index"]).tolist() == drawn(again, truth)
+
+
+def test_a_state_replaces_the_counts_of_a_monitor() -> None:
+    replay, monitor, truth = watched()
+    state = monitor.state_dict()
+    monitor.update(replay.sample(300))
+    monitor.load_state_dict(state)
+    assert monitor.draws(replay.data()["index"]).tolist() == drawn(replay, truth)
+    monitor.load_state_dict(Monitor(replay).state_dict())  # its monitor did not count
+    assert monitor.scalars()["never_sampled"] == 1
+    Monitor(replay).load_state_dict(Monitor(replay).state_dict())
+
+
+@pytest.mark.parametrize(("counts", "message"), [
+    ({"index": np.array([10**6]), "draws": np.array([1])}, "never issued"),
+    ({"index": np.array([-1]), "draws": np.array([1])}, "never issued"),
+    ({"index": np.array([170]), "draws": np.array([-1])}, "draws from 0 to"),
+    ({"index": np.array([170]), "draws": np.array([2**32])}, "draws from 0 to"),
+    ({"index": np.array([170]), "draws": np.array([1.5])}, r"whole numbers \[K\]"),
+    ({"index": np.array([170, 171]), "draws": np.array([1])}, r"whole numbers \[K\]"),
+    ({"index": np.array([[170]]), "draws": np.array([[1]])}, r"whole numbers \[K\]"),
+    ({"index": np.array([170])}, "expected what Monitor.state_dict"),
+    (3, "expected what Monitor.state_dict"),
+])  # fmt: skip
+def test_a_wrong_state_changes_nothing(counts: Any, message: str) -> None:
+    replay, monitor, truth = watched()
+    with pytest.raises(errors.ParameterError, match=message):
+        monitor.load_state_dict({"kind": "relive.Monitor", "counts": counts})
+    assert monitor.draws(replay.data()["index"]).tolist() == drawn(replay, truth)
+    with pytest.raises(errors.ParameterError, match=r"expected what Monitor\.state_dict"):
+        monitor.load_state_dict({"counts": monitor.state_dict()["counts"]})
+    with pytest.raises(errors.LifecycleError, match="counts=True"):
+        Monitor(replay).load_state_dict(monitor.state_dict())
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"sampler": Prioritized()}, {"view": Sequence(4)}, {"own_next_obs": True}])
+def test_an_inspection_says_how_often_steps_were_drawn(tmp_path: Path, kwargs: dict[str, Any]) -> None:
+    replay, monitor, truth = watched(**kwargs)
+    found = relive.inspect(monitor)
+    assert not any("drawn" in lack for lack in found.lacks)
+    of_index = dict(zip(replay.data()["index"].tolist(), drawn(replay, truth), strict=True))
+    assert found.experience.place is not None
+    expected = [of_index.get(i, -1) for i in found.experience.place.tolist()]  # -1: no sequence begins there
+    assert found.steps(0, found.num_steps)["draws"].tolist() == expected
+    counted = np.array([n for n in expected if n >= 0])
+    assert found.draws is not None
+    assert found.draws["mean"] == counted.mean()
+    assert found.draws["max"] == counted.max()
+    assert found.never_sampled == monitor.scalars()["never_sampled"] == np.mean(counted == 0)
+    assert f"{found.never_sampled:.1%} were never drawn" in str(found)
+    replay.save(tmp_path / "save", extra={"learner": {"watch": monitor.state_dict()}})
+    assert relive.inspect(tmp_path / "save").to_dict()["draws"] == found.draws
+
+
+def test_where_nobody_counted_an_inspection_says_so(tmp_path: Path) -> None:
+    replay = made()
+    grow(replay, 10, np.random.default_rng(9))
+    for source in (replay, Monitor(replay)):
+        found = relive.inspect(source)
+        assert found.draws is None
+        assert found.never_sampled is None
+        assert "not known: how often each step was drawn" in str(found)
+    replay.save(tmp_path / "save", extra=Monitor(replay).state_dict())
+    assert relive.inspect(tmp_path / "save").draws is None
+    empty = relive.inspect(Monitor(made(), counts=True))
+    assert (empty.num_steps, empty.draws, empty.never_sampled) == (0, None, None)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"sampler": Prioritized()}])
+def test_the_picture_and_the_table_have_the_draws(kwargs: dict[str, Any]) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("pandas")
+    found = relive.inspect(watched(**kwargs)[1])
+    labels = [axes.get_xlabel() for axes in found.plot().axes]
+    assert len(labels) == 6
+    assert labels[-1] == "times drawn"
+    assert found.to_pandas()["draws"].tolist() == found.experience.draws.tolist()
+    assert "never drawn" in found._repr_html_()
+    relive.inspect(Monitor(made(), counts=True)).plot()

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import ParameterError
 from ..files.format import MANIFEST
 from ..replay.buffer import ReplayBuffer
+from .lerobot import from_lerobot, to_lerobot
 from .live import log_of
 from .log import Log
 from .minari import from_minari, to_minari
@@ -28,6 +29,7 @@ def _arrays(path: str) -> Log:
 
 
 READERS: dict[str, Callable[[str], Log]] = {
+    "lerobot": from_lerobot,
     "minari": from_minari,
     "npz": _arrays,
     "relive": lambda path: log_of(Path(path)),
@@ -39,6 +41,7 @@ READERS: dict[str, Callable[[str], Log]] = {
 
 
 WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
+    "lerobot": to_lerobot,
     "minari": to_minari,
     "relive": lambda replay, path: replay.save(path),
 }
@@ -46,6 +49,7 @@ WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
 
 
 SIGNS = {
+    "lerobot": "meta/info.json",
     "relive": MANIFEST,
     "torchrl": "storage/storage_metadata.json",
     "velora": "buffer_state.safetensors",

@@ -115,6 +115,11 @@ class MappedDirectory:
         """The arrays that the manifest names."""
         return list(self._known)
 
+    @property
+    def mapped(self) -> list[str]:
+        """The arrays that were taken."""
+        return list(self._arrays)
+
     def spec(self, name: str) -> MappedSpec | None:
         """What an array is that was taken, or that the manifest names; None if there is none."""
         return self._arrays[name][0] if name in self._arrays else self._known.get(name)

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..errors import ParameterError, ReliveError
 from ..memory.estimate import readable
@@ -133,15 +133,17 @@ def _chosen(found: Inspection, episode: int | None, steps: str | None) -> dict[s
 def show_inspection(found: Inspection, chosen: dict[str, Any], console: Console) -> None:
     """Print an inspection as tables."""
     console.print(escape(found.source), style="bold", highlight=False)
+    facts = Table.grid(padding=(0, 2))  # a long line goes on below its beginning
     for name, fact in found.facts().items():
-        console.print(f"  {name:<10}  {fact}", highlight=False)
+        facts.add_row(f"  {name}", escape(fact))
     for lack in found.lacks:
-        console.print(f"  not known: {lack}", style="dim")
-    table = Table("field", "dtype", "shape", "bytes", "min", "mean", "max", "not finite")
-    for facts in found.fields:
-        numbers = (number(value) for value in (facts.min, facts.mean, facts.max))
-        shape = "×".join(map(str, facts.shape)) or "-"
-        table.add_row(facts.name, facts.dtype, shape, readable(facts.nbytes), *numbers, f"{facts.not_finite:,}")
+        facts.add_row("  [dim]not known", f"[dim]{escape(lack)}")
+    console.print(facts, highlight=False)
+    table = Table(Column("field", no_wrap=True), "dtype", "shape", "bytes", "min", "mean", "max", "not finite")
+    for field in found.fields:
+        numbers = (number(value) for value in (field.min, field.mean, field.max))
+        shape = "×".join(map(str, field.shape)) or "-"
+        table.add_row(field.name, field.dtype, shape, readable(field.nbytes), *numbers, f"{field.not_finite:,}")
     console.print(table)
     if chosen:
         rows = Table(*map(escape, chosen))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ParameterError
 from ..ring.ring import Ints, Ring
 from ..ring.span import Span
+from ..steps.arrays import Array
 
 __all__ = ["DrawCounts"]
 
@@ -79,9 +81,36 @@ class DrawCounts:
         self.settle()
         return self.by_place[self.ring.anchors()]
 
+    def drawn(self) -> tuple[Ints, Ints]:
+        """The stored rows that were drawn: their public index, int64 ``[K]``, and how often, int64 ``[K]``."""
+        self.settle()
+        envs, numbers = self.ring.live()
+        draws = self.by_place[self.ring.places()]
+        rows = np.flatnonzero(draws)
+        return (numbers * self.ring.num_envs + envs)[rows], draws[rows].astype(np.int64)
 
-def places_of(ring: Ring, index: Ints) -> Ints:
-    """Where those rows of a batch ``[B]`` lie that are still stored. Only numbers are compared; no row is read.
+    def restore(self, index: Array, draws: Array) -> None:
+        """Count on from what :meth:`drawn` gave; rows that were overwritten meanwhile are left out.
+
+        Raises:
+            ParameterError: they are not whole numbers ``[K]``, a count is out of range, or an index was never issued.
+                Nothing is changed.
+        """
+        if index.shape != draws.shape or index.ndim != 1 or index.dtype.kind != "i" or draws.dtype.kind != "i":
+            raise ParameterError(
+                "Monitor: expected an index and draws, whole numbers [K], as state_dict() gave them, got "
+                f"{index.dtype}{list(index.shape)} and {draws.dtype}{list(draws.shape)}"
+            )
+        if len(draws) and not (draws.min() >= 0 and draws.max() < 2**32):
+            raise ParameterError(f"Monitor: expected draws from 0 to 2**32 - 1, got {draws.min()} to {draws.max()}")
+        places, stored = located(self.ring, index)
+        self.settle()
+        self.by_place[:] = 0
+        self.by_place[places[stored]] = draws[stored]
+
+
+def located(ring: Ring, index: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Where the rows of a batch ``[B]`` lie or lay, and which are still stored. Only numbers are compared.
 
     Raises:
         ParameterError: an index was never issued.
@@ -90,7 +119,17 @@ def places_of(ring: Ring, index: Ints) -> Ints:
     issued = (index >= 0) & (numbers < ring.heads[envs])
     if not issued.all():
         raise never_issued(index, int(np.argmin(issued)))
-    return (envs * ring.rows + numbers % ring.rows)[numbers >= ring.oldest[envs]]
+    return envs * ring.rows + numbers % ring.rows, numbers >= ring.oldest[envs]
+
+
+def places_of(ring: Ring, index: Ints) -> Ints:
+    """Where those rows of a batch ``[B]`` lie that are still stored.
+
+    Raises:
+        ParameterError: an index was never issued.
+    """
+    places, stored = located(ring, index)
+    return places[stored]
 
 
 def never_issued(index: Ints, entry: int) -> ParameterError:

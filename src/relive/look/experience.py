@@ -45,6 +45,8 @@ class Experience:
         place: int64 ``[S]``, where each step lies in the source, as its batches name it; None for 0, 1, ...
         step: int64 ``[S]``, the index of each step in its episode; None where the source does not keep it.
         age: int64 ``[S]``, how many transitions were completed later; None where the source does not keep it.
+        draws: int64 ``[S]``, how often each step was drawn since a monitor counts, -1 where it can no longer be drawn;
+            None where nobody counted.
         begins: whether the first step of each env is known to begin an episode, where ``step`` is None.
         ordered: whether steps have an order, so that they make up episodes.
         judge_limits: whether episodes that all end at one length are a mistake to look for; False where rewards hold
@@ -69,6 +71,7 @@ class Experience:
     place: Ints | None = None
     step: Ints | None = None
     age: Ints | None = None
+    draws: Ints | None = None
     begins: bool = False
     ordered: bool = True
     judge_limits: bool = True

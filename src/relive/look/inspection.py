@@ -25,6 +25,9 @@ __all__ = ["FieldFacts", "Inspection", "inspect"]
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """The quantiles of each distribution; 0 is the least and 1 the most."""
 
+NOT_COUNTED = ("how often each step was drawn, which relive.Monitor(replay, counts=True) counts",)
+"""What is not known of a replay without a monitor."""
+
 Distribution = dict[str, float]
 """``mean``, and a quantile by its name, such as ``p50``."""
 
@@ -71,6 +74,8 @@ class Inspection:
             ended, or the source does not keep it.
         ages: how many transitions were completed later; None if the source does not keep it.
         priorities: what a prioritized sampler draws in proportion to; None if the source has none.
+        draws: how often each step that can be drawn was drawn, since a monitor counts; None if nobody counted.
+        never_sampled: the share of these steps that were never drawn; None if nobody counted.
         lacks: what the source does not keep.
     """
 
@@ -84,6 +89,8 @@ class Inspection:
     truncated_share: float | None
     ages: Distribution | None
     priorities: Distribution | None
+    draws: Distribution | None
+    never_sampled: float | None
     lacks: tuple[str, ...]
     experience: Experience = field(repr=False)
     """The steps themselves."""
@@ -104,8 +111,7 @@ class Inspection:
                 f"steps: expected 0 <= start < stop <= {self.num_steps}, the number of steps, got {start}:{stop}"
             )
         rows = slice(start, stop)
-        leaves = {dotted(path): leaf[rows] for path, leaf in leaves_of_steps(self.experience).items()}
-        return {"step": np.arange(start, stop), "env": self.experience.env[rows]} | leaves
+        return {dotted(path): column[rows] for path, column in self._columns().items()}
 
     def episode(self, number: int) -> dict[str, Array]:
         """The steps of row ``number`` of :attr:`episodes`, as :meth:`steps` gives them.
@@ -125,8 +131,13 @@ class Inspection:
         Raises:
             ModuleNotFoundError: pandas is not installed; ``pip install 'relive[pandas]'``.
         """
-        columns: dict[Path, Array] = {("step",): np.arange(self.num_steps), ("env",): self.experience.env}
-        return as_dataframe(columns | leaves_of_steps(self.experience))
+        return as_dataframe(self._columns())
+
+    def _columns(self) -> dict[Path, Array]:
+        """The position of each step, its env, its draws if they are known, and its fields ``[S, ...]``."""
+        steps = self.experience
+        draws: dict[Path, Array] = {} if steps.draws is None else {("draws",): steps.draws}
+        return {("step",): np.arange(self.num_steps), ("env",): steps.env} | draws | leaves_of_steps(steps)
 
     def _repr_html_(self) -> str:
         from .page import part
@@ -134,7 +145,7 @@ class Inspection:
         return part(self)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw returns, lengths, rewards, and ages or priorities.
+        """Draw returns, lengths, rewards, and ages or priorities; if a monitor counted, all of these and the draws.
 
         Args:
             path: the file to write, whose ending names its format; None writes none.
@@ -164,7 +175,10 @@ class Inspection:
         if self.truncated_share is not None:
             found["truncated"] = f"{self.truncated_share:.1%} of the episodes that ended"
         named = {"returns": self.returns, "lengths": self.lengths, "ages": self.ages, "priorities": self.priorities}
-        return found | {name: in_words(numbers) for name, numbers in named.items() if numbers is not None}
+        found |= {name: in_words(numbers) for name, numbers in named.items() if numbers is not None}
+        if self.draws is not None:
+            found["draws"] = f"{in_words(self.draws)}; {self.never_sampled:.1%} were never drawn"
+        return found
 
     def __str__(self) -> str:
         lines = [self.source, *(f"  {name:<10}  {fact}" for name, fact in self.facts().items())]
@@ -175,7 +189,7 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """All but the steps themselves, as plain dicts, lists, numbers and strings."""
         names = ("source", "num_steps", "num_envs", "nbytes", "returns", "lengths", "truncated_share", "ages",
-                 "priorities", "lacks")  # fmt: skip
+                 "priorities", "draws", "never_sampled", "lacks")  # fmt: skip
         fields = [asdict(facts) for facts in self.fields]
         table = {name: column.tolist() for name, column in self.episodes.items()}
         return plain({name: getattr(self, name) for name in names} | {"fields": fields, "episodes": table})
@@ -186,13 +200,14 @@ class Inspection:
 
 
 def inspect(source: Any) -> Inspection:
-    """Look at stored experience: fields, episodes, distributions of returns, lengths, ages and priorities.
+    """Look at stored experience: fields, episodes, distributions of returns, lengths, ages, priorities and draws.
 
     Nothing is changed. The newest step of a running episode is not a transition yet, so it is not among the steps.
 
     Args:
-        source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; the path of a save; or any other source
-            of :func:`relive.audit`. Arrays are taken to begin with the first step of an episode.
+        source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; a :class:`relive.Monitor`, which also
+            knows how often each step was drawn; the path of a save; or any other source of :func:`relive.audit`. Arrays
+            are taken to begin with the first step of an episode.
 
     Raises:
         FieldError, ShapeError, FileFormatError: the source cannot be read.
@@ -203,6 +218,7 @@ def inspect(source: Any) -> Inspection:
     ended = table["terminated"] | table["truncated"]
     cut = table["truncated"] & ~table["terminated"]
     known = steps.truncated is not None and bool(ended.any())
+    draws: Array | None = None if steps.draws is None else steps.draws[steps.draws >= 0]
     return Inspection(
         steps.source,
         len(steps),
@@ -214,7 +230,9 @@ def inspect(source: Any) -> Inspection:
         float(cut.sum() / ended.sum()) if known else None,
         None if steps.age is None else distribution(steps.age),
         None if steps.priorities is None else distribution(steps.priorities),
-        steps.lacks,
+        None if draws is None else distribution(draws),
+        (len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
+        steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ()),
         steps,
     )
 

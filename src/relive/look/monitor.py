@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -15,11 +15,18 @@ from ..ring.ring import Ints, Ring
 from ..steps.arrays import as_host
 from .counts import DrawCounts, places_of
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "counts_in", "is_state"]
 
 
 LOOKED_AT = 256
 """Batches that are kept between two calls of ``scalars``, at most; older ones are dropped."""
+
+
+KIND = "relive.Monitor"
+"""Marks the state of a monitor among what else a save has as ``extra``."""
+
+COUNTED = "index", "draws"
+"""The arrays of counts in a state."""
 
 
 class Monitor:
@@ -56,6 +63,11 @@ class Monitor:
         self._weights: deque[Any] = deque(maxlen=LOOKED_AT)
         figures = replay.stats()
         self._since = figures["sampled"], figures["completed"]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts the draws of each transition."""
+        return self._counts is not None
 
     @property
     def nbytes(self) -> int:
@@ -118,6 +130,38 @@ class Monitor:
             figures = self.replay.stats()
             found = figures | self._recent(figures) | self._stored(figures)
         return {prefix + name: float(value) for name, value in found.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts, for the ``extra`` of a save: ``replay.save(path, extra={"monitor": monitor.state_dict()})``.
+
+        ``relive.inspect`` finds them in the save, and :meth:`load_state_dict` counts on. They take 16 bytes for each
+        row that was drawn. Without counts there are none. What was looked at since the last :meth:`scalars` is not
+        kept.
+        """
+        if self._counts is None:
+            return {"kind": KIND, "counts": None}
+        with self.replay.lock:
+            len(self.replay)  # repairs what a call that was interrupted left half done
+            index, draws = self._counts.drawn()
+        return {"kind": KIND, "counts": {"index": index, "draws": draws}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from a :meth:`state_dict`; without counts in it, from 0. Rows that are gone are left out.
+
+        Raises:
+            LifecycleError: it has counts, and this monitor does not count.
+            ParameterError: it is no state of a monitor, or that of another replay. Nothing is changed.
+        """
+        counts = counts_in(state)
+        if self._counts is None:
+            if counts is None:
+                return
+            raise LifecycleError("load_state_dict: the state has counts; create the monitor with counts=True")
+        nothing = np.zeros(0, np.int64)
+        index, draws = (nothing, nothing) if counts is None else (as_host(counts[name]) for name in COUNTED)
+        with self.replay.lock:
+            len(self.replay)
+            self._counts.restore(index, draws)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -187,6 +231,23 @@ def entropy_of(priorities: Any) -> float:
         return 0.0
     share = positive / positive.sum()
     return float(-(share * np.log(share)).sum())
+
+
+def is_state(value: Any) -> bool:
+    """Whether a value is what :meth:`Monitor.state_dict` gives."""
+    return isinstance(value, Mapping) and cast("Mapping[Any, Any]", value).get("kind") == KIND
+
+
+def counts_in(state: Any) -> Mapping[str, Any] | None:
+    """The counts in a state; None if its monitor did not count.
+
+    Raises:
+        ParameterError: it is no state of a monitor.
+    """
+    counts = state.get("counts", ()) if is_state(state) else ()
+    if counts is None or (isinstance(counts, Mapping) and set(cast("Mapping[Any, Any]", counts)) == set(COUNTED)):
+        return cast("Mapping[str, Any] | None", counts)
+    raise ParameterError(f"load_state_dict: expected what Monitor.state_dict() gave, got {state!r:.200}")
 
 
 def index_of(batch: Any) -> Ints:

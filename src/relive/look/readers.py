@@ -19,6 +19,7 @@ from ..steps.arrays import Ints, numpy_view
 from ..views.transitions import Transition
 from .experience import Bools, Experience, from_arrays, leaves_of
 from .hosts import cleanrl_arrays, is_cleanrl, read_host, readable_hosts
+from .monitor import Monitor, counts_in, is_state
 
 __all__ = ["experience_of"]
 
@@ -34,6 +35,8 @@ def experience_of(source: Any) -> Experience:
         return source
     if isinstance(source, str | os.PathLike):
         return of_save(FilePath(cast("str", source)))
+    if isinstance(source, Monitor):
+        return of_monitor(source)
     if isinstance(source, ReplayBuffer):
         return of_replay(cast("ReplayBuffer", source))
     if isinstance(source, RolloutBuffer):
@@ -63,8 +66,33 @@ def of_save(path: FilePath) -> Experience:
         sampler, view = (Uniform() if content.get("sampler") is None else None), None
         if content.get("view") is None:
             view = Transition()
-        found = of_replay(ReplayBuffer.load(path, sampler=sampler, view=view))
+        replay = ReplayBuffer.load(path, sampler=sampler, view=view)
+        found = of_replay(replay) if (state := state_in(replay.extra)) is None else of_monitor(counted(replay, state))
     found.source = f"'{path}', {found.source}"
+    return found
+
+
+def state_in(extra: Any) -> Any:
+    """The state of a monitor that was saved as ``extra`` or in it, at any depth of dicts; None without one."""
+    if is_state(extra):
+        return extra
+    members = cast("dict[Any, Any]", extra).values() if isinstance(extra, dict) else ()
+    return next((found for found in map(state_in, members) if found is not None), None)
+
+
+def counted(replay: ReplayBuffer, state: Any) -> Monitor:
+    """A monitor of a replay that was loaded, with the counts that were saved with it."""
+    monitor = Monitor(replay, counts=counts_in(state) is not None)
+    monitor.load_state_dict(state)
+    return monitor
+
+
+def of_monitor(monitor: Monitor) -> Experience:
+    """The transitions of a monitor's replay, with their draws if it counts."""
+    with monitor.replay.lock:
+        found = of_replay(monitor.replay)
+        if monitor.counts:
+            found.draws = monitor.draws(found.place)
     return found
 
 

@@ -31,6 +31,9 @@ class Keeper(ABC):
         """Whether something was kept under the name before this process."""
         return False
 
+    def expect_scan(self) -> None:  # noqa: B027 - a default, not an omission
+        """All rows are about to be read, one after another."""
+
 
 class Ram(Keeper):
     """Private memory of this process."""

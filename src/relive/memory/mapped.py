@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,8 @@ class MappedKeeper(Keeper):
         self.directory = MappedDirectory(path)
         self.died = False
         self.on_fork: Callable[[], object] = bool
+        self.random = False
+        """Whether the system was told that rows are read in random order."""
         _KEEPERS.add(self)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -57,6 +60,21 @@ class MappedKeeper(Keeper):
         """An array that was taken or that was kept before, of whatever shape and dtype; None if there is none."""
         spec = self.directory.spec(name)
         return None if spec is None else self.take(name, spec.shape, spec.dtype)
+
+    def expect_random(self, random: bool) -> None:
+        """Tell the system how rows are read: in random order, or also one after another, as it assumes at first.
+
+        In random order it reads no pages around a missing one, which most often nobody needs.
+        """
+        for name in self.directory.mapped:
+            if name == "rows" or name.startswith("block."):
+                self.directory.memory(name).memory.madvise(mmap.MADV_RANDOM if random else mmap.MADV_NORMAL)
+        self.random = random
+
+    def expect_scan(self) -> None:
+        """See :class:`Keeper`. The next draw looks anew how rows are read."""
+        if self.random:
+            self.expect_random(False)
 
     def __del__(self) -> None:
         """Let the directory go, as after a kill: another process may open it."""

@@ -172,10 +172,12 @@ class ReplayRows(Store):
 
     def dump(self, places: Ints) -> Array:
         """See :class:`Store`."""
+        self.keeper.expect_scan()
         return self.target[_run(places)]
 
     def dump_large(self, path: Path, places: Ints) -> Tensor:
         """See :class:`Store`."""
+        self.keeper.expect_scan()
         return typed(self.blocks[path][_run(places)], self.leaves[path].dtype)
 
     def restore(self, places: Ints, rows: Array, large: Mapping[Path, Tensor]) -> None:

@@ -253,7 +253,10 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             NotFiniteError: a TD error that counts is NaN or infinite. Nothing is changed in any of these cases.
         """
         self._reader.keep_rule()
-        return self._ratings.update(self._reader.view, index, td_error, mask)
+        late = self._ratings.update(self._reader.view, index, td_error, mask)
+        if self._coming is not None:
+            self._coming.after_rating(self._reader.view)
+        return late
 
     @one_at_a_time
     def append(self, other: ReplayBuffer, *, envs: Mapping[int, int] | None = None) -> None:

@@ -15,6 +15,7 @@ from ..parameters import is_count
 from ..ring.adding import Ended
 from ..ring.ring import Ring
 from ..steps.schema import Schema
+from .coming import coming_of
 from .durable import Durable, FlushPolicy, recover, require_policy, whereabouts
 from .locked import one_at_a_time
 from .parts import describe, rebuild
@@ -76,6 +77,8 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
                 self._ahead.close()
                 self._end_serving(self._ahead)
             self._saver.saves.settle()
+            if self._coming is not None:
+                self._coming.ahead.close()
             self._commit()
             self._durable.flush("close")
             self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")
@@ -185,6 +188,7 @@ def _begun(buffer: Any, keeper: MappedKeeper, flush: FlushPolicy, mark: Any) -> 
     read_sampler(keeper.directory, buffer._ring, buffer._sampler)
     me = ref(buffer)
     buffer._progress.slots.on_seed = lambda: (found := me()) is not None and found._commit()
+    buffer._coming = coming_of(buffer._ring, buffer._sampler, buffer._progress)
     keeper.on_fork = partial(_end_in_child, ref(buffer._ring))
     if mark is None:
         buffer._durable.note("open")

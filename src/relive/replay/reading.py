@@ -22,6 +22,7 @@ from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
 from ..views.contract import View
 from .arguments import require_rows, whole_numbers
+from .coming import Coming
 from .episodes import Episode, Run, read_run, runs_of, table
 from .figures import figures, summary
 from .locked import one_at_a_time
@@ -48,6 +49,8 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
     device: torch.device
     lock: Any
     _ahead: Ahead | None = None
+    _coming: Coming | None = None
+    """Asks for the rows of the next batch, of a replay in files; else None."""
     _given_sampler: Any
     _own_sampler: bool
     _plan: StoragePlan
@@ -355,4 +358,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             come.sampled += batch_size
             if come.slots is not None:
                 come.keep()
-            return self._reader.read(places, extras, key)
+            batch = self._reader.read(places, extras, key)
+            if self._coming is not None:
+                self._coming.after_batch(self._reader.view, batch_size, update, of)
+            return batch

@@ -26,6 +26,7 @@ PIECE = 2**18
 def check(ring: RingState) -> None:
     """See :meth:`relive.ring.Ring.check`."""
     check_cursors(ring, LARGEST)
+    ring.store.keeper.expect_scan()
     stamps = [np.empty(0, np.int64)]
     for low in range(0, ring.rows_live, PIECE):  # each piece begins with the last row of the one before
         found = _check_rows(ring, *ring.live(max(low - 1, 0), low + PIECE))

@@ -1,6 +1,7 @@
 """The hot loops in numba: one module for each of reference's, with the same names and results."""
 
 from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
+from .advice import ask_for
 from .append import add_rows, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
 from .counters import commit_step, mark_bell, publish, published, ring_bell
@@ -29,6 +30,7 @@ __all__ = [
     "admit",
     "admit_noted",
     "anchors",
+    "ask_for",
     "cache_folder",
     "choose_goals",
     "commit_step",

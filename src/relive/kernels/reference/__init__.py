@@ -1,5 +1,6 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
+from .advice import ask_for
 from .append import add_rows, plan_rows, scatter_rows
 from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
@@ -37,6 +38,7 @@ __all__ = [
     "admit",
     "admit_noted",
     "anchors",
+    "ask_for",
     "choose_goals",
     "commit_step",
     "confirm",

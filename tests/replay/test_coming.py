@@ -1,0 +1,230 @@
+"""The rows of coming batches are asked for early: the guesses, the questions, and that no batch depends on them."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relive
+from covering import covering
+from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Uniform, WithoutReplacement
+from relive.kernels import cpu, reference
+from relive.kernels.reference.random import key as stream
+from relive.memory.lookahead import PATIENCE, LookAhead, can_look_ahead
+from relive.samplers.guesses import guess
+
+pytestmark = pytest.mark.skipif(not can_look_ahead(), reason="this system takes no advice")
+
+FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
+SCHEMA = Schema({"obs": (3,), "reward": (), **FLAGS})
+IMAGES = Schema({"obs": Field((40, 40), torch.uint8), "reward": (), **FLAGS})
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "uniform": Uniform,
+    "without replacement": WithoutReplacement,
+    "prioritized": Prioritized,
+    "recent": lambda: Recent(0.9, 20),
+    "recent, prioritized": lambda: Recent(0.9, 20, inner=Prioritized()),
+}
+VIEWS: dict[str, Callable[[], Any]] = {
+    "3-step": lambda: NStep(3, gamma=0.5),
+    "stacks": lambda: FrameStack(3),
+    "sequences": lambda: relive.Sequence(4, burn_in=1),
+}
+
+
+def step(number: int, images: bool = False) -> dict[str, Any]:
+    ends = np.array([number % 9 == 8, number % 7 == 6])
+    obs = np.full((2, 40, 40), number % 251, np.uint8) if images else np.full((2, 3), number, np.float32)
+    flags = {"terminated": ends, "truncated": np.zeros(2, bool)}
+    return {"obs": obs, "next_obs": obs, "reward": np.full(2, number, np.float32), **flags}
+
+
+def rate(replay: ReplayBuffer, batch: Any) -> None:
+    if replay.has_priorities:
+        mask = batch["mask"] if "lengths" in batch.keys() else None
+        replay.update_priorities(batch["index"], batch["reward"], mask)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch looks ahead, as if rows were always missing."""
+    monkeypatch.setattr(LookAhead, "is_wanted", lambda self: True)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert list(one.keys()) == list(other.keys())
+    for name in one.keys():
+        same = torch.equal if isinstance(one[name], torch.Tensor) else assert_same
+        assert same(one[name], other[name]) in (True, None), name
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("sampler", "view"), covering(SAMPLERS, VIEWS))
+def test_batches_are_those_of_a_replay_in_memory(sampler: str, view: str, tmp_path: Path) -> None:
+    images = view == "stacks"
+    schema = IMAGES if images else SCHEMA
+
+    def options() -> Any:
+        return {"sampler": SAMPLERS[sampler](), "view": VIEWS[view](), "check_ends": False, "seed": 2}
+
+    replay = ReplayBuffer.open(tmp_path / "r", schema, 120, 2, **options())
+    twin = ReplayBuffer(schema, 120, 2, **options())
+    for number in range(150):
+        for one in (replay, twin):
+            one.add(step(number, images))
+        if number > 40 and number % 3 == 0:
+            for batch, other in zip(replay.batches(2, 6), twin.batches(2, 6), strict=True):
+                assert_same(batch, other)
+                rate(replay, batch)
+                rate(twin, other)
+    assert replay.stats() == twin.stats()
+    replay.close()
+
+
+@pytest.mark.parametrize("name", ["uniform", "without replacement", "prioritized", "recent"])
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_guess_is_what_is_drawn_if_nothing_comes_between(name: str, length: int) -> None:
+    view = NStep(1) if length == 1 else relive.Sequence(length)
+    replay = ReplayBuffer(SCHEMA, 120, 2, sampler=SAMPLERS[name](), view=view, check_ends=False, seed=0)
+    assert guess(replay._sampler, replay._ring, 4, 1, 1, 1) is None
+    for number in range(100):
+        replay.add(step(number))
+    if name == "prioritized":
+        rate(replay, replay.sample(6))
+    if name == "recent" and length > 1:
+        assert guess(replay._sampler, replay._ring, 6, 1, 1, 2) is None
+        return
+    right = total = 0
+    for update in (1, 2) * 6:
+        key = stream(0, replay._progress.draws)
+        before = replay._sampler.draw_state()
+        guessed = guess(replay._sampler, replay._ring, 6, key, update, 2)
+        assert np.array_equal(replay._sampler.draw_state(), before)
+        drawn, _ = replay._sampler.draw(6, key, update, 2)
+        replay._progress.draws += 1
+        if name == "without replacement" and not len(before):
+            continue
+        assert guessed is not None
+        places = drawn[: len(guessed)]
+        again = replay._ring.stamp[guessed] < 0  # rows that cannot be drawn are drawn again
+        right, total = right + int((guessed == places).sum()), total + len(guessed)
+        assert (guessed == places)[~again].all()
+    assert right > 0.7 * total > 0
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
+    """A mapped file of 300 pages, and what puts them out of memory."""
+    size = 300 * mmap.PAGESIZE
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(os.urandom(size))
+        file.flush()
+        os.fsync(file.fileno())
+        memory = mmap.mmap(file.fileno(), size)
+
+        def put_out() -> None:
+            memory.madvise(21)  # MADV_PAGEOUT
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+        memory.madvise(mmap.MADV_RANDOM)
+        yield np.frombuffer(memory, np.uint8), put_out
+
+
+def test_the_twins_ask_for_the_same_pages(mapped: Any) -> None:
+    array, put_out = mapped
+    here = ctypes.CDLL(None)
+    calls = np.array([ctypes.cast(f, ctypes.c_void_p).value for f in (here.mincore, here.madvise)], np.int64)
+    parts = np.array([[array.ctypes.data, 100], [array.ctypes.data + 7 * mmap.PAGESIZE, 4096]], np.int64)
+    begins, ends = np.array([0, 80, 4000, 5], np.int64), np.array([1, 85, 11_000, 5], np.int64)
+    small, none = (begins[:2], ends[:2]), np.empty(0, np.int64)
+    found = list[list[int]]()
+    for ask_for in (cpu.ask_for, reference.ask_for):
+        put_out()
+        first = ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)
+        found.append([first, ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)])
+        put_out()
+        found[-1] += [ask_for(calls, parts, mmap.PAGESIZE, *small), ask_for(calls, parts, mmap.PAGESIZE, none, none)]
+    assert found[0] == found[1]
+    assert found[0][1:2] + found[0][3:] == [0, 0]
+    if found[0][0]:  # some file systems keep what they are told to put out
+        assert found[0] == [1 + 2 + 172, 0, 1 + 2 + 1 + 5, 0]
+
+
+def alive() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "relive-look-ahead"]
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_its_thread_ends_with_the_replay(how: str, tmp_path: Path) -> None:
+    replay = ReplayBuffer.open(tmp_path / "r", SCHEMA, 60, 2, check_ends=False, seed=0)
+    for number in range(20):
+        replay.add(step(number))
+    replay.sample(4)
+    (thread,), mapping = alive(), weakref.ref(replay)
+    if how == "close":
+        replay.close()
+        assert not alive()
+    del replay
+    gc.collect()
+    thread.join(10.0)
+    assert not alive()
+    assert mapping() is None
+    ReplayBuffer.open(tmp_path / "r").close()
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_batch_comes_although_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with ReplayBuffer.open(tmp_path / "r", SCHEMA, 60, 2, check_ends=False, seed=0) as replay:
+        for number in range(20):
+            replay.add(step(number))
+        assert len(replay.sample(4)) == 4
+        assert not alive()
+
+
+def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ReplayBuffer(SCHEMA, 60, 2)._coming is None
+    with ReplayBuffer.open(tmp_path / "r", SCHEMA, 60, 2, check_ends=False, seed=0) as replay:
+        for number in range(40):
+            replay.add(step(number))
+        keeper: Any = replay._ring.store.keeper
+        coming = replay._coming
+        assert coming is not None
+        replay.sample(4)
+        waits = 5
+        usage = type("Usage", (), {"ru_majflt": property(lambda self: waits)})
+        monkeypatch.setattr("resource.getrusage", lambda who: usage())
+        replay.sample(4)
+        assert not alive()
+        assert not keeper.random
+        waits = 6  # the thread of this batch waited for the disk
+        for _ in range(3 * PATIENCE):
+            replay.sample(4)
+            while coming.ahead.is_busy:
+                threading.Event().wait(0.001)
+            if waits == 6 and not keeper.random:
+                break
+            assert alive()
+        else:
+            pytest.fail("it never ended, although nothing was missing")
+        waits = 7
+        replay.sample(4)
+        assert keeper.random
+        replay.stats()  # reads all rows in order
+        assert not keeper.random
