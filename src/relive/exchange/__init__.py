@@ -4,6 +4,7 @@ from .lerobot import from_lerobot, to_lerobot
 from .live import log_of
 from .log import Log
 from .minari import from_minari, to_minari
+from .rlds import from_rlds
 from .stable_baselines3 import from_stable_baselines3
 from .torchrl import from_torchrl
 from .velora import from_velora
@@ -12,6 +13,7 @@ __all__ = [
     "Log",
     "from_lerobot",
     "from_minari",
+    "from_rlds",
     "from_stable_baselines3",
     "from_torchrl",
     "from_velora",

@@ -15,6 +15,7 @@ from .lerobot import from_lerobot, to_lerobot
 from .live import log_of
 from .log import Log
 from .minari import from_minari, to_minari
+from .rlds import from_rlds
 from .stable_baselines3 import from_stable_baselines3
 from .torchrl import from_torchrl
 from .velora import from_velora
@@ -33,6 +34,7 @@ READERS: dict[str, Callable[[str], Log]] = {
     "minari": from_minari,
     "npz": _arrays,
     "relive": lambda path: log_of(Path(path)),
+    "rlds": from_rlds,
     "stable_baselines3": from_stable_baselines3,
     "torchrl": from_torchrl,
     "velora": from_velora,
