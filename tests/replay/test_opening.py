@@ -110,6 +110,16 @@ def test_its_batches_are_those_of_a_replay_in_memory_also_after_it_was_closed(
     assert replay.stats() == twin.stats()
 
 
+def test_priorities_that_were_closed_before_anything_could_be_drawn_go_on_as_they_began(tmp_path: Path) -> None:
+    opened(tmp_path / "r", sampler=Prioritized(), seed=1).close()
+    replay, twin = opened(tmp_path / "r"), ReplayBuffer(SCHEMA, 60, 2, sampler=Prioritized(), seed=1, check_ends=False)
+    for number in range(9):
+        for one in (replay, twin):
+            one.add(step(number))
+    assert replay.stats()["priority_max"] == twin.stats()["priority_max"] > 1
+    assert_equal(replay.sample(5), twin.sample(5))
+
+
 @pytest.mark.parametrize("facts", [{}, {"own_next_obs": True}, {"ordered": False}], ids=str)
 def test_fields_of_all_kinds_lie_in_files_that_any_safetensors_reader_opens(
     facts: dict[str, Any], tmp_path: Path

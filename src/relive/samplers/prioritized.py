@@ -163,7 +163,7 @@ class Prioritized(Sampler):
             if weighing.errors is not kept.errors:
                 kept.errors[:] = weighing.errors
             kept.tree.become(weighing.tree)
-            kept.facts[[ALPHA, EPS]] = weighing.alpha, weighing.eps
+            kept.facts[[ALPHA, EPS, LARGEST, DRAWS]] = weighing.alpha, weighing.eps, self._largest, self._draws
             weighing = weighing._replace(errors=kept.errors, tree=kept.tree)
         self._weighing = weighing
 
