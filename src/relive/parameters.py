@@ -101,7 +101,10 @@ def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> b
     """Whether this is a finite number from ``least`` to ``most``. Bools and NaN are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
     return math.isfinite(number) and least <= number <= most
 
 
