@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,47 @@ def test_a_replay_of_several_envs_becomes_one_env_and_keeps_its_episodes(tmp_pat
 def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
     for arguments, message in (
         (["nowhere", "x"], "nowhere"),
-        (["parquet:x", "y"], "expected one of minari, npz, relive"),
+        (["parquet:x", "y"], "expected one of lerobot, minari, npz, relive"),
         ([str(tmp_path), "hdf5:y"], "'hdf5'"),
     ):
         result = CliRunner().invoke(app, ["convert", *arguments])
         assert result.exit_code == 2
         assert message in result.output
+
+
+FILES = Path(__file__).parents[1] / "fixtures" / "exchange"
+
+
+@pytest.mark.parametrize(
+    ("source", "steps", "lacks"),
+    [("velora", 12, 2), ("torchrl", 12, 0), ("stable_baselines3/plain.pkl", 12, 0), ("lerobot", 14, 3)],
+)
+def test_the_format_of_a_path_is_found_out(tmp_path: Path, source: str, steps: int, lacks: int) -> None:
+    if source == "lerobot":
+        pytest.importorskip("pyarrow")
+    result = CliRunner().invoke(app, ["convert", str(FILES / source), str(tmp_path / "save")])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("not there:") == lacks
+    assert len(ReplayBuffer.load(tmp_path / "save")) == steps
+
+
+def test_formats_are_named_before_the_path_or_by_options(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    arrays = planted.stored(planted.walk(3))
+    np.savez(tmp_path / "steps.npz", **arrays)
+    shutil.copy(tmp_path / "steps.npz", tmp_path / "steps")
+    for arguments in (
+        [str(tmp_path / "steps.npz"), f"lerobot:{tmp_path / 'one'}"],
+        [str(tmp_path / "steps"), str(tmp_path / "two"), "--from", "npz", "--to", "lerobot"],
+        [f"npz:{tmp_path / 'steps'}", str(tmp_path / "three")],
+        [str(tmp_path / "two"), str(tmp_path / "four")],
+    ):
+        result = CliRunner().invoke(app, ["convert", *arguments])
+        assert result.exit_code == 0, result.output
+        assert f"{len(arrays['reward'])} steps" in result.output
+    want, got = (columns(ReplayBuffer.load(tmp_path / name), "reward", "terminated") for name in ("three", "four"))
+    for one, other in zip(want, got, strict=True):
+        np.testing.assert_array_equal(one, other)
+    result = CliRunner().invoke(app, ["convert", f"npz:{tmp_path / 'steps'}", str(tmp_path / "five"), "--to", "velora"])
+    assert result.exit_code == 2
+    assert "'velora' is no format of a target here" in result.output

@@ -345,7 +345,7 @@ class Pair:
         out = np.empty(self.num_rows, np.int64)
         return set(out[: reference.anchors(ring, out)].tolist())
 
-    def add(self, alone: int = 0) -> None:
+    def assert_steps_agree(self, alone: int = 0) -> None:
         """A few envs step; sometimes an ending's final observation is missing."""
         rng = self.rng
         envs = rng.permutation(self.num_envs)[: int(rng.integers(1, self.num_envs + 1))].astype(np.int64)
@@ -411,7 +411,7 @@ class Pair:
         ]
         return np.array(places, np.int64)
 
-    def ask(self, alone: int = 0) -> None:
+    def assert_answers_agree(self, alone: int = 0) -> None:
         """Every question about the state."""
         rng, answers = self.rng, []
         live = self.live()
@@ -474,9 +474,9 @@ class Pair:
 def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
     pair = Pair(np.random.default_rng(seed))
     for step in range(30):
-        pair.add()
+        pair.assert_steps_agree()
         if step % 3 == 0:
-            pair.ask()
+            pair.assert_answers_agree()
         if pair.rng.random() < 0.05:  # an episode is interrupted, or everything cleared
             clear = pair.rng.random() < 0.5
             for ring in pair.rings:
@@ -493,8 +493,8 @@ def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
 def test_the_twins_agree_bit_for_bit_on_rows_with_next_observations_of_their_own(seed: int, mode: int) -> None:
     pair = Pair(np.random.default_rng(seed), alone=True)
     for _ in range(15):
-        pair.add(mode)
-        pair.ask(mode)
+        pair.assert_steps_agree(mode)
+        pair.assert_answers_agree(mode)
         if pair.rng.random() < 0.1:
             for ring in pair.rings:
                 ring.state[:, 2] = 0

@@ -1,4 +1,4 @@
-"""A progress bar for long collections."""
+"""A progress bar for what may take long."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ __all__ = ["progress_bar"]
 
 
 LONG = 2.0
-"""Seconds after which a collection shows its progress on a terminal."""
+"""Seconds after which work shows its progress on a terminal."""
 
 
 @contextmanager
-def progress_bar(total: int, wanted: bool | None) -> Generator[Callable[[], None]]:
-    """A Rich progress bar of vector steps. If ``wanted`` is None, it shows only on a terminal, after LONG seconds."""
+def progress_bar(
+    total: int | None, wanted: bool | None, doing: str = "collecting", unit: str = "steps"
+) -> Generator[Callable[[], None]]:
+    """A Rich progress bar, which goes on by one for each call of what it yields.
+
+    Args:
+        total: how many calls there will be; None if that is not known.
+        wanted: True shows it, False does not; None shows it only on a terminal, after LONG seconds.
+        doing: the word before the bar.
+        unit: what is counted.
+    """
     if wanted is False:
         yield lambda: None
         return
@@ -31,9 +40,9 @@ def progress_bar(total: int, wanted: bool | None) -> Generator[Callable[[], None
     if wanted is None and not console.is_terminal:
         yield lambda: None
         return
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn())
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=console.is_terminal)
-    task = bar.add_task("collecting", total=total)
+    task = bar.add_task(doing, total=total)
     began = time.perf_counter()
 
     def tick() -> None:

@@ -11,9 +11,11 @@ import numpy as np
 from ..errors import ParameterError
 from ..files.format import MANIFEST
 from ..replay.buffer import ReplayBuffer
+from .lerobot import from_lerobot, to_lerobot
 from .live import log_of
 from .log import Log
 from .minari import from_minari, to_minari
+from .rlds import from_rlds
 from .stable_baselines3 import from_stable_baselines3
 from .torchrl import from_torchrl
 from .velora import from_velora
@@ -28,9 +30,11 @@ def _arrays(path: str) -> Log:
 
 
 READERS: dict[str, Callable[[str], Log]] = {
+    "lerobot": from_lerobot,
     "minari": from_minari,
     "npz": _arrays,
     "relive": lambda path: log_of(Path(path)),
+    "rlds": from_rlds,
     "stable_baselines3": from_stable_baselines3,
     "torchrl": from_torchrl,
     "velora": from_velora,
@@ -39,6 +43,7 @@ READERS: dict[str, Callable[[str], Log]] = {
 
 
 WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
+    "lerobot": to_lerobot,
     "minari": to_minari,
     "relive": lambda replay, path: replay.save(path),
 }
@@ -46,6 +51,7 @@ WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
 
 
 SIGNS = {
+    "lerobot": "meta/info.json",
     "relive": MANIFEST,
     "torchrl": "storage/storage_metadata.json",
     "velora": "buffer_state.safetensors",

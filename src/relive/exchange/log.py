@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from ..collect.progress import progress_bar
 from ..errors import FieldError
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, numpy_view
 from ..steps.schema import Schema
 from ..steps.trees import Path, map_leaves
 
-__all__ = ["Log", "Played", "joined", "played"]
+__all__ = ["Log", "Played", "joined", "played", "tracked"]
+
+
+Item = TypeVar("Item")
 
 
 class Played(NamedTuple):
@@ -69,7 +73,7 @@ def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -
         FieldError: there is no episode, or they have different fields.
     """
     parts: list[dict[str, Any]] = []
-    for episode in episodes:
+    for episode in tracked(episodes, "reading", "episodes"):
         if not len(episode.reward):
             continue
         step = {"obs": map_leaves(_but_last, episode.obs), "action": episode.action,
@@ -82,6 +86,14 @@ def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -
         raise FieldError(f"the episodes of {source} differ in their fields; leave out those that only some have")
     fields = {name: map_leaves(_concatenated, *(part[name] for part in parts)) for name in parts[0]}
     return Log(source, fields, tuple(lacks))
+
+
+def tracked(items: Iterable[Item], doing: str, unit: str) -> Iterator[Item]:
+    """The same items. On a terminal, a bar shows how many there were, if they take long."""
+    with progress_bar(None, None, doing, unit) as tick:
+        for item in items:
+            yield item
+            tick()
 
 
 def _but_last(array: Array) -> Array:

@@ -29,7 +29,8 @@ class Finding:
         mend: what to do about it.
         rows: how many rows it is about.
         share: their share of all rows that the rule looked at, from 0 to 1.
-        examples: the first few of these rows, as the source numbers them.
+        examples: the first few of these rows, as the source numbers them. The "n-step" rules look at ``batch``, and
+            number its rows.
         field: the field it is about, if it is about one.
     """
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,60 +47,98 @@ def read_sequences(
     Returns -1; or the first of ``places`` that is not a row's, or whose window would not be among the rows or not fit.
     """
     count, total = len(places), len(out) // max(len(places), 1)
-    burn_in, steps = int(batch[BURN]), int(batch[REACH])
-
-    def write(row: int, values: list[tuple[Any, Any]]) -> None:
-        for field, (value, dtype) in enumerate(values):
-            out[row, batch[field] : batch[field] + np.dtype(dtype).itemsize].view(dtype)[0] = value
-
     for b, place in enumerate(places.tolist()):
-        if not 0 <= place < len(ring.memory):
+        window = _window_of(ring, batch, place, total)
+        if window is None:
             return b
-        (e, _, number), index = row_at(place, ring), int(ring.step[place])
-        start = int(window_start(index, int(ring.counters[LENGTH]), int(ring.counters[STRIDE])))
-        first = max(start - burn_in, 0)
-        if not 0 <= index - first < min(ring.rows, total):
-            return b
-        episode = [place_of(number - index + k, e, ring.rows) for k in range(index + steps + 1)]
-        known = index + 1  # steps of the episode whose rewards are read
-        while known < index + steps and ring.stamp[episode[known]] >= 0:
-            known += 1
-        terminal, cut = ring.terminated[episode[known - 1]], ring.truncated[episode[known - 1]]
         for t in range(total):
-            row, i = (t * count + b if batch[TIME_FIRST] else b * total + t), first + t
-            bounds = i == known and bool(terminal or cut)
-            if i > known or bounds:
-                out[row] = blank
-            if i <= known:
-                nbytes = batch[OBS_BYTES] if bounds else batch[STEP_BYTES]
-                out[row, :nbytes] = ring.memory[episode[i], :nbytes]
+            row = t * count + b if batch[TIME_FIRST] else b * total + t
+            at = _copy_row(ring, batch, window, window.first + t, out[row], blank)
             if table.size:
-                table[row] = -1 if i > known else -2 - episode[i] if bounds else episode[i]
-            k = min(steps, known - i) if i <= index else 0
-            value, discount = 0.0, 1.0
-            for j in range(k):
-                value, discount = add_reward(value, discount, ring.reward[episode[i + j]], gamma)
-            last = k > 0 and i + k == known
-            if i <= known:
-                write(
-                    row,
-                    [
-                        (value, np.float32),
-                        (terminal if last else 0, np.uint8),
-                        (cut if last else 0, np.uint8),
-                        (bootstrap(discount, k == 0 or (last and terminal)), np.float32),
-                        (k, np.int32),
-                        (t + k if k else -1, np.int64),
-                        (start <= i <= index, np.uint8),
-                        (i == 0, np.uint8),
-                    ],
-                )
+                table[row] = at
+            if window.first + t <= window.known:
+                _write_step(ring, batch, gamma, window, t, out[row])
         per[:, b] = [
-            number * len(ring.state) + e,
-            known - first + 1,
-            start - first,
-            e,
-            number - index + start,
-            episode[first],
+            window.number * len(ring.state) + window.env,
+            window.known - window.first + 1,
+            window.start - window.first,
+            window.env,
+            window.number - window.anchor + window.start,
+            window.episode[window.first],
         ]
     return -1
+
+
+class _Window(NamedTuple):
+    """A window. Its steps are counted from its episode's first one."""
+
+    env: int
+    number: int
+    """The number of the anchor's row in its env."""
+    anchor: int
+    """The last step of the window."""
+    start: int
+    """The window's first step."""
+    first: int
+    """The first step of burn-in."""
+    known: int
+    """How many steps of the episode have rewards that are read; row ``known`` has the last observation."""
+    episode: list[int]
+    """The places of the episode's steps."""
+
+    def ended(self, ring: RingArrays) -> tuple[int, int]:
+        """Whether the last known step is terminal, and whether it is cut."""
+        last = self.episode[self.known - 1]
+        return ring.terminated[last], ring.truncated[last]
+
+
+def _window_of(ring: RingArrays, batch: Ints, place: int, total: int) -> _Window | None:
+    """The window whose anchor lies at a place; None if there is no such row, or more than ``total`` rows before it."""
+    if not 0 <= place < len(ring.memory):
+        return None
+    (env, _, number), index = row_at(place, ring), int(ring.step[place])
+    start = int(window_start(index, int(ring.counters[LENGTH]), int(ring.counters[STRIDE])))
+    first = max(start - int(batch[BURN]), 0)
+    if not 0 <= index - first < min(ring.rows, total):
+        return None
+    reach = index + int(batch[REACH])
+    episode = [place_of(number - index + k, env, ring.rows) for k in range(reach + 1)]
+    known = index + 1
+    while known < reach and ring.stamp[episode[known]] >= 0:
+        known += 1
+    return _Window(env, number, index, start, first, known, episode)
+
+
+def _copy_row(ring: RingArrays, batch: Ints, window: _Window, i: int, row: Any, blank: Any) -> int:
+    """Copy what the ring has of step ``i``, or of the observation after the last one; gives the entry of ``table``."""
+    beyond, bounds = i > window.known, i == window.known and any(window.ended(ring))
+    if beyond or bounds:
+        row[:] = blank
+    if beyond:
+        return -1
+    place = window.episode[i]
+    nbytes = batch[OBS_BYTES] if bounds else batch[STEP_BYTES]
+    row[:nbytes] = ring.memory[place, :nbytes]
+    return -2 - place if bounds else place
+
+
+def _write_step(ring: RingArrays, batch: Ints, gamma: float, window: _Window, t: int, row: Any) -> None:
+    """Write what is computed for row ``t`` of a window: its n-step sum and what goes with it."""
+    i, (terminal, cut) = window.first + t, window.ended(ring)
+    k = min(int(batch[REACH]), window.known - i) if i <= window.anchor else 0
+    value, discount = 0.0, 1.0
+    for j in range(k):
+        value, discount = add_reward(value, discount, ring.reward[window.episode[i + j]], gamma)
+    last = k > 0 and i + k == window.known
+    values: list[tuple[Any, Any]] = [
+        (value, np.float32),
+        (terminal if last else 0, np.uint8),
+        (cut if last else 0, np.uint8),
+        (bootstrap(discount, k == 0 or (last and terminal)), np.float32),
+        (k, np.int32),
+        (t + k if k else -1, np.int64),
+        (window.start <= i <= window.anchor, np.uint8),
+        (i == 0, np.uint8),
+    ]
+    for field, (entry, dtype) in enumerate(values):
+        row[batch[field] : batch[field] + np.dtype(dtype).itemsize].view(dtype)[0] = entry

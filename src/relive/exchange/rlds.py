@@ -1,0 +1,187 @@
+"""RLDS: episodes of steps, as TensorFlow Datasets serves them, in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ..errors import FieldError, ShapeError
+from ..steps.arrays import Array
+from ..steps.trees import dotted, map_leaves
+from .log import Log, Played, joined
+
+__all__ = ["from_rlds"]
+
+OWN = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
+"""The members of a step that RLDS defines."""
+
+
+class Known(NamedTuple):
+    """What was found of all episodes together."""
+
+    texts: set[str]
+    """Members that are no numbers."""
+    cut: list[int]
+    """Episodes without a last step."""
+
+
+def from_rlds(episodes: Any) -> Log:
+    """The episodes of an RLDS data set.
+
+    The last step of an RLDS episode has only an observation, the final one: its action and reward are not defined. If
+    it is terminal, the step before it terminated; if not, that step was truncated. Every episode keeps its final
+    observation. An episode without a last step was cut off there, and its newest action and reward are left out.
+
+    Args:
+        episodes: any iterable of episodes, each with ``steps``: an iterable of dicts with ``observation``, ``action``,
+            ``reward``, ``is_first``, ``is_last`` and ``is_terminal``, or one such dict of arrays ``[k + 1, ...]``.
+            Objects with ``as_numpy_iterator``, such as those of TensorFlow Datasets, are iterated by it. A path is
+            that of a data set prepared by TensorFlow Datasets on this machine, of which all splits are read.
+
+    Raises:
+        ModuleNotFoundError: a path was given, and tensorflow_datasets is not installed.
+        FieldError: a step lacks a member, the flags of an episode contradict each other, or there are no steps.
+        ShapeError: the members of an episode have different numbers of steps.
+        Source: Ramos et al., RLDS: an Ecosystem to Generate, Share and Use Datasets in Reinforcement Learning, 2021.
+    """
+    source = "the RLDS data set"
+    if isinstance(episodes, str):
+        source, episodes = f"the RLDS data set '{episodes}'", _prepared(episodes)
+    known = Known(set(), [])
+    log = joined((_episode(number, one, known) for number, one in enumerate(_items(episodes))), source)
+    lacks = ["its discounts, and the metadata of its episodes, were not read"]
+    lacks += [f"'{name}' holds no numbers and was not read" for name in sorted(known.texts)]
+    if known.cut:
+        lacks.append(
+            f"{len(known.cut)} episodes have no last step, first episode {known.cut[0]}; they count as cut off"
+        )
+    return Log(log.source, log.fields, tuple(lacks))
+
+
+def _prepared(path: str) -> Iterator[Any]:
+    """The episodes of a data set that TensorFlow Datasets prepared.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        tfds = import_module("tensorflow_datasets")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "RLDS files need their package: pip install tensorflow tensorflow_datasets", name=error.name
+        ) from error
+    for split in tfds.builder_from_directory(path).as_dataset().values():
+        yield from _items(split)
+
+
+def _items(given: Any) -> Iterator[Any]:
+    """The members of an iterable, as NumPy where it can serve them so."""
+    serve = getattr(given, "as_numpy_iterator", None)
+    return iter(given if serve is None else serve())
+
+
+def _episode(number: int, episode: Any, known: Known) -> Played:
+    """One episode of k + 1 steps as k transitions.
+
+    Raises:
+        FieldError, ShapeError: see :func:`from_rlds`.
+    """
+    where = f"episode {number} of the RLDS data set"
+    members: dict[str, Any] = dict(cast("Any", episode)) if isinstance(episode, Mapping) else {}
+    if "steps" not in members:
+        raise FieldError(f"{where}: expected a dict with 'steps', got a {type(cast('object', episode)).__name__}")
+    steps = _columns(members["steps"], where)
+    missing = [name for name in ("observation", "action", "reward", "is_last", "is_terminal") if name not in steps]
+    if missing:
+        raise FieldError(f"{where} lacks {', '.join(missing)}; its steps have {', '.join(steps) or 'nothing'}")
+    size = np.asarray(steps["is_last"]).size
+    kept = {name: _numbers(value, name, size, where, known) for name, value in steps.items() if name != "discount"}
+    if any(kept[name] is None for name in ("observation", "action", "reward")):
+        raise FieldError(f"{where}: expected numbers in observation, action and reward, got none")
+    last, terminal = _ends(kept, size, where)
+    if not last[-1:].all():
+        known.cut.append(number)
+    terminated, truncated = (np.zeros(max(size - 1, 0), np.bool_) for _ in range(2))
+    if size > 1:
+        terminated[-1], truncated[-1] = terminal[-1], not terminal[-1]
+    others = {name: _but_last(value) for name, value in kept.items() if name not in OWN and value is not None}
+    action, reward = _but_last(kept["action"]), _but_last(kept["reward"])
+    return Played(kept["observation"], action, reward, terminated, truncated, others)
+
+
+def _ends(steps: Mapping[str, Any], size: int, where: str) -> tuple[Array, Array]:
+    """Which steps are last and which are terminal, bool ``[k + 1]`` each.
+
+    Raises:
+        FieldError: the flags contradict each other.
+    """
+    names = ("is_first", "is_last", "is_terminal")
+    first, last, terminal = (_flags(steps.get(name), name, size, where) for name in names)
+    if last[:-1].any() or (first is not None and (first[1:].any() or not first[:1].all())):
+        raise FieldError(f"{where}: expected is_first at its first step alone, and is_last at its last step alone")
+    if (terminal & ~last).any():
+        raise FieldError(f"{where}: step {int(np.argmax(terminal & ~last))} is terminal and not the last one")
+    return last, terminal
+
+
+def _columns(steps: Any, where: str) -> dict[str, Any]:
+    """Steps by member, each ``[k + 1, ...]``.
+
+    Raises:
+        FieldError: the members of a step differ from those of the first one.
+        ShapeError: a member has other shapes in other steps.
+    """
+    if isinstance(steps, Mapping):
+        return dict(cast("Mapping[str, Any]", steps))
+    try:
+        rows = [cast("dict[str, Any]", step) for step in _items(steps)]
+        return map_leaves(lambda *values: np.stack(values), rows[0], *rows[1:]) if rows else {}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FieldError(f"{where}: its steps differ in their members ({error})") from error
+    except ValueError as error:
+        raise ShapeError(f"{where}: its steps differ in their shapes ({error})") from error
+
+
+def _numbers(tree: Any, name: str, size: int, where: str, known: Known, inner: tuple[str, ...] = ()) -> Any:
+    """The arrays of numbers in a member of steps; None if there are none.
+
+    Raises:
+        ShapeError: an array has another number of steps.
+    """
+    if isinstance(tree, Mapping):
+        members = cast("Mapping[str, Any]", tree)
+        parts = {k: _numbers(part, name, size, where, known, (*inner, str(k))) for k, part in members.items()}
+        return {k: part for k, part in parts.items() if part is not None} or None
+    array = np.asarray(tree)
+    if array.dtype.kind not in "biuf":
+        known.texts.add(dotted((name, *inner)))
+        return None
+    if array.shape[:1] != (size,):
+        raise ShapeError(f"{where}: '{dotted((name, *inner))}' has the shape {array.shape}, is_last has {size} steps")
+    return array
+
+
+def _flags(values: Any, name: str, size: int, where: str) -> Any:
+    """Flags, bool ``[k + 1]``; None if there are none.
+
+    Raises:
+        FieldError: they are no flags.
+    """
+    if values is None and name == "is_first":
+        return None
+    found = np.asarray(values)
+    if found.shape != (size,) or not np.isin(found, (0, 1)).all():
+        raise FieldError(f"{where}: expected {size} flags in '{name}', got {found.dtype} {found.shape}")
+    return found.astype(np.bool_)
+
+
+def _but_last(tree: Any) -> Any:
+    """All steps but the last."""
+    return map_leaves(_shortened, tree)
+
+
+def _shortened(array: Array) -> Array:
+    return array[:-1]
