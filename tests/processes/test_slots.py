@@ -255,8 +255,8 @@ def test_what_cannot_be_served_is_refused_before_a_process_starts(options: dict[
 def test_a_limit_that_allows_no_batch_or_no_step_of_the_lanes_is_refused_before_a_process_starts():
     with pytest.raises(ParameterError, match="64 rows at a time"):
         serve(replay_of, 64, limit=SamplesPerInsert(1, 1, error_buffer=32))
+    lanes = Lanes(replay_of(0).schema, 1, num_envs=8, steps=2)
     with pytest.raises(ParameterError, match="8 steps at a time"):
-        lanes = Lanes(replay_of(0).schema, 1, num_envs=8, steps=2)
         serve(replay_of, 4, lanes=lanes, limit=SamplesPerInsert(8, 1, error_buffer=32))
 
 
