@@ -10,11 +10,11 @@ from typing import Any, cast
 from weakref import WeakSet, finalize
 
 from ..errors import LifecycleError, ParameterError
-from ..parameters import TIMEOUT_RULE, Rule, is_count, one_of, require
+from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, require
 from ..replay.arguments import require_rows
 from ..replay.buffer import ReplayBuffer
 from .lanes import Lanes
-from .rate import RateLimit
+from .rate import LIMIT_RULE, RateLimit
 from .slots import Packed
 from .slots_learner import Learner
 from .slots_owner import Order, run_owner
@@ -26,11 +26,6 @@ GLANCE = 0.5
 """Seconds after which it is looked whether the process is alive. Mostly the end of the line says so at once."""
 
 SLOTS_RULE: Rule = (lambda count: is_count(count, 1) and count <= 2**16, "expected a whole number from 1 to 65,536")
-LANES_RULE: Rule = (lambda lanes: lanes is None or isinstance(lanes, Lanes), "expected relive.Lanes(...), or None")
-LIMIT_RULE: Rule = (
-    lambda limit: limit is None or isinstance(limit, RateLimit),
-    "expected a limit, such as relive.SamplesPerInsert(...), or None",
-)
 
 GRACE = 5.0
 """Seconds that the process has to end when it is asked to."""
@@ -76,7 +71,7 @@ class ReplayServer:
         require("ReplayServer", SLOTS_RULE, depth=depth, learners=learners)
         require("ReplayServer", one_of("spawn", "fork"), context=context)
         require("ReplayServer", (callable, "expected a function that makes a ReplayBuffer"), make=make)
-        require("ReplayServer", LANES_RULE, lanes=lanes)
+        require("ReplayServer", an_instance(Lanes, "relive.Lanes(...)"), lanes=lanes)
         require("ReplayServer", LIMIT_RULE, limit=limit)
         if limit is not None:
             limit.require_samples(int(batch_size))

@@ -21,12 +21,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .. import errors
 from ..errors import LifecycleError, ParameterError
 
 __all__ = ["HELLO", "Address", "Failure", "Line", "Parcel", "accept", "listen"]
+
+_unpickled: Callable[[Any], Any] = cast("Any", ForkingPickler).loads
+"""What ``Connection.recv`` calls. All that comes here is from processes of this user that have the token."""
 
 HELLO = 200
 """The most bytes of the first message."""
@@ -131,7 +134,7 @@ class Line:
 
     def receive(self) -> Any:
         """The next message. Raises EOFError or OSError if the other end is gone."""
-        return ForkingPickler.loads(self._whole(self._connection.recv_bytes))
+        return _unpickled(self._whole(self._connection.recv_bytes))
 
     def receive_bytes(self, most: int) -> bytes:
         """The next message as bytes, at most so many."""
@@ -179,7 +182,7 @@ class Parcel:
             ParameterError: it cannot be unpickled here.
         """
         try:
-            return ForkingPickler.loads(self._bytes)
+            return _unpickled(self._bytes)
         except Exception as error:
             raise self._refused("unpickled", error) from error
 
