@@ -99,15 +99,15 @@ def test_every_python_block_runs(document: Path, tmp_path: Path):
     code = program(document.read_text(encoding="utf-8"), short(document))
     if document == README:
         code = re.sub(r"^(for \w+ in range\(.*)0\):$", r"\1):", code, flags=re.MULTILINE)
-    run(code, document, tmp_path)
+    assert_runs(code, document, tmp_path)
 
 
 @pytest.mark.slow
 def test_the_readme_trains_as_long_as_it_says(tmp_path: Path):
-    run(program(README.read_text(encoding="utf-8"), short(README)), README, tmp_path)
+    assert_runs(program(README.read_text(encoding="utf-8"), short(README)), README, tmp_path)
 
 
-def run(code: str, document: Path, tmp_path: Path) -> None:
+def assert_runs(code: str, document: Path, tmp_path: Path) -> None:
     """Run a page's code in a process of its own; an error's line numbers are those of the page."""
     if not code.strip():
         return

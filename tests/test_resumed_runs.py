@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,4 +35,7 @@ def resume() -> Any:
 def test_a_run_killed_at_random_steps_has_the_curve_of_one_that_is_not(
     algorithm: str, seed: int, steps: int, resume: Any, tmp_path: Path
 ) -> None:
-    resume.compare(algorithm, tmp_path, seed, steps)  # asserts by itself
+    resume.compare(algorithm, tmp_path, seed, steps)  # fails if the run was never killed
+    undisturbed, killed = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("undisturbed", "killed"))
+    assert killed == undisturbed
+    assert len(killed["curve"]) > 1

@@ -12,8 +12,8 @@ import torch
 from relive.compat.pytorchrl.keys import ACT, DONE, DONE2, OBS, OBS2, REW, RHS, RHS2
 
 __all__ = [
-    "GAMMA", "NAMES", "STEP", "check_hindsight", "check_windows", "errors_of", "fed", "hindsight_truth", "parts",
-    "play", "reached", "rows", "same", "truth",
+    "GAMMA", "NAMES", "STEP", "assert_same", "check_hindsight", "check_windows", "errors_of", "fed", "hindsight_truth",
+    "parts", "play", "reached", "rows", "truth",
 ]  # fmt: skip
 
 NAMES = {"replay": "ReplayBuffer", "nstep": "NStepReplayBuffer", "per": "PERBuffer", "ere": "EREBuffer"}
@@ -58,13 +58,13 @@ def fed(buffer: Any, steps: list[dict[str, Any]]) -> Any:
     return buffer
 
 
-def same(one: Any, other: Any) -> None:
+def assert_same(one: Any, other: Any) -> None:
     """Two dictionaries of arrays or tensors have the same keys, types, dtypes, shapes and numbers."""
     assert type(one) is type(other)
     if isinstance(other, dict):
         assert set(one) == set(other)
         for key in other:
-            same(one[key], other[key])
+            assert_same(one[key], other[key])
     elif other is not None:
         assert (one.dtype, tuple(one.shape)) == (other.dtype, tuple(other.shape))
         np.testing.assert_array_equal(one, other)

@@ -15,6 +15,7 @@ import torch
 
 from compat.pytorchrl_play import (
     STEP,
+    assert_same,
     check_hindsight,
     check_windows,
     errors_of,
@@ -24,7 +25,6 @@ from compat.pytorchrl_play import (
     play,
     reached,
     rows,
-    same,
 )
 from pytorchrl_buffers import made, memory, one_by_one, part, stacked
 from relive.compat import pytorchrl as ours
@@ -83,12 +83,12 @@ def test_steps_are_stored_and_served_as_they_came(name: str, num_envs: int, nest
         if count not in (4, 12, 13, 31):
             continue
         expected = memory(steps[:count], 12)
-        same(without_states(buffer.data), expected)
+        assert_same(without_states(buffer.data), expected)
         for start, end in ((2, 9), (-7, -2), (5, 5)):
-            same(without_states(buffer.get_data_slice(start, end)), part(expected, start, end))
+            assert_same(without_states(buffer.get_data_slice(start, end)), part(expected, start, end))
         for key in (OBS, REW, DONE2):
             last = mapped(lambda value, at=count - 1: value[at % 12], expected[key])
-            same(buffer.copy_single_tensor(key, buffer.step - 1), last)
+            assert_same(buffer.copy_single_tensor(key, buffer.step - 1), last)
         (batch,) = buffer.generate_batches(1, 2000)
         assert set(rows(batch)) == set(rows(one_by_one(steps[max(count - 12, 0) : count])))
         assert {value.dtype for key in (ACT, REW, DONE, DONE2) for value in (batch[key],)} == {torch.float32}
@@ -104,7 +104,7 @@ def test_collected_steps_go_into_a_learners_buffer() -> None:
         collector.reset()
         assert collector.size == collector.step == 0
         learner.insert_data_slice(data)
-        same(without_states(learner.data), memory(steps[: first + 6], 40))
+        assert_same(without_states(learner.data), memory(steps[: first + 6], 40))
     with pytest.raises(AssertionError, match="one number of steps"):
         learner.insert_data_slice({**data, REW: data[REW][1:]})
 
@@ -116,7 +116,7 @@ def test_a_learner_that_collects_by_itself_puts_its_steps_back_where_they_were(n
     steps, buffer = play(80, 2), made(name, 20)
     for first in range(0, 80, 8):
         round_trip(fed(buffer, steps[first : first + 8]), WAYS[way])
-        same(without_states(buffer.data), memory(steps[: first + 8], 20))
+        assert_same(without_states(buffer.data), memory(steps[: first + 8], 20))
         assert (buffer.size, buffer.step) == (min(first + 8, 20), (first + 8) % 20)
 
 
@@ -184,7 +184,7 @@ def test_a_buffer_that_is_copied_between_reset_and_return_keeps_its_steps_and_so
     copied = copy.deepcopy(buffer)
     for one in (buffer, copied):
         one.insert_data_slice(data)
-        same(without_states(one.get_all_buffer_data()), {key: stacked(steps, key) for key in STEP})
+        assert_same(without_states(one.get_all_buffer_data()), {key: stacked(steps, key) for key in STEP})
 
 
 @pytest.mark.parametrize("way", ["copied", "pickled"])
@@ -194,11 +194,11 @@ def test_a_copy_of_a_buffer_goes_on_by_itself(name: str, recurrent: bool, way: s
     options = {"nstep": {}, "per": {"alpha": 0.6}, "ere": {"alpha": 0.6, "eta": 0.99}}[name]
     buffer = fed(made(name, 40, 2, recurrent=recurrent, overlap=0.5, seed=3, **options), play(60, 2))
     copied = copy.deepcopy(buffer) if way == "copied" else pickle.loads(pickle.dumps(buffer))
-    same(copied.data, buffer.data)
+    assert_same(copied.data, buffer.data)
     more = play(20, 2, seed=1)
     (one,), (other,) = (list(fed(b, more).generate_batches(1, 12)) for b in (buffer, copied))
     for key in (OBS, ACT, REW, DONE2):
-        same(one[key], other[key])
+        assert_same(one[key], other[key])
     if not recurrent:
         copied.n_step = 1
         assert buffer.n_step == 2
@@ -342,10 +342,10 @@ def test_a_collector_whose_memory_shrinks_hands_over_the_steps_of_its_own_round(
     for first in range(20, 60, 4):
         data = fed(collector, steps[first : first + 4]).get_all_buffer_data()
         low = first if first > 20 else 16  # at first what was there already is there still
-        same({key: data[key] for key in STEP}, {key: stacked(steps[low : first + 4], key) for key in STEP})
+        assert_same({key: data[key] for key in STEP}, {key: stacked(steps[low : first + 4], key) for key in STEP})
         collector.reset()
         learner.insert_data_slice(data)
-    same(learner.get_all_buffer_data()[OBS], stacked(steps[20:], OBS))
+    assert_same(learner.get_all_buffer_data()[OBS], stacked(steps[20:], OBS))
 
 
 def test_so_does_one_of_sequences() -> None:
@@ -354,8 +354,8 @@ def test_so_does_one_of_sequences() -> None:
     for first in range(20, 60, 4):
         data = fed(collector, steps[first : first + 4]).get_all_buffer_data()
         low = first if first > 20 else 16
-        same({key: data[key] for key in STEP}, {key: stacked(steps[low : first + 4], key) for key in STEP})
-        same(mapped(lambda x: x[::4], data[RHS]), stacked(steps[low : first + 4 : 4], RHS))
+        assert_same({key: data[key] for key in STEP}, {key: stacked(steps[low : first + 4], key) for key in STEP})
+        assert_same(mapped(lambda x: x[::4], data[RHS]), stacked(steps[low : first + 4 : 4], RHS))
         collector.reset()
 
 
@@ -368,11 +368,11 @@ def test_any_change_of_size_keeps_the_newest_steps_in_their_order(recurrent: boo
         room = 2 * new if recurrent else new
         kept = min(count, 2 * old if recurrent else old, room)
         assert (buffer.max_size, buffer.size, buffer.step) == (room, kept, kept % room)
-        same(buffer.get_all_buffer_data()[OBS], stacked(steps[count - kept : count], OBS))
-        same(buffer.data[OBS], memory(steps[count - kept : count], room)[OBS])
+        assert_same(buffer.get_all_buffer_data()[OBS], stacked(steps[count - kept : count], OBS))
+        assert_same(buffer.data[OBS], memory(steps[count - kept : count], room)[OBS])
         fed(buffer, steps[count:])
-        same(buffer.data[OBS], memory(steps[count - kept :], room)[OBS])
-        same(buffer.get_data_slice(3, 7)[OBS], buffer.data[OBS][3:7])
+        assert_same(buffer.data[OBS], memory(steps[count - kept :], room)[OBS])
+        assert_same(buffer.get_data_slice(3, 7)[OBS], buffer.data[OBS][3:7])
 
 
 def test_parameters_can_be_changed() -> None:

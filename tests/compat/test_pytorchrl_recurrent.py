@@ -11,10 +11,10 @@ import torch
 from compat.pytorchrl_play import (
     GAMMA,
     STEP,
+    assert_same,
     fed,
     play,
     rows,
-    same,
     truth,
 )
 from pytorchrl_buffers import made, memory, one_by_one, part, stacked
@@ -37,12 +37,12 @@ def test_sequences_are_stored_and_served_with_the_states_before_their_first_step
     in_order = [steps[t] for begin in begins for t in range(begin, begin + 4)]
     data = buffer.get_all_buffer_data()
     for key in STEP:
-        same(data[key], stacked(in_order, key))
+        assert_same(data[key], stacked(in_order, key))
     for key in (RHS, RHS2):
-        same(mapped(lambda x: x[::4], data[key]), stacked([steps[begin] for begin in begins], key))
+        assert_same(mapped(lambda x: x[::4], data[key]), stacked([steps[begin] for begin in begins], key))
     for start, end in ((0, 32), (2, 11), (4, 5), (-9, -1), (7, 7)):
         expected = part(memory(in_order, 32), start, end)
-        same({key: buffer.get_data_slice(start, end)[key] for key in STEP}, expected)
+        assert_same({key: buffer.get_data_slice(start, end)[key] for key in STEP}, expected)
     (batch,) = buffer.generate_batches(1, 399)
     windows = {(env, begin): one_by_one(steps[begin : begin + 4]) for begin in begins for env in (0, 1)}
     known = {rows(mapped_env(window, env), 4)[0]: at for at, window in windows.items() for env in (at[0],)}
@@ -70,11 +70,11 @@ def test_next_rows_of_n_step_sequences_miss_no_step_and_have_states_of_the_same_
     firsts = [steps[t] for begin in begins for t in range(begin, begin + 4)]
     lasts = [steps[t + n - 1] for begin in begins for t in range(begin, begin + 4)]
     for key in (OBS, DONE, ACT):
-        same(data[key], stacked(firsts, key))
+        assert_same(data[key], stacked(firsts, key))
     for key in (OBS2, DONE2):
-        same(data[key], stacked(lasts, key))
-    same(mapped(lambda x: x[::4], data[RHS]), stacked(firsts[::4], RHS))
-    same(mapped(lambda x: x[::4], data[RHS2]), stacked(lasts[::4], RHS2))
+        assert_same(data[key], stacked(lasts, key))
+    assert_same(mapped(lambda x: x[::4], data[RHS]), stacked(firsts[::4], RHS))
+    assert_same(mapped(lambda x: x[::4], data[RHS2]), stacked(lasts[::4], RHS2))
     rewards = [[truth(steps, env, t, n)[0] for env in (0, 1)] for begin in begins for t in range(begin, begin + 4)]
     np.testing.assert_allclose(data[REW][..., 0], rewards, rtol=1e-5, atol=1e-6)
 
@@ -118,7 +118,7 @@ def test_the_number_of_steps_of_stored_sequences_is_fixed() -> None:
 @pytest.mark.parametrize("length", [1, 2])
 def test_the_shortest_sequences_are_of_the_newest_steps(length: int) -> None:
     buffer, steps = made("replay", 10, recurrent=True, length=length), play(8, 2)
-    same(fed(buffer, steps).get_all_buffer_data()[OBS], stacked(steps, OBS))
+    assert_same(fed(buffer, steps).get_all_buffer_data()[OBS], stacked(steps, OBS))
 
 
 def test_sequences_that_share_all_their_steps_are_refused() -> None:

@@ -39,7 +39,7 @@ def pair(capacity: int = 10, count: int = 0, **options: Any) -> tuple[Any, Any]:
     return buffers
 
 
-def same(one: Any, other: Any) -> None:
+def assert_same(one: Any, other: Any) -> None:
     assert one.metadata() == other.metadata()
     assert (one.position, one.size, len(one)) == (other.position, other.size, len(other))
     state, ours = one.state_dict(), other.state_dict()
@@ -55,7 +55,7 @@ def same(one: Any, other: Any) -> None:
 def test_every_row_and_cursor_is_equal_after_any_steps(capacity: int, device: Any) -> None:
     one, other = pair(capacity, device=device)
     rng = np.random.default_rng(0)
-    same(one, other)
+    assert_same(one, other)
     for seed in range(25):
         count = int(rng.integers(1, 2 * capacity + 1))
         if seed % 2:
@@ -67,7 +67,7 @@ def test_every_row_and_cursor_is_equal_after_any_steps(capacity: int, device: An
             states, actions, rewards, following, dones, hiddens = rows(count, seed)
             for buffer in (one, other):
                 buffer.add_multi(states.double(), actions, rewards[:, 0], following, dones[:, 0], hiddens)
-        same(one, other)
+        assert_same(one, other)
 
 
 def test_batches_are_of_the_same_form_and_of_the_same_rows() -> None:

@@ -196,7 +196,11 @@ def test_no_arrays_make_an_audit_fail_or_warn() -> None:
             names = ("obs", "reward", "next_obs", "terminated")
             batch = {"index": index} | {name: rows[name][index] for name in names}
         draws = rng.integers(-1, size, (20, 4) if seed % 4 else (20, 4, 3))
-        relive.audit(rows, batch=batch, n=int(rng.integers(1, 5)), draws=draws)
+        report = relive.audit(rows, batch=batch, n=int(rng.integers(1, 5)), draws=draws)
+        assert report.rows == size
+        for finding in report.findings:
+            known = max(size, len(index)) if finding.rule.startswith("n-step") else size  # some are about the batch
+            assert all(0 <= row < known for row in finding.examples)
 
 
 @pytest.mark.slow

@@ -155,19 +155,19 @@ class Pair:
         """Everything that can be read is the same."""
         self.there.check()
         assert len(self.there) == len(self.ram)
-        self.same(lambda buffer: buffer.data())
+        self.assert_same(lambda buffer: buffer.data())
         for env in range(2):
-            self.same(lambda buffer, env=env: buffer.slice(env))
+            self.assert_same(lambda buffer, env=env: buffer.slice(env))
         if len(self.ram) > 6:
-            self.same(lambda buffer: buffer.sample(5))
+            self.assert_same(lambda buffer: buffer.sample(5))
             for ours, theirs in zip(self.ram.batches(3, 4), self.there.batches(3, 4), strict=True):
-                alike(ours, theirs, self.place.device)
+                assert_alike(ours, theirs, self.place.device)
 
-    def same(self, read: Callable[[ReplayBuffer], Any]) -> None:
-        alike(read(self.ram), read(self.there), self.place.device)
+    def assert_same(self, read: Callable[[ReplayBuffer], Any]) -> None:
+        assert_alike(read(self.ram), read(self.there), self.place.device)
 
 
-def alike(ours: Any, theirs: Any, device: torch.device) -> None:
+def assert_alike(ours: Any, theirs: Any, device: torch.device) -> None:
     """Two batches have the same fields in the same order, bit for bit; the second on the device."""
     one, other = (dict(batch.items(include_nested=True, leaves_only=True)) for batch in (ours, theirs))
     assert list(one) == list(other)
@@ -267,8 +267,8 @@ def test_every_dtype_keeps_its_bits(place: Place) -> None:
         there.add(place.tensors(step))
     for view in (Transition(), FrameStack(3), FrameStack(2, NStep(3), pad="zeros")):
         ram.view, there.view = view, deepcopy(view)
-        alike(ram.sample(32), there.sample(32), place.device)
-    alike(ram.slice(1), there.slice(1), place.device)
+        assert_alike(ram.sample(32), there.sample(32), place.device)
+    assert_alike(ram.slice(1), there.slice(1), place.device)
 
 
 def test_tensors_that_are_strided_or_need_a_gradient_are_stored_like_others(place: Place) -> None:
@@ -289,8 +289,8 @@ def test_a_batch_is_a_copy(place: Place) -> None:
     for batch in (pair.there.sample(6), pair.there.slice(0), pair.there.data()):
         for tensor in batch.values(include_nested=True, leaves_only=True):
             tensor.zero_()
-    alike(pair.ram.data(), pair.there.data(), place.device)
-    alike(pair.ram.data(), before, place.device)
+    assert_alike(pair.ram.data(), pair.there.data(), place.device)
+    assert_alike(pair.ram.data(), before, place.device)
 
 
 def test_what_was_handed_over_may_be_written_to_afterwards(place: Place) -> None:
@@ -313,8 +313,8 @@ def test_a_collector_fills_the_same(place: Place, mode: AutoresetMode) -> None:
     for env, buffer in zip(envs, buffers, strict=True):
         Collector(env, lambda obs: (obs[:, 2] > 0).long(), buffer, seed=0).collect(60)
     assert buffers[0].stats() == buffers[1].stats()
-    alike(buffers[0].data(), buffers[1].data(), place.device)
-    alike(buffers[0].sample(50), buffers[1].sample(50), place.device)
+    assert_alike(buffers[0].data(), buffers[1].data(), place.device)
+    assert_alike(buffers[0].sample(50), buffers[1].sample(50), place.device)
 
 
 RECURRENT = Schema({
@@ -385,7 +385,7 @@ def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: 
 
 def alike_sequences(ours: Any, theirs: Any, device: torch.device) -> None:
     assert list(ours) == list(theirs)
-    alike(ours.data, theirs.data, device)
+    assert_alike(ours.data, theirs.data, device)
     assert (ours.num_sequences, ours.num_steps) == (theirs.num_sequences, theirs.num_steps)
     one, other = (twins.leaves({**b._facts, "hidden": () if b._hidden is None else b._hidden}) for b in (ours, theirs))
     assert one.keys() == other.keys()
@@ -504,7 +504,7 @@ def test_a_mixture_is_of_one_device(place: Place) -> None:
     one, other = (Pair(place).play(*PLAYS) for _ in range(2))
     shares = {"a": 0.5, "b": 0.5}
     batch = Mixture({"a": one.there, "b": other.there}, shares).sample(8)
-    alike(Mixture({"a": one.ram, "b": other.ram}, shares).sample(8), batch, place.device)
+    assert_alike(Mixture({"a": one.ram, "b": other.ram}, shares).sample(8), batch, place.device)
     if place.device.type != "cpu":
         with pytest.raises(DeviceError, match="one device"):
             Mixture({"a": one.there, "b": other.ram}, shares)
@@ -528,17 +528,17 @@ def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered
         assert far.device == place.device
         for made in (here, far):
             made.check()
-        alike(here.data(), far.data(), place.device)
-        alike(pair.ram.data(), far.data(), place.device)
-        alike(here.sample(7), far.sample(7), place.device)
+        assert_alike(here.data(), far.data(), place.device)
+        assert_alike(pair.ram.data(), far.data(), place.device)
+        assert_alike(here.sample(7), far.sample(7), place.device)
     # they go on alike
     loaded = place.load(tmp_path / "ram")
     for k in range(8):
         step = pair.twin.step("..")
         pair.ram.add(step)
         loaded.add(mixed(place, step, k))
-    alike(pair.ram.data(), loaded.data(), place.device)
-    alike(pair.ram.sample(9), loaded.sample(9), place.device)
+    assert_alike(pair.ram.data(), loaded.data(), place.device)
+    assert_alike(pair.ram.sample(9), loaded.sample(9), place.device)
 
 
 def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,7 +550,7 @@ def test_a_save_is_moved_in_pieces(place: Place, tmp_path: File, monkeypatch: py
     assert dumped(pair.there) == dumped(pair.ram)
     pair.there.save(tmp_path / "there")
     assert saved(tmp_path / "ram") == saved(tmp_path / "there")
-    alike(pair.ram.data(), place.load(tmp_path / "ram").data(), place.device)
+    assert_alike(pair.ram.data(), place.load(tmp_path / "ram").data(), place.device)
 
 
 @pytest.mark.parametrize("dress", ["box", "mixed"])
@@ -592,8 +592,8 @@ def test_buffers_are_appended_from_and_to_anywhere(place: Place, dress: str, ord
         for target in (far, near):
             target.append(source)
             target.check()
-            alike(expected.data(), target.data(), target.device)
-            alike(expected.slice(1), target.slice(1), target.device)
+            assert_alike(expected.data(), target.data(), target.device)
+            assert_alike(expected.slice(1), target.slice(1), target.device)
 
 
 # Memory.
@@ -677,7 +677,7 @@ def test_hindsight_gives_the_same_goals_on_a_device(place: Place, view: str, dre
     for _ in range(3):
         batches = pair.ram.sample(12), pair.there.sample(12)
         assert batches[0]["relabelled"].any()
-        alike(*batches, place.device)
+        assert_alike(*batches, place.device)
     pair.check()
 
 

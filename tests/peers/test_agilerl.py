@@ -73,7 +73,7 @@ def filled(count: int, seed: int = 0, done: float = 0.2, states: bool = False, *
     return buffers
 
 
-def same(one: Any, other: Any) -> None:
+def assert_same(one: Any, other: Any) -> None:
     """Two nested TensorDicts with the same keys, shapes, dtypes and contents."""
     ours = dict(other.items(True, True))
     assert set(dict(one.items(True, True))) == set(ours)
@@ -96,9 +96,9 @@ def cursors(buffer: Any) -> Any:
 def test_every_column_cursor_and_batch_of_everything_is_equal(kind: str, states: bool, masks: bool) -> None:
     for count in (0, 5, 12):
         one, other = filled(count, kind=kind, states=states, masks=masks)
-        same(one.buffer, other.buffer)
+        assert_same(one.buffer, other.buffer)
         assert cursors(one) == cursors(other)
-        same(one.get_tensor_batch(), other.get_tensor_batch())
+        assert_same(one.get_tensor_batch(), other.get_tensor_batch())
         assert leaves(one.get()) == leaves(other.get())
 
 
@@ -117,13 +117,13 @@ def test_sampled_batches_are_rows_of_the_same_transitions(device: Any) -> None:
             drawn = batch["rewards"].tolist()
             assert len(set(drawn)) == len(drawn) == 20
             assert set(drawn) <= rows
-    same(one.get_tensor_batch(36)[:0], other.get_tensor_batch(36)[:0])
+    assert_same(one.get_tensor_batch(36)[:0], other.get_tensor_batch(36)[:0])
 
 
 def test_wrapping_puts_every_step_where_agilerls_does() -> None:
     for count in (1, 11, 12, 13, 30):
         one, other = filled(count, wrap_at_capacity=True)
-        same(one.buffer, other.buffer)
+        assert_same(one.buffer, other.buffer)
         assert cursors(one) == cursors(other)
 
 
@@ -202,7 +202,7 @@ def test_sequences_are_agilerls_and_besides_them_the_tails_that_it_drops(kind: s
     assert all(len(rows) < (length or 0) and not set(rows) <= covered for rows in more)
     stride = {"CHUNKED": length, "MAXIMUM": 1, "FIFTY_PERCENT_OVERLAP": (length or 0) // 2}[kind]
     assert bool(more) == (length in (3, 4) and stride > 1)
-    same(one.unpadded_data, other.unpadded_data)
+    assert_same(one.unpadded_data, other.unpadded_data)
     assert one.padded_data.keys() == other.padded_data.keys()
     for key in ("observations", "actions", "pad_mask"):
         assert one.padded_data[key].dtype == other.padded_data[key].dtype
@@ -295,7 +295,7 @@ def test_asking_for_too_much_warns_alike_and_gives_all(call: str) -> None:
 def test_both_are_pickled_with_what_they_hold() -> None:
     for buffer in filled(7, states=True, masks=True):
         again = pickle.loads(pickle.dumps(buffer))
-        same(again.buffer, buffer.buffer)
+        assert_same(again.buffer, buffer.buffer)
         assert cursors(again) == cursors(buffer)
 
 

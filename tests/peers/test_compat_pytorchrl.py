@@ -12,6 +12,7 @@ import torch
 from compat.pytorchrl_play import (
     NAMES,
     STEP,
+    assert_same,
     check_hindsight,
     check_windows,
     errors_of,
@@ -21,7 +22,6 @@ from compat.pytorchrl_play import (
     play,
     reached,
     rows,
-    same,
     truth,
 )
 from peers.pytorchrl_host import host
@@ -55,19 +55,20 @@ def test_steps_are_stored_and_served_the_same(name: str, num_envs: int, nested: 
         assert (mine.size, mine.step, mine.max_size) == (its.size, its.step, its.max_size)
         if count in (3, 11, 12, 30):
             its_data = {key: value for key, value in its.data.items() if key != "priority"}
-            same(mine.data, its_data)
+            assert_same(mine.data, its_data)
             start = 2 if count == 3 else 5
             its_slice = {key: value for key, value in its.get_data_slice(start, 9).items() if key != "priority"}
-            same(mine.get_data_slice(start, 9), its_slice)
+            assert_same(mine.get_data_slice(start, 9), its_slice)
             negative = {key: value for key, value in its.get_data_slice(-7, -2).items() if key not in ("priority", RHS)}
-            same({key: mine.get_data_slice(-7, -2)[key] for key in negative}, negative)
+            assert_same({key: mine.get_data_slice(-7, -2)[key] for key in negative}, negative)
             for key in (OBS, REW, DONE2, RHS):
-                same(mine.copy_single_tensor(key, its.step - 1), host("her").copy_single_tensor(its, key, its.step - 1))
+                last = host("her").copy_single_tensor(its, key, its.step - 1)
+                assert_same(mine.copy_single_tensor(key, its.step - 1), last)
             its.before_gradients()
             mine.before_gradients()
             (a,), (b,) = (list(buffer.generate_batches(1, 2000)) for buffer in (mine, its))
             assert kinds(a) == kinds(b)
-            same(a[RHS], b[RHS])
+            assert_same(a[RHS], b[RHS])
             assert set(rows(a)) == set(rows(b))
 
 
@@ -81,7 +82,7 @@ def test_collected_steps_go_into_a_learners_buffer_alike() -> None:
             data = collector.get_all_buffer_data(data_to_cpu=True)
             collector.reset()
             learner.insert_data_slice(data)
-        same(*(learner.get_data_slice(0, 40) for learner in learners))
+        assert_same(*(learner.get_data_slice(0, 40) for learner in learners))
         assert len({(b.size, b.step) for b in collectors}) == len({(b.size, b.step) for b in learners}) == 1
     for learner in learners:
         with pytest.raises(AssertionError):
@@ -101,7 +102,7 @@ def test_a_learner_that_collects_by_itself_puts_its_steps_back_where_they_were(n
         mine, its = buffers
         assert (mine.size, mine.step) == (its.size, its.step)
         its_slice = {key: value for key, value in its.get_data_slice(0, 20).items() if key != "priority"}
-        same(mine.get_data_slice(0, 20), its_slice)
+        assert_same(mine.get_data_slice(0, 20), its_slice)
 
 
 def round_trip(buffer: Any, pickled: bool) -> None:
@@ -133,8 +134,8 @@ def test_sequences_are_stored_and_served_the_same(overlap: float) -> None:
     fed(its, steps)
     assert (mine.size, mine.max_size) == (its.size, its.max_size) == ((24 if overlap else 16), 32)
     for key in STEP:
-        same(mine.get_all_buffer_data()[key], its.get_all_buffer_data()[key])
-    same(mine.get_all_buffer_data()[RHS]["rhs_act"][::4], its.get_all_buffer_data()[RHS]["rhs_act"][::4])
+        assert_same(mine.get_all_buffer_data()[key], its.get_all_buffer_data()[key])
+    assert_same(mine.get_all_buffer_data()[RHS]["rhs_act"][::4], its.get_all_buffer_data()[RHS]["rhs_act"][::4])
     (a,), (b,) = (list(buffer.generate_batches(1, size)) for buffer, size in ((mine, 400), (its, 396)))
     assert kinds(a) == kinds(b)
     assert set(rows(a, per=4)) == set(rows(b, per=4))
@@ -158,9 +159,9 @@ def test_slices_of_sequences_are_the_same(overlap: float, counts: tuple[int, ...
         for start, end in ((0, 32), (2, 11), (4, 5), (-9, -1), (7, 7), (30, 40)):
             one, other = mine.get_data_slice(start, end), its.get_data_slice(start, end)
             for key in STEP:
-                same(one[key], other[key])
+                assert_same(one[key], other[key])
             begin = -start % 4  # of states those count that a sequence begins with
-            same(one[RHS]["rhs_act"][begin::4], other[RHS]["rhs_act"][begin::4])
+            assert_same(one[RHS]["rhs_act"][begin::4], other[RHS]["rhs_act"][begin::4])
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5])
@@ -173,10 +174,10 @@ def test_n_step_sequences_are_the_same_but_for_the_sum_of_their_flags(n: int, ov
     assert (mine.size, mine.step) == (its.size, its.step)
     one, other = mine.get_all_buffer_data(), its.get_all_buffer_data()
     for key in (key for key in STEP if key not in (DONE, REW)):
-        same(one[key], other[key])
+        assert_same(one[key], other[key])
     np.testing.assert_allclose(one[REW], other[REW], rtol=1e-5, atol=1e-6)
     for key in (RHS, RHS2):
-        same(one[key]["rhs_act"][::4], other[key]["rhs_act"][::4])
+        assert_same(one[key]["rhs_act"][::4], other[key]["rhs_act"][::4])
     assert other[DONE].max() > 1
 
 

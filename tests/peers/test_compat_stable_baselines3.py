@@ -78,11 +78,11 @@ def fed(buffer: Any, steps: list[tuple[Any, ...]]) -> Any:
     return buffer
 
 
-def same(one: Any, other: Any) -> None:
+def assert_same(one: Any, other: Any) -> None:
     if isinstance(other, dict):
         assert set(one) == set(other)
         for key in other:
-            same(one[key], other[key])
+            assert_same(one[key], other[key])
         return
     assert isinstance(one, type(other))
     assert (one.dtype, tuple(one.shape)) == (other.dtype, tuple(other.shape))
@@ -91,9 +91,9 @@ def same(one: Any, other: Any) -> None:
 
 def same_arrays(a: Any, b: Any) -> None:
     for name in ("observations", "next_observations", "actions", "rewards"):
-        same(getattr(a, name), getattr(b, name))
+        assert_same(getattr(a, name), getattr(b, name))
     for name in ("dones", "timeouts"):  # the storage, which is bool
-        same(getattr(a, name).astype(np.float32), getattr(b, name))
+        assert_same(getattr(a, name).astype(np.float32), getattr(b, name))
 
 
 def rows(samples: Any) -> list[bytes]:
@@ -277,7 +277,7 @@ def test_a_rollout_stores_computes_and_serves_the_same(obs: str, action: str, ba
             buffer.compute_returns_and_advantage(last, start)
         assert (a.full, a.pos, a.size()) == (b.full, b.pos, b.size())
         for name in ("observations", "actions", "rewards", "episode_starts", "values", "log_probs"):
-            same(getattr(a, name), getattr(b, name))
+            assert_same(getattr(a, name), getattr(b, name))
         for name in ("advantages", "returns"):
             np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-4, atol=1e-5)
         b.advantages, b.returns = a.advantages.copy(), a.returns.copy()  # they differ in the last bit
@@ -319,7 +319,7 @@ def test_values_may_carry_gradients_or_be_of_one_env_without_an_axis() -> None:
             buffer.add(step[0], step[2], step[3], step[4], value, log_prob)
         stored.append((buffer.values, buffer.log_probs))
     for one, other in zip(*stored, strict=True):
-        same(one, other)
+        assert_same(one, other)
 
 
 @pytest.mark.parametrize("wrong", ["shape", "dtype", "missing"])
@@ -593,8 +593,8 @@ def test_next_observations_are_those_of_the_host() -> None:
     for buffers_ in (her_pair(60), her_pair(60, num_envs=2)):
         for buffer in buffers_:
             walked(buffer, [4, 1, 6], buffer.n_envs)
-        same(*(buffer.next_observations for buffer in buffers_))
-        same(*(buffer.observations for buffer in buffers_))
+        assert_same(*(buffer.next_observations for buffer in buffers_))
+        assert_same(*(buffer.observations for buffer in buffers_))
 
 
 def test_rewards_are_asked_with_the_infos_of_their_steps_as_in_the_host() -> None:

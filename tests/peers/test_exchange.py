@@ -13,7 +13,7 @@ from relive.exchange import from_stable_baselines3, from_torchrl, log_of
 from relive.steps.trees import map_leaves
 
 
-def same(one: Any, other: Any) -> None:
+def assert_same(one: Any, other: Any) -> None:
     """Two logs with the same fields, bit by bit."""
     assert one.fields.keys() == other.fields.keys()
     for name in one.fields:
@@ -43,7 +43,7 @@ def test_stable_baselines3(tmp_path: Path, kind: str, steps: int) -> None:
         infos = [{"TimeLimit.truncated": bool(flag)} for flag in cut]
         buffer.add(observed(), observed(), rng.integers(3, size=(2, 1)), rng.normal(size=2), done, infos)
     save(tmp_path / "buffer.pkl", buffer)
-    same(from_stable_baselines3(tmp_path / "buffer.pkl"), log_of(buffer))
+    assert_same(from_stable_baselines3(tmp_path / "buffer.pkl"), log_of(buffer))
 
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
@@ -59,4 +59,4 @@ def test_torchrl(tmp_path: Path, storage: str, steps: int) -> None:
         now = {"pixels": torch.full((2, 2), int(t), dtype=torch.uint8), "action": t[None] % 3}
         buffer.add(tensordict.TensorDict(now | {"next": tensordict.TensorDict(following)}))
     buffer.dumps(tmp_path / "dump")
-    same(from_torchrl(tmp_path / "dump"), log_of(buffer))
+    assert_same(from_torchrl(tmp_path / "dump"), log_of(buffer))

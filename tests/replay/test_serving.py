@@ -33,7 +33,7 @@ def twin(sampler: Any, view: Any, **options: Any) -> Twin:
     return Twin(3, 12, sampler=sampler(), view=view(), **extras, **options).play(*PLAYS)
 
 
-def play_beside(served: Twin, plain: Twin, depth: int, turns: int) -> None:
+def assert_served_as_by_a_plain_loop(served: Twin, plain: Twin, depth: int, turns: int) -> None:
     """Learn, rate and add in both; every batch is the same."""
     rows = 1 if isinstance(plain.buffer.sampler, WithoutReplacement) else 2  # there may be only one sequence
     stream, beside = served.buffer.serve(rows, depth), PlainAhead(plain.buffer, rows, depth)
@@ -56,7 +56,7 @@ CELLS = covering([*VIEWS, *SEQUENCES], SAMPLERS, DEPTHS)
 @pytest.mark.parametrize(("view", "sampler", "depth"), CELLS)
 def test_served_batches_are_those_of_a_plain_loop_that_draws_as_far_ahead(view: str, sampler: str, depth: int):
     makers = SAMPLERS[sampler], (VIEWS | SEQUENCES)[view]
-    play_beside(twin(*makers), twin(*makers), depth, 12)
+    assert_served_as_by_a_plain_loop(twin(*makers), twin(*makers), depth, 12)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

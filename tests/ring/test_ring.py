@@ -16,6 +16,7 @@ from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.kernels import cpu, reference
 from relive.kernels.ring_state import LONGEST, USED_UP, RingArrays, StagedRows
+from relive.kernels.undo_note import undo_size
 from relive.memory.ram import ReplayRows
 from relive.ring import Ring, Rule
 from twins import KINDS, Twin, stacked
@@ -304,7 +305,7 @@ def noted(ring: RingArrays, rng: np.random.Generator) -> RingArrays:
     """The ring as one whose memory outlives the process; of some, not all rows may be overwritten."""
     num_envs = len(ring.state)
     most = ring.state[:, 0] + rng.integers(0, 30, num_envs) if rng.random() < 0.3 else np.full(num_envs, 2**62)
-    return ring._replace(undo=np.zeros(reference.undo_size(num_envs, num_envs), np.int64), reserve=most)
+    return ring._replace(undo=np.zeros(undo_size(num_envs, num_envs), np.int64), reserve=most)
 
 
 class Pair:
@@ -345,7 +346,7 @@ class Pair:
         out = np.empty(self.num_rows, np.int64)
         return set(out[: reference.anchors(ring, out)].tolist())
 
-    def add(self, alone: int = 0) -> None:
+    def assert_steps_agree(self, alone: int = 0) -> None:
         """A few envs step; sometimes an ending's final observation is missing."""
         rng = self.rng
         envs = rng.permutation(self.num_envs)[: int(rng.integers(1, self.num_envs + 1))].astype(np.int64)
@@ -411,7 +412,7 @@ class Pair:
         ]
         return np.array(places, np.int64)
 
-    def ask(self, alone: int = 0) -> None:
+    def assert_answers_agree(self, alone: int = 0) -> None:
         """Every question about the state."""
         rng, answers = self.rng, []
         live = self.live()
@@ -474,9 +475,9 @@ class Pair:
 def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
     pair = Pair(np.random.default_rng(seed))
     for step in range(30):
-        pair.add()
+        pair.assert_steps_agree()
         if step % 3 == 0:
-            pair.ask()
+            pair.assert_answers_agree()
         if pair.rng.random() < 0.05:  # an episode is interrupted, or everything cleared
             clear = pair.rng.random() < 0.5
             for ring in pair.rings:
@@ -493,8 +494,8 @@ def test_the_twins_agree_bit_for_bit_on_rows_in_order(seed: int) -> None:
 def test_the_twins_agree_bit_for_bit_on_rows_with_next_observations_of_their_own(seed: int, mode: int) -> None:
     pair = Pair(np.random.default_rng(seed), alone=True)
     for _ in range(15):
-        pair.add(mode)
-        pair.ask(mode)
+        pair.assert_steps_agree(mode)
+        pair.assert_answers_agree(mode)
         if pair.rng.random() < 0.1:
             for ring in pair.rings:
                 ring.state[:, 2] = 0

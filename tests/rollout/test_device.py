@@ -108,12 +108,12 @@ def filled(device: torch.device | str, real: bool = False) -> RolloutBuffer:
     return rollout
 
 
-def same(ours: Any, theirs: Any) -> None:
+def assert_same(ours: Any, theirs: Any) -> None:
     """Nested batches with the same numbers."""
     assert ours.keys() == theirs.keys()
     for name in ours.keys():
         if hasattr(ours[name], "keys"):
-            same(ours[name], theirs[name])
+            assert_same(ours[name], theirs[name])
         else:
             torch.testing.assert_close(theirs[name].cpu(), ours[name], equal_nan=True, rtol=1e-5, atol=1e-6)
 
@@ -126,7 +126,7 @@ def counted(device: torch.device, act: Callable[[], Any]) -> tuple[Any, Work]:
 
 @pytest.mark.parametrize("real", [True, False])
 def test_a_rollout_on_a_device_holds_the_same(device: torch.device, real: bool) -> None:
-    same(filled("cpu", real).data(), filled(device, real).data())
+    assert_same(filled("cpu", real).data(), filled(device, real).data())
 
 
 def test_adding_a_step_copies_each_field_once_and_waits_for_nothing(device: torch.device) -> None:
@@ -157,7 +157,7 @@ def test_writing_in_place_waits_for_nothing(device: torch.device) -> None:
 def test_an_estimator_gives_the_same_and_waits_once(device: torch.device, estimator: Any, real: bool) -> None:
     ours, theirs = filled("cpu", real).finish(estimator), filled(device, real)
     _, work = counted(device, lambda: theirs.finish(estimator))
-    same(ours.data(), theirs.data())
+    assert_same(ours.data(), theirs.data())
     once = getattr(estimator, "critic", True) and not isinstance(estimator, returns.GroupAdvantage)
     assert sum(work.waits.values()) == once, work.waits  # for missing final values, which only a critic needs
 
@@ -178,7 +178,7 @@ def test_minibatches_wait_once_a_call_and_not_for_each_batch(device: torch.devic
     options: dict[str, Any] = {"num_batches": 3, "epochs": epochs, "normalize_advantage": True}
     batches, work = counted(device, lambda: list(theirs.minibatches(**options)))
     for one, other in zip(ours.minibatches(**options), batches, strict=True):
-        same(one, other)
+        assert_same(one, other)
     assert sum(work.waits.values()) == (1 if real else 2), work.waits  # is any step not real, and which are
 
 
@@ -196,7 +196,7 @@ def test_sequences_wait_only_to_cut_episodes(device: torch.device, length: int |
     options: dict[str, Any] = {"num_batches": 2, "epochs": 2}
     batches, work = counted(device, lambda: list(theirs.sequences(length, **options)))
     for one, other in zip(ours.sequences(length, **options), batches, strict=True):
-        same(one, other)
+        assert_same(one, other)
     assert sum(work.waits.values()) == 1, work.waits
 
 
@@ -204,15 +204,15 @@ def test_batches_of_envs_wait_only_to_cut_episodes(device: torch.device) -> None
     ours, theirs = filled("cpu").finish(GAE()), filled(device).finish(GAE())
     batches, work = counted(device, lambda: list(theirs.env_batches(num_batches=2, epochs=2)))
     for one, other in zip(ours.env_batches(num_batches=2, epochs=2), batches, strict=True):
-        same(one.steps, other.steps)
-        same(one.sequences, other.sequences)
+        assert_same(one.steps, other.steps)
+        assert_same(one.sequences, other.sequences)
     assert sum(work.waits.values()) == 1, work.waits
 
 
 def test_chunks_are_the_same(device: torch.device) -> None:
     ours, theirs = filled("cpu").finish(GAE()), filled(device).finish(GAE())
     for one, other in zip(ours.chunks(4), theirs.chunks(4), strict=True):
-        same(one, other)
+        assert_same(one, other)
 
 
 def test_other_calls_wait_as_often_as_their_page_says(device: torch.device) -> None:
