@@ -103,9 +103,10 @@ class Player:
         return play(self.writer, begin, count)
 
 
-def test_actors_killed_under_load_lose_only_what_the_statistics_count(machine: None, tmp_path: Path):
+@pytest.mark.parametrize("durable", [False, True], ids=["in memory", "in files"])
+def test_actors_killed_under_load_lose_only_what_the_statistics_count(durable: bool, machine: None, tmp_path: Path):
     """Two workers write and the learner draws while shards are killed at random; every step is accounted for."""
-    replay = replay_of(capacity=400_000, path=tmp_path / "replay", commit_every=0.5)
+    replay = replay_of(capacity=400_000, path=tmp_path / "replay", commit_every=0.5, durable=durable)
     player: Any = ray.remote(num_cpus=0)(Player)
     count, rng, killed = 2000, np.random.default_rng(0), 0
     players = [player.remote(replay.writer(envs)) for envs in ([0, 1], [2, 3])]
@@ -123,6 +124,7 @@ def test_actors_killed_under_load_lose_only_what_the_statistics_count(machine: N
     assert stats["restarts"] >= 1
     # A step is complete or lost, but for the last one of an episode that was cut, by a kill or at the end.
     assert 4 * (count - killed - 1) <= stats["completed"] + stats["lost_steps"] <= 4 * count
+    assert not (durable and stats["lost_steps"])
     check(replay.sample(2000))
     replay.close()
 

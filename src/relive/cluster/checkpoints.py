@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import files
 from ..errors import FileFormatError
 from ..files.entries import entry, integers
-from ..files.nested import to_json
 from ..replay.parts import describe, rebuild
 from ..steps.schema import Schema
 from .division import Division
@@ -49,14 +49,18 @@ def manifest_of(path: str | os.PathLike[str]) -> Path:
     return Path(path) / "replay"
 
 
-def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: Any) -> None:
+def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: tuple[Any, Mapping[str, Any]]) -> None:
     """Replace the checkpoint. The commits of its number are on the disk already; until now the old one counted.
 
+    Args:
+        path: the directory.
+        state: the learner's side.
+        extra: what the user added, as :func:`relive.files.nested.to_json` gives it.
+
     Raises:
-        FileFormatError: ``extra`` cannot be stored.
         OSError: the disk is full, or fails.
     """
-    described, tensors = to_json(extra)
+    described, tensors = extra
     content = {
         "kind": KIND,
         "schema": json.loads(state.schema.to_json()),

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FileFormatError, LifecycleError
+from ..files import SaveHandle
 from ..replay.buffer import ReplayBuffer
 from ..replay.extra import load_extra
+from .ledger import Ledger
+from .ring_files import RingFiles
 
 __all__ = ["Home", "SavedShard", "ShardPlan", "slot"]
 
@@ -50,6 +53,8 @@ class ShardPlan(NamedTuple):
     """The saved shards that it begins with."""
     most: int | None = None
     """The most steps of a chunk, under a limit of samples per insert; None without one."""
+    durable: bool = False
+    """Whether the ring lives in files."""
 
 
 def slot(home: str | os.PathLike[str], shard: int, cut: int | None) -> Path:
@@ -69,24 +74,53 @@ class Home:
 
     def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
+        self.files = None if not plan.durable or plan.home is None else RingFiles(self._folder, plan.run)
+        """The files of the ring, if it lives in any."""
 
-    def save(self, replay: ReplayBuffer, ledger: dict[str, Any], commit: int, cut: int | None) -> None:
-        """Commit number ``commit``, as part of checkpoint ``cut`` or, for None, of none."""
+    @property
+    def _folder(self) -> Path:
+        return slot(str(self._plan.home), self._plan.number, None).parent
+
+    def save(
+        self, replay: ReplayBuffer, ledger: Ledger, commit: int, cut: int | None, background: bool = False
+    ) -> SaveHandle | None:
+        """Commit number ``commit``, as part of checkpoint ``cut`` or, for None, of none.
+
+        Returns:
+            the save, which is done unless it goes on in the ``background``; None if there was none: a ring in files
+            is only flushed where no checkpoint is asked for.
+        """
         plan = self._plan
         if plan.home is None:
             raise LifecycleError("commit(): this shard has no directory")
+        if self.files is not None:
+            self.files.flush(ledger)
+            if cut is None:
+                return None
         path = slot(plan.home, plan.number, cut)
         path.parent.mkdir(parents=True, exist_ok=True)
-        note = {"run": plan.run, "commit": commit, "shard": plan.number, "ledger": ledger}
-        replay.save(path, extra=note)
+        note = {"run": plan.run, "commit": commit, "shard": plan.number, "ledger": ledger.state()}
+        return replay.save(path, extra=note, background=background)
 
-    def restored(self) -> tuple[ReplayBuffer, dict[str, Any] | None, int]:
+    def restored(self) -> tuple[ReplayBuffer, Ledger, int]:
         """The shard's ring, its ledger and the number of its last commit.
 
-        They are those of the newest commit of this run. Without one, the ring comes from the saved shards that the
-        plan names, or is empty; then there is no ledger, and the number is 0.
+        A ring in files is as its process left it. Else they are those of the newest commit of this run. Without one,
+        the ring comes from the saved shards that the plan names, or is empty; then the ledger is new.
         """
-        found: list[tuple[int, Path, dict[str, Any]]] = []
+        if self.files is None:
+            return self._saved()
+        plan, numbers = self._plan, [note["commit"] for _, note in self._commits()]
+        options = {**deepcopy(plan.options), "capacity": plan.rows, "num_envs": plan.num_envs, "check_ends": False}
+        found = self.files.restored(options)
+        if found is None:
+            saved = self._begun() if plan.sources else None
+            found = self.files.begun(saved, options, plan.seed), Ledger()
+        return *found, max(numbers, default=0)
+
+    def _commits(self) -> list[tuple[Path, dict[str, Any]]]:
+        """The commits of this run, and what was noted with each."""
+        found: list[tuple[Path, dict[str, Any]]] = []
         plan = self._plan
         # Numbers grow with each commit in all three directories, so the largest is the newest.
         slots = () if plan.home is None else [slot(plan.home, plan.number, turn) for turn in (0, 1, None)]
@@ -94,11 +128,15 @@ class Home:
             with suppress(FileFormatError, OSError):
                 note: Any = load_extra(path)
                 if note is not None and (note["run"], note["shard"]) == (plan.run, plan.number):
-                    found.append((note["commit"], path, note["ledger"]))
-        for commit, path, ledger in sorted(found, key=lambda candidate: -candidate[0]):
+                    found.append((path, note))
+        return found
+
+    def _saved(self) -> tuple[ReplayBuffer, Ledger, int]:
+        """What the newest whole commit of this run has, or what the shard begins with."""
+        for path, note in sorted(self._commits(), key=lambda candidate: -candidate[1]["commit"]):
             with suppress(FileFormatError):  # a damaged commit; the one before it may be whole
-                return self._loaded(path), ledger, commit
-        return self._begun(), None, 0
+                return self._loaded(path), Ledger.restored(note["ledger"]), note["commit"]
+        return self._begun(), Ledger(), 0
 
     def _begun(self) -> ReplayBuffer:
         """The ring that the shard begins with: a saved one as it was, or one with the envs of several saved ones."""

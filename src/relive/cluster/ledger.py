@@ -95,6 +95,17 @@ class Ledger:
         self._received[origin.rank.token] = origin.start + origin.steps
         self.stored += origin.steps * len(origin.envs)
 
+    def counts_after(self, origin: Origin) -> list[int]:
+        """What :attr:`stored`, :attr:`lost` and :attr:`repeated` will be once a chunk is stored."""
+        return [self.stored + origin.steps * len(origin.envs), self.lost, self.repeated]
+
+    def adopt(self, origin: Origin, counts: Sequence[int]) -> None:
+        """A chunk is in, as the ring shows; the counts are those after it."""
+        if any(self._owners.get(env) != origin.rank for env in origin.envs):
+            self._hand_over(origin.envs, origin.rank)
+        self.confirm(origin)
+        self.stored, self.lost, self.repeated = counts
+
     def state(self) -> dict[str, Any]:
         """All of it, for a save."""
         return {

@@ -22,6 +22,7 @@ def plans_of(
     path: str | os.PathLike[str] | None,
     sources: tuple[SavedShard, ...],
     most: int | None,
+    durable: bool,
 ) -> list[ShardPlan]:
     """What to make the shards of a new run from.
 
@@ -31,6 +32,7 @@ def plans_of(
         path: the directory of commits; None for none.
         sources: the saved shards that it begins with.
         most: the most steps of a chunk, under a limit; None without one.
+        durable: whether the rings live in files.
     """
     starts, rows = division.starts.tolist(), division.rows(state.capacity).tolist()
     home, run = None if path is None else os.path.abspath(path), os.urandom(8).hex()
@@ -47,6 +49,7 @@ def plans_of(
             home=home,
             sources=sources,
             most=most,
+            durable=durable,
         )
         for k in range(state.shards)
     ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, Rule, is_number, require, seed_or_drawn
+from ..parameters import COUNT_RULE, Rule, is_flag, is_number, require, seed_or_drawn
 from ..processes.rate import RateLimit
 from ..replay.arguments import require_rows, whole_numbers
 from ..replay.extra import load_extra as extra_of
@@ -19,7 +18,7 @@ from ..steps.arrays import as_host
 from ..steps.schema import Schema
 from ..views.contract import time_first_of
 from ..views.transitions import Transition
-from .checkpoints import Checkpoint, manifest_of, read_checkpoint, saved_shards, write_checkpoint
+from .checkpoints import Checkpoint, manifest_of, read_checkpoint, saved_shards
 from .division import Division
 from .drawing import Drawing
 from .group import Connect, Group, Link
@@ -27,6 +26,7 @@ from .homes import SavedShard, ShardPlan
 from .outbox import Outbox
 from .pace import Pace
 from .plans import plans_of, require_ring
+from .saving import ClusterSave, Saver
 from .shard import require_shardable
 from .writer import Writer, chosen_envs
 
@@ -37,8 +37,7 @@ START_TIMEOUT = 600.0
 """Seconds that a shard may take to begin."""
 
 
-SAVE_TIMEOUT = 3600.0
-"""Seconds that a shard may take to write its part of a checkpoint."""
+FLAG_RULE: Rule = (is_flag, "expected True or False")
 
 
 SECONDS_RULE: Rule = (lambda value: is_number(value, 0) and value > 0, "expected a number of seconds above 0")
@@ -55,6 +54,7 @@ class _Options(NamedTuple):
     """How a learner deals with its shards."""
 
     commit_every: float | None
+    durable: bool
     timeout: float
     limit: RateLimit | None
     limit_timeout: float | None
@@ -78,6 +78,8 @@ class Replay:
         seed: as long as no shard fails, batch t is a function of (seed, t) and of what is stored at that time.
         path: the directory of :meth:`save`, which all shards can reach. Without one a shard that dies comes back empty.
         commit_every: seconds between commits of the shards, which :meth:`sample` starts; None for none.
+        durable: keep each ring in files below ``path``, as :meth:`relive.ReplayBuffer.open` does. A shard that dies
+            then comes back with all steps that it had confirmed; commits are for a power cut.
         timeout: seconds to wait for a shard. The learner then goes on without it until it answers.
         limit: how many rows may be drawn for each step of all workers, such as :class:`relive.SamplesPerInsert`. This
             replay counts both; nobody else asks it.
@@ -104,6 +106,7 @@ class Replay:
         seed: int | None = None,
         path: str | os.PathLike[str] | None = None,
         commit_every: float | None = None,
+        durable: bool = False,
         timeout: float = 60.0,
         limit: RateLimit | None = None,
         limit_timeout: float | None = None,
@@ -115,7 +118,7 @@ class Replay:
         begun = Checkpoint(
             schema, capacity, num_envs, shards, ordered, own_next_obs, seed_or_drawn(seed), 0, 0, 0, sampler, view
         )
-        self._begin(begun, path, _Options(commit_every, timeout, limit, limit_timeout), connect, ())
+        self._begin(begun, path, _Options(commit_every, durable, timeout, limit, limit_timeout), connect, ())
 
     @classmethod
     def load(
@@ -127,6 +130,7 @@ class Replay:
         sampler: Uniform | Prioritized | None = None,
         view: Any = None,
         commit_every: float | None = None,
+        durable: bool = False,
         timeout: float = 60.0,
         limit: RateLimit | None = None,
         limit_timeout: float | None = None,
@@ -145,6 +149,8 @@ class Replay:
             sampler: needed if the saved one was your own, or to change its parameters.
             view: needed if the saved one was your own.
             commit_every: as the constructor takes it.
+            durable: as the constructor takes it. Steps and TD errors move into new files then, as with another number
+                of shards.
             timeout: as the constructor takes it.
             limit: as the constructor takes it. It goes on with the counts that were saved.
             limit_timeout: as the constructor takes it.
@@ -159,7 +165,7 @@ class Replay:
             shards=saved.shards if shards is None else shards, capacity=saved.capacity if capacity is None else capacity
         )
         replay = cls.__new__(cls)
-        options = _Options(commit_every, timeout, limit, limit_timeout)
+        options = _Options(commit_every, durable, timeout, limit, limit_timeout)
         if limit is not None and saved.counted is not None:
             limit.load_state_dict(dict(zip(("inserts", "samples"), saved.counted, strict=True)))
         replay._begin(wanted, path, options, connect, saved_shards(path, saved))
@@ -173,7 +179,10 @@ class Replay:
         connect: Connect | None,
         sources: tuple[SavedShard, ...],
     ) -> None:
-        every, timeout, limit, limit_timeout = options
+        every, durable, timeout, limit, limit_timeout = options
+        require("Replay", FLAG_RULE, durable=durable)
+        if durable and path is None:
+            raise ParameterError("Replay(durable=True): rings in files need a directory; pass path=...")
         for name, seconds in (("timeout", timeout), ("commit_every", every)):
             require("Replay", SECONDS_RULE, **{name: 1.0 if seconds is None else seconds})
         division = Division(state.num_envs, state.shards)
@@ -181,12 +190,12 @@ class Replay:
         self._state, self._division, self._path = state, division, path
         self._most = Pace.most_of_a_chunk(limit, state.shards)
         require_ring(state)
-        link = (connect or _actors)(plans_of(state, division, path, sources, self._most))
+        link = (connect or _actors)(plans_of(state, division, path, sources, self._most, durable))
         self._group = Group(link, state.shards, timeout)
         self._group.start(START_TIMEOUT)
         self._pace = None if limit is None else Pace(limit, self._group, limit_timeout)
         self._drawing, self._outbox = Drawing(self._group, division), Outbox(self._group)
-        self._commit_every, self._committed = every, time.monotonic()
+        self._saver = Saver(self._group, self._outbox, path, every, state.cut)
         self._own_writer: Writer | None = None
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -243,7 +252,7 @@ class Replay:
         """
         require_rows(batch_size)
         self._outbox.settle()
-        self._commit_if_due()
+        self._saver.look()
         self._group.refresh()
         pace, state = self._pace, self._state
         if pace is not None:
@@ -287,30 +296,26 @@ class Replay:
 
     # -- saving -------------------------------------------------------------------------------------------------
 
-    def save(self, *, extra: Any = None) -> None:
+    def save(self, *, extra: Any = None, background: bool = False) -> ClusterSave:
         """Write a checkpoint of all shards and of ``extra``, the learner's state, to the directory ``path``.
 
         It holds the TD errors passed before this call, and of every writer the steps up to some chunk. It takes the
         place of the last one as a whole, once every shard has written its part.
+
+        Args:
+            extra: as :meth:`relive.ReplayBuffer.save` takes it.
+            background: return once all shards have begun, and go on while they write. ``extra`` is copied. The
+                checkpoint counts once a later call of this replay, or ``wait()`` of what this returns, finds all of
+                them done. One such save is under way at a time: the next call waits for it.
 
         Raises:
             LifecycleError: there is no ``path``, or a shard does not answer. The last checkpoint still counts.
             FileFormatError: ``extra`` has a value that cannot be stored.
             OSError: a disk is full, or fails.
         """
-        if self._path is None:
-            raise LifecycleError("save(): this replay has no directory; create it with path=...")
-        group, cut = self._group, self._state.cut + 1
         self._outbox.settle(0)
-        group.refresh()
-        written = group.ask(dict.fromkeys(group.up, ("commit", cut)), SAVE_TIMEOUT)
-        missing = sorted(set(range(group.count)) - written.keys())
-        if missing:
-            raise LifecycleError(f"save(): shards {missing} do not answer; the last checkpoint still counts, try again")
         counted = None if self._pace is None else (*self._pace.limit.state_dict().values(),)
-        state = self._state._replace(cut=cut, counted=counted)
-        write_checkpoint(self._path, state, extra)
-        self._state, self._committed = state, time.monotonic()
+        return self._saver.save(self._state._replace(counted=counted), extra, background)
 
     # -- figures, and the end -----------------------------------------------------------------------------------
 
@@ -349,8 +354,11 @@ class Replay:
         }
 
     def close(self) -> None:
-        """End the shards. What was not saved is gone."""
-        self._group.link.close()
+        """End the shards. What was not saved is gone; a save that is under way comes to its end first."""
+        try:
+            self._saver.settle()
+        finally:
+            self._group.link.close()
 
     def __repr__(self) -> str:
         s = self._state
@@ -358,15 +366,6 @@ class Replay:
             f"Replay({s.schema!r}, capacity={s.capacity}, num_envs={s.num_envs}, shards={s.shards}, "
             f"sampler={s.sampler!r}, view={s.view!r}, seed={s.seed})"
         )
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _commit_if_due(self) -> None:
-        every, now = self._commit_every, time.monotonic()
-        if every is not None and self._path is not None and now - self._committed > every:
-            self._committed, group = now, self._group
-            for shard in group.up:
-                self._outbox.send(shard, 0, "commit", None)
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:

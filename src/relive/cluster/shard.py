@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import ParameterError
+from ..errors import LifecycleError, ParameterError
+from ..files import SaveHandle
 from ..replay.buffer import ReplayBuffer
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
@@ -102,6 +103,7 @@ class Shard:
         self._refused: dict[str, float] = {}
         """Since when each writer waits for the limit, by its token."""
         self._waits, self._waited = 0, 0.0
+        self._saving: tuple[int | None, SaveHandle | None] = None, None
 
     @cached_property
     def _content(self) -> tuple[ReplayBuffer, Ledger, int]:
@@ -109,8 +111,7 @@ class Shard:
 
         They are read with the first message and not before, so that its sender gets the error if they cannot be.
         """
-        replay, ledger, commits = self._home.restored()
-        return replay, Ledger() if ledger is None else Ledger.restored(ledger), commits
+        return self._home.restored()
 
     @property
     def replay(self) -> ReplayBuffer:
@@ -198,7 +199,9 @@ class Shard:
             self.replay.interrupt(chunk.origin.envs)
         if admission.store and not self.has_room(chunk.origin):
             return admission.received - chunk.origin.steps
-        if admission.store:
+        if admission.store and self._home.files is not None:
+            self._home.files.store(self._steps(chunk), chunk.origin, self._ledger)
+        elif admission.store:
             self.replay.extend(self._steps(chunk), envs=chunk.origin.envs)
             self._ledger.confirm(chunk.origin)
         return admission.received
@@ -220,15 +223,35 @@ class Shard:
 
     # -- commits and figures ------------------------------------------------------------------------------------
 
-    def commit(self, cut: int | None) -> int:
+    def commit(self, cut: int | None, background: bool = False) -> int:
         """Save everything, as part of checkpoint ``cut`` or, for None, of none; returns the number of the commit.
 
-        After a failure the shard comes back as it is now, unless there is a later commit.
+        After a failure the shard comes back as it is now, unless there is a later commit. In the ``background`` the
+        shard goes on at once, and :meth:`committed` says when the commit is on the disk.
         """
         replay, ledger, commits = self._content
-        self._home.save(replay, ledger.state(), commits + self._commits + 1, cut)
         self._commits += 1
-        return commits + self._commits
+        number = commits + self._commits
+        self._saving = cut, self._home.save(replay, ledger, number, cut, background)
+        return number
+
+    def committed(self, cut: int) -> bool:
+        """Whether the commit for checkpoint ``cut`` is on the disk.
+
+        Raises:
+            LifecycleError: this life of the shard has not begun it.
+            FileFormatError, OSError: it failed.
+        """
+        begun, handle = self._saving
+        if begun != cut:
+            raise LifecycleError(
+                f"shard {self.plan.number} was restarted while it wrote checkpoint {cut}; the one before still counts"
+            )
+        if handle is None or handle.done:
+            if handle is not None:
+                handle.wait()
+            return True
+        return False
 
     def stats(self) -> dict[str, float]:
         """The figures of the ring, and those of its failures: see :meth:`relive.cluster.Replay.stats`."""
