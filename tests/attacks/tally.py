@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["PLACE", "Totals", "record", "table", "totals"]
+__all__ = ["PLACE", "Totals", "attempt", "record", "table", "totals"]
 
 PLACE = "RELIVE_TALLY"
 """The environment's name for the file that the tests of one run, in all their processes, write to."""
@@ -21,6 +23,17 @@ def record(class_name: str, tried: int, failed: int) -> None:
         line = json.dumps([class_name, tried, failed]) + "\n"
         with Path(place).open("a", encoding="utf-8") as file:  # one short write, which processes do not mix
             file.write(line)
+
+
+@contextmanager
+def attempt(class_name: str, tried: int = 1) -> Generator[None]:
+    """Note that ``tried`` attacks of a class are made within this context; one has failed if the context raises."""
+    try:
+        yield
+    except BaseException:
+        record(class_name, tried, 1)
+        raise
+    record(class_name, tried, 0)
 
 
 def totals(place: Path) -> Totals:

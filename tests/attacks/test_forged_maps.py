@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from attacks.tally import attempt
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
 from relive.errors import FileFormatError, ReliveError
 from relive.files import sealed
@@ -26,6 +27,7 @@ from relive.files.journal import HEAD, TAIL
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 SCHEMA = Schema({"obs": {"state": (3,), "camera": Field((40, 40), torch.uint8)}, "reward": (), **FLAGS})
 ENVS, ROWS = 2, 40
+FORGED = "a forged directory of a replay in files"
 
 MAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "uniform, 3-step": (Uniform, lambda: NStep(3, gamma=0.5)),
@@ -182,7 +184,7 @@ def test_a_forged_directory_is_refused_with_the_reason_and_left_alone(name: str,
     path = made(tmp_path / "r")
     forge(path)
     before = {file.name: file.stat().st_size for file in path.iterdir()}
-    with pytest.raises(FileFormatError, match=reason) as caught:
+    with attempt(FORGED), pytest.raises(FileFormatError, match=reason) as caught:
         ReplayBuffer.open(path)
     assert str(path) in str(caught.value)
     assert {file.name: file.stat().st_size for file in path.iterdir()} == before
@@ -211,7 +213,7 @@ def test_a_forged_directory_is_refused_with_the_reason_and_left_alone(name: str,
 def test_forged_numbers_of_a_process_that_died_are_refused(file: str, at: int, raw: bytes, tmp_path: Path) -> None:
     path = made(tmp_path / "r", close=False)
     poke(array(path, file), at, raw)
-    with pytest.raises(FileFormatError, match="contradicts itself"):
+    with attempt(FORGED), pytest.raises(FileFormatError, match="contradicts itself"):
         ReplayBuffer.open(path)
 
 
@@ -268,4 +270,5 @@ def test_whatever_rows_and_trees_hold_no_call_leaves_its_memory(name: str, times
             use(path)
             shutil.rmtree(path)
 
-    assert survived(attack)
+    with attempt("a replay in files with rows and trees of random bytes", times):
+        assert survived(attack)

@@ -19,6 +19,15 @@ def test_what_is_noted_of_one_class_adds_up(tmp_path: Path, monkeypatch: pytest.
     assert tally.table(found).splitlines()[2:] == ["| a | 2 | 1 |", "| b | 1,500 | 3 |"]
 
 
+def test_an_attempt_that_raises_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tally.PLACE, str(tmp_path / "tally"))
+    with tally.attempt("a", 5):
+        pass
+    with pytest.raises(AssertionError, match="it broke"), tally.attempt("a", 7):
+        raise AssertionError("it broke")
+    assert tally.totals(tmp_path / "tally") == {"a": (12, 1)}
+
+
 def test_nothing_is_noted_where_nobody_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(tally.PLACE, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -292,6 +292,28 @@ def test_the_remains_of_a_directory_that_was_never_finished_make_way(tmp_path: P
         opened(tmp_path / "r")
 
 
+@pytest.mark.parametrize("name", ["without replacement", "recent", "wrapped"])
+def test_a_flush_that_comes_by_itself_keeps_what_the_sampler_knows(name: str, tmp_path: Path) -> None:
+    replay = opened(tmp_path / "r", seed=1, sampler=SAMPLERS[name](), flush=20)
+
+    def go_on(replay: ReplayBuffer, number: int) -> None:
+        if name == "recent":
+            replay.sampler.observe(float(number))
+        if number > 8:
+            replay.sample(4)
+
+    for number in range(30):  # each step has two rows, so the last one is the third that flushes
+        go_on(replay, number)
+        replay.add(step(number))
+    kept = {key: np.copy(value) for key, value in replay.sampler.state_dict().items()}
+    go_on(replay, 10**6)
+    del replay  # as a kill leaves it
+    with opened(tmp_path / "r", None, None, sampler=SAMPLERS[name]()) as again:
+        found = again.sampler.state_dict()
+        assert found.keys() == kept.keys()
+        assert all(np.array_equal(found[key], kept[key]) for key in kept)
+
+
 # Power cuts: pages of the files are those of the flush or later ones, each by itself; the journal is as it was.
 
 

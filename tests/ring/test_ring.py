@@ -16,6 +16,7 @@ from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.kernels import cpu, reference
 from relive.kernels.ring_state import LONGEST, USED_UP, RingArrays, StagedRows
+from relive.kernels.undo_note import undo_size
 from relive.memory.ram import ReplayRows
 from relive.ring import Ring, Rule
 from twins import KINDS, Twin, stacked
@@ -304,7 +305,7 @@ def noted(ring: RingArrays, rng: np.random.Generator) -> RingArrays:
     """The ring as one whose memory outlives the process; of some, not all rows may be overwritten."""
     num_envs = len(ring.state)
     most = ring.state[:, 0] + rng.integers(0, 30, num_envs) if rng.random() < 0.3 else np.full(num_envs, 2**62)
-    return ring._replace(undo=np.zeros(reference.undo_size(num_envs, num_envs), np.int64), reserve=most)
+    return ring._replace(undo=np.zeros(undo_size(num_envs, num_envs), np.int64), reserve=most)
 
 
 class Pair:

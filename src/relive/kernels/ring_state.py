@@ -31,17 +31,6 @@ __all__ = [
     "STRIDE",
     "TAIL",
     "TAILS",
-    "UNDO_ADDING",
-    "UNDO_AFTER",
-    "UNDO_COUNTERS",
-    "UNDO_ENV",
-    "UNDO_ENVS",
-    "UNDO_KIND",
-    "UNDO_NONE",
-    "UNDO_REBUILD",
-    "UNDO_ROW",
-    "UNDO_ROWS",
-    "UNDO_START",
     "USED_UP",
     "WEIGH",
     "RingArrays",
@@ -86,7 +75,7 @@ class RingArrays(NamedTuple):
     seen: NDArray[np.int64]
     """int64 ``[N]``, or empty: the number up to which each env's rows are noted in ``ends``."""
     undo: NDArray[np.int64] = _NOTHING
-    """int64 ``[U]`` of a ring in files, else empty: how to take back a change that a kill broke off; reference/undo.py
+    """int64 ``[U]`` of a ring in files, else empty: how to take back a change that a kill broke off; undo_note.py
     describes it."""
     reserve: NDArray[np.int64] = _NOTHING
     """int64 ``[N]``, or empty: of each env, rows below this number may be overwritten before the next flush."""
@@ -172,27 +161,5 @@ LAST = 4
 LONGEST = 2**31 - 1
 """Steps after which an episode is cut, as if it had been interrupted: a row's index within it is an int32."""
 
-UNDO_KIND = 0
-"""What ``undo`` holds: UNDO_NONE, UNDO_ADDING or UNDO_REBUILD. Written last, and cleared first."""
-UNDO_ENVS = 1
-"""How many envs ``undo`` has entries of."""
-UNDO_ROWS = 2
-"""How many rows ``undo`` has entries of."""
-UNDO_COUNTERS = 3
-"""Where the counters before the change are, COUNTERS words."""
-UNDO_START = UNDO_COUNTERS + COUNTERS
-"""Where the entries of envs begin. Those of rows begin after room for N of them."""
-UNDO_ENV = 6
-"""The words of an env's entry: the env; its HEAD, TAIL, NEXT and COUNT before the change; its HEAD after it."""
-UNDO_AFTER = 5
-"""The word of an env's entry with its HEAD after the change."""
-UNDO_ROW = 3
-"""The words of a row's entry: its place, ``stamp``, and ``step`` in the upper and ``order`` in the lower 32 bits."""
-UNDO_NONE = 0
-"""A kind of ``undo``: nothing is being changed."""
-UNDO_ADDING = 1
-"""A kind of ``undo``: rows are being added."""
-UNDO_REBUILD = 2
-"""A kind of ``undo``: what can be drawn changes as a whole, and has to be found anew."""
 USED_UP = -(2**62)
 """What adding rows returns if the rows that it would overwrite are not in reserve. Nothing is changed then."""

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Column, Table
 
 from ..errors import ParameterError, ReliveError
@@ -19,6 +21,7 @@ from .findings import Report
 from .inspection import Inspection
 from .inspection import inspect as inspected
 from .page import page
+from .readers import experience_of
 from .rerun import export
 from .words import number, plain
 
@@ -90,26 +93,29 @@ def _source(path: Path) -> Any:
     if path.suffix != ".npz":
         return path
     with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
+        found = experience_of(dict(arrays))
+    found.source = f"'{path}', {found.source}"
+    return found
 
 
 COLORS = {"certain": "bold red", "likely": "red", "possible": "yellow"}
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report as a table."""
-    console.print(f"{report.source}: {report.rows:,} steps, {report.episodes:,} episodes ended", highlight=False)
+    """Print a report."""
+    console.print(
+        f"{escape(report.source)}: {report.rows:,} steps, {report.episodes:,} episodes ended", highlight=False
+    )
     for lack in report.lacks:
-        console.print(f"not looked at: {lack}", style="dim")
+        console.print(f"not looked at: {escape(lack)}", style="dim")
     if not report.findings:
         console.print("nothing found that would teach wrongly", style="green")
         return
-    table = Table("rule", "sure", "rows", "share", "what, and how to mend it", show_lines=True)
     for finding in report.findings:
-        what = f"{finding.what}\n[dim]{finding.mend}[/dim]"
         color = COLORS[finding.sure]
-        table.add_row(finding.rule, f"[{color}]{finding.sure}[/]", f"{finding.rows:,}", f"{finding.share:.1%}", what)
-    console.print(table)
+        console.print(f"\n[{color}]{finding.sure}[/]  [bold]{finding.rule}[/]: {finding.extent}", highlight=False)
+        for sentence in (finding.what, f"mend: {finding.mend}"):
+            console.print(Padding(escape(sentence), (0, 0, 0, 4)), highlight=False)
 
 
 def _chosen(found: Inspection, episode: int | None, steps: str | None) -> dict[str, Any]:
@@ -139,14 +145,22 @@ def show_inspection(found: Inspection, chosen: dict[str, Any], console: Console)
     for lack in found.lacks:
         facts.add_row("  [dim]not known", f"[dim]{escape(lack)}")
     console.print(facts, highlight=False)
-    table = Table(Column("field", no_wrap=True), "dtype", "shape", "bytes", "min", "mean", "max", "not finite")
-    for field in found.fields:
-        numbers = (number(value) for value in (field.min, field.mean, field.max))
-        shape = "×".join(map(str, field.shape)) or "-"
-        table.add_row(field.name, field.dtype, shape, readable(field.nbytes), *numbers, f"{field.not_finite:,}")
-    console.print(table)
+    console.print(_fields(found))
     if chosen:
-        rows = Table(*map(escape, chosen))
+        rows = Table(*map(escape, chosen), box=SIMPLE_HEAD, pad_edge=False)
         for row in zip(*chosen.values(), strict=True):
             rows.add_row(*(escape(np.array2string(x, precision=3, threshold=8, separator=" ")) for x in row))
         console.print(rows)
+
+
+def _fields(found: Inspection) -> Table:
+    """The fields as a table. Numbers that are not finite get a column only if there are any."""
+    unclean = any(field.not_finite for field in found.fields)
+    names = ("field", "dtype", "shape", "bytes", "min", "mean", "max", *(["not finite"] if unclean else []))
+    table = Table(*(Column(name, overflow="fold") for name in names), box=SIMPLE_HEAD, pad_edge=False)
+    for field in found.fields:
+        numbers = (number(value) for value in (field.min, field.mean, field.max))
+        shape = "×".join(map(str, field.shape)) or "-"
+        missing = [f"{field.not_finite:,}"] if unclean else []
+        table.add_row(escape(field.name), field.dtype, shape, readable(field.nbytes), *numbers, *missing)
+    return table

@@ -43,10 +43,15 @@ class Finding:
     examples: tuple[int, ...] = ()
     field: str | None = None
 
-    def __str__(self) -> str:
+    @property
+    def extent(self) -> str:
+        """How many rows it is about, and the first few of them, in words."""
         rows = f"{self.rows:,} rows, {self.share:.1%}" if self.rows else "the whole source"
         shown = f" (rows {', '.join(map(str, self.examples))}{', ...' if self.rows > len(self.examples) else ''})"
-        return f"{self.rule} [{self.sure}] {self.what}: {rows}{shown if self.examples else ''}\n    mend: {self.mend}"
+        return rows + (shown if self.examples else "")
+
+    def __str__(self) -> str:
+        return f"{self.rule} [{self.sure}] {self.what}: {self.extent}\n    mend: {self.mend}"
 
 
 @dataclass(frozen=True)

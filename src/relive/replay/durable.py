@@ -115,17 +115,13 @@ class Durable:
         self.ring.arrays.reserve[:] = self._mark.dead
         return True
 
-    def added(self, count: int) -> None:
-        """Flush if it is time, after so many rows were added."""
+    def is_due(self, count: int) -> bool:
+        """Whether it is time to flush, after ``count`` more rows were added."""
         policy = self._policy
-        if policy is None:
-            return
         self._rows += count
         if isinstance(policy, timedelta):
-            if time.monotonic() - self._flushed >= policy.total_seconds():
-                self.flush()
-        elif self._rows >= policy:
-            self.flush()
+            return time.monotonic() - self._flushed >= policy.total_seconds()
+        return policy is not None and self._rows >= policy
 
 
 def whereabouts(keeper: MappedKeeper) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 from weakref import ReferenceType, ref
@@ -59,10 +60,13 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
             LifecycleError: this replay is not in files.
             OSError: the disk is full or fails, or the directory is gone.
         """
-        durable = self._require_files("flush")
+        self._require_files("flush")
+        self._flush()
+
+    def _flush(self) -> None:
         with self._progress.undone(self._sampler):  # batches drawn ahead that nobody took are drawn again
             self._commit()
-            durable.flush()
+            self._require_files("flush").flush()
 
     def close(self) -> None:
         """Flush, and let another process open the files. Every later call but this one is an error.
@@ -184,9 +188,9 @@ def _opened(
 def _begun(buffer: Any, keeper: MappedKeeper, flush: FlushPolicy, mark: Any) -> Any:
     """Start to use a replay that was made over a keeper."""
     buffer._durable = Durable(keeper, buffer._ring, buffer._progress, flush, mark)
-    buffer._writer.added = None if flush is None else buffer._durable.added
     read_sampler(keeper.directory, buffer._ring, buffer._sampler)
     me = ref(buffer)
+    buffer._writer.added = None if flush is None else partial(_flush_if_due, me)
     buffer._progress.slots.on_seed = lambda: (found := me()) is not None and found._commit()
     buffer._coming = coming_of(buffer._ring, buffer._sampler, buffer._progress)
     keeper.on_fork = partial(_end_in_child, ref(buffer._ring))
@@ -195,6 +199,13 @@ def _begun(buffer: Any, keeper: MappedKeeper, flush: FlushPolicy, mark: Any) -> 
     buffer._ring.settle()
     buffer._commit()
     return buffer
+
+
+def _flush_if_due(buffer: Callable[[], Any], count: int) -> None:
+    """Flush as the policy says, after so many rows were added."""
+    found = buffer()
+    if found is not None and found._durable.is_due(count):
+        found._flush()
 
 
 def _end_in_child(ring: ReferenceType[Ring]) -> None:

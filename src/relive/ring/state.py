@@ -20,6 +20,7 @@ from ..kernels.ring_state import (
     TAIL,
     RingArrays,
 )
+from ..kernels.undo_note import undo_size
 from ..memory.store import Store, vector
 from ..steps.arrays import Ints
 from .span import Span
@@ -45,7 +46,7 @@ def piece_of(rows: int) -> int:
 
 def undo_words(num_envs: int, rows: int) -> int:
     """How many words a ring in files has to note how to take back any of its changes."""
-    return kernels.reference.undo_size(num_envs, max(num_envs, piece_of(rows)))
+    return undo_size(num_envs, max(num_envs, piece_of(rows)))
 
 
 class RingState:

@@ -8,16 +8,11 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import InvariantError
-from ..kernels.ring_state import (
-    COUNTERS,
-    DRAWABLE,
-    HEAD,
-    HISTORY,
-    TAIL,
+from ..kernels.ring_state import COUNTERS, DRAWABLE, HEAD, HISTORY, TAIL
+from ..kernels.undo_note import (
     UNDO_ADDING,
     UNDO_AFTER,
     UNDO_COUNTERS,
-    UNDO_ENV,
     UNDO_ENVS,
     UNDO_KIND,
     UNDO_NONE,
@@ -25,6 +20,11 @@ from ..kernels.ring_state import (
     UNDO_ROW,
     UNDO_ROWS,
     UNDO_START,
+    env_entries,
+    first_row,
+    packed,
+    row_entries,
+    unpacked,
 )
 from ..steps.arrays import Ints
 from .invariants import LARGEST, check_cursors
@@ -34,7 +34,7 @@ __all__ = ["Undo", "note_mark"]
 
 
 class Undo:
-    """What :mod:`relive.kernels.reference.undo` notes before a change: begun, ended, and after a kill taken back.
+    """The note of a change (:mod:`relive.kernels.undo_note`): begun, ended, and after a kill taken back.
 
     Args:
         words: the memory of the note, of a ring whose memory outlives the process.
@@ -63,7 +63,7 @@ class Undo:
         if self.active:  # what was noted leads back further; only what can be drawn has to be found anew now
             self._first[UNDO_KIND] = UNDO_REBUILD
             return
-        entries = self._envs(ring.num_envs)
+        entries = env_entries(words, ring.num_envs)
         entries[:, 0], entries[:, 1:UNDO_AFTER], entries[:, UNDO_AFTER] = range(ring.num_envs), ring.state, ring.heads
         words[UNDO_COUNTERS:UNDO_START] = ring.counters
         words[UNDO_ENVS], words[UNDO_ROWS] = ring.num_envs, 0
@@ -85,14 +85,12 @@ class Undo:
             return np.zeros(0, np.int64)
         words, most = self.words, len(self.words) - UNDO_START
         _require(kind in (UNDO_ADDING, UNDO_REBUILD) and 0 <= count <= ring.num_envs)
-        start = UNDO_START + UNDO_ENV * ring.num_envs
-        _require(0 <= rows <= (most - UNDO_ENV * ring.num_envs) // UNDO_ROW)
-        entries, noted = self._envs(count), words[start : start + UNDO_ROW * rows].reshape(rows, UNDO_ROW)
+        _require(0 <= rows <= (len(words) - first_row(ring.num_envs)) // UNDO_ROW)
+        entries, noted = env_entries(words, count), row_entries(words, ring.num_envs, rows)
         envs, places = entries[:, 0], noted[:, 0]
         _require(((envs >= 0) & (envs < ring.num_envs)).all() and len(np.unique(envs)) == count)
         _require(((places >= 0) & (places < ring.store.num_rows)).all())
-        ring.stamp[places], ring.step[places] = noted[:, 1], (noted[:, 2] >> 32).astype(np.int32)
-        ring.order[places] = noted[:, 2].astype(np.int32)  # the lower 32 bits
+        ring.stamp[places], (ring.step[places], ring.order[places]) = noted[:, 1], unpacked(noted[:, 2])
         ring.state[envs] = entries[:, 1:UNDO_AFTER]
         ring.counters[:COUNTERS] = words[UNDO_COUNTERS : UNDO_COUNTERS + COUNTERS]
         check_cursors(ring, LARGEST)
@@ -118,10 +116,6 @@ class Undo:
             found.append(e * ring.rows + concerned // ring.num_envs % ring.rows)
         return np.concatenate([np.zeros(0, np.int64), *found])
 
-    def _envs(self, count: int) -> Any:
-        """The entries of envs, ``[count, UNDO_ENV]``."""
-        return self.words[UNDO_START : UNDO_START + UNDO_ENV * count].reshape(count, UNDO_ENV)
-
 
 def note_mark(words: Ints, state: Ints, counters: Ints, after: Ints, places: Ints, newest: Ints) -> None:
     """Note a state to go back to, as if a change had been broken off that began there.
@@ -138,13 +132,11 @@ def note_mark(words: Ints, state: Ints, counters: Ints, after: Ints, places: Int
     words[:] = 0
     words[UNDO_COUNTERS:UNDO_START] = counters
     words[UNDO_ENVS], words[UNDO_ROWS] = len(state), len(envs)
-    start = UNDO_START + UNDO_ENV * len(state)
-    entries = words[UNDO_START:start].reshape(len(state), UNDO_ENV)
+    entries = env_entries(words, len(state))
     entries[:, 0], entries[:, 1:UNDO_AFTER] = range(len(state)), state
     entries[:, UNDO_AFTER] = np.maximum(after, state[:, HEAD])
-    rows = words[start : start + UNDO_ROW * len(envs)].reshape(len(envs), UNDO_ROW)
-    rows[:, 0], rows[:, 1] = places[envs], newest[envs, 0]
-    rows[:, 2] = (newest[envs, 1] << 32) | (newest[envs, 2] & 0xFFFFFFFF)
+    rows = row_entries(words, len(state), len(envs))
+    rows[:, 0], rows[:, 1], rows[:, 2] = places[envs], newest[envs, 0], packed(newest[envs, 1], newest[envs, 2])
     words[UNDO_KIND] = UNDO_REBUILD
 
 

@@ -173,13 +173,13 @@ def add_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
     for i in range(envs.size if mode == NO_FINALS else 0):
         if ended[i]:
             return -1 - i
-    if ring.undo.size and note_undo(ring, given, ended):
-        return USED_UP
     if envs.size > 1:  # so that those rows come while the first are written; of all envs in turn, most often
         inverse, width = 1.0 / rows, memory.shape[1]
         for i in range(envs.size):
             place = place_of(ring.state[envs[i], HEAD] + i // ring.state.shape[0], envs[i], rows, inverse)
             fetch(memory, place * width, width)
+    if ring.undo.size and note_undo(ring, given, ended):
+        return USED_UP
     events = append(ring, given, ended)
     scatter_rows(given.staged, given.places, memory, ring.step_bytes)
     if mode == FINALS:

@@ -1,6 +1,6 @@
 """Noting how to take back a change of a ring in files: reference/undo.py's names and, to the bit, results.
 
-An index into ``undo`` is at most :func:`relive.kernels.reference.undo.undo_size`, some words for each row of a call.
+An index into ``undo`` is below :func:`relive.kernels.undo_note.undo_size`, some words for each row of a call.
 """
 
 from __future__ import annotations
@@ -9,14 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..reference.undo import undo_size
-from ..ring_state import (
-    COUNT,
-    COUNTERS,
-    ENDED,
-    HEAD,
-    NEXT,
-    TAIL,
+from ..ring_state import COUNT, COUNTERS, ENDED, HEAD, NEXT, TAIL, RingArrays, StagedRows
+from ..undo_note import (
     UNDO_ADDING,
     UNDO_AFTER,
     UNDO_COUNTERS,
@@ -27,8 +21,9 @@ from ..ring_state import (
     UNDO_ROW,
     UNDO_ROWS,
     UNDO_START,
-    RingArrays,
-    StagedRows,
+    first_row,
+    packed,
+    undo_size,
 )
 from .handles import Ints
 from .jit import fence, jit
@@ -36,7 +31,7 @@ from .places import place_of
 
 __all__ = ["note_undo"]
 
-size_of = jit(undo_size)
+size_of, first_row_of, pack = jit(undo_size), jit(first_row), jit(packed)
 
 
 @jit
@@ -47,8 +42,7 @@ def note_undo(ring: RingArrays, given: StagedRows, ended: Any) -> bool:
         return False
     if undo.size < size_of(state.shape[0], envs.size):
         return True
-    heads, at = state[:, HEAD].copy(), UNDO_START
-    row_start = UNDO_START + UNDO_ENV * state.shape[0]
+    heads, at, row_start = state[:, HEAD].copy(), UNDO_START, first_row_of(state.shape[0])
     row_at = row_start
     for i in range(envs.size):
         e = envs[i]
@@ -79,7 +73,7 @@ def note_undo(ring: RingArrays, given: StagedRows, ended: Any) -> bool:
 
 @jit
 def _note_row(undo: Ints, at: int, place: int, ring: RingArrays) -> int:
-    """See :func:`relive.kernels.reference.undo._note_row`."""
+    """Note a row's bookkeeping; gives where the next entry goes."""
     undo[at], undo[at + 1] = place, ring.stamp[place]
-    undo[at + 2] = (np.int64(ring.step[place]) << 32) | (np.int64(ring.order[place]) & 0xFFFFFFFF)
+    undo[at + 2] = pack(np.int64(ring.step[place]), np.int64(ring.order[place]))
     return at + UNDO_ROW

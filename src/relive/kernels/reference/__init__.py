@@ -26,7 +26,7 @@ from .tree import (
     tree_set,
     tree_shares,
 )
-from .undo import note_undo, undo_size
+from .undo import note_undo
 from .windows import gather_pairs, gather_rows, stack_places, windows
 
 __all__ = [
@@ -87,7 +87,6 @@ __all__ = [
     "tree_offsets",
     "tree_set",
     "tree_shares",
-    "undo_size",
     "vtrace",
     "window",
     "window_start",
