@@ -70,7 +70,8 @@ class Uploads:
 
 def _runtime() -> Any:
     """CUDA's runtime."""
-    return torch.cuda.cudart()
+    cuda: Any = torch.cuda  # its stubs leave the type open
+    return cuda.cudart()
 
 
 def _unlock(runtime: Any, address: int) -> None:
