@@ -20,7 +20,7 @@ from ..steps.schema import not_named
 from .shared import SharedBlock
 from .slots import BatchForm, Packed, Slot
 from .uploads import Uploads
-from .wire import Address, Failure, Line
+from .wire import Address, Failure, Line, Parcel
 
 __all__ = ["Learner"]
 
@@ -118,7 +118,8 @@ class Learner(Iterator[Any]):
         """As :meth:`relive.ReplayBuffer.update_priorities`, without a result: errors of it come with a later call."""
         errors = None if mask is None else as_host(mask)
         self._begin()
-        self._send(("rate", np.array(as_host(index)), np.array(as_host(td_error)), errors))
+        given = np.array(as_host(index)), np.array(as_host(td_error)), errors
+        self._send(("rate", Parcel("update_priorities: an argument", given)))
 
     def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
         """As :meth:`relive.ReplayBuffer.add`, but errors of it come with a later call. Lanes are quicker."""
@@ -126,7 +127,8 @@ class Learner(Iterator[Any]):
             raise FieldError(not_named(step))
         self._begin()
         values = fields if step is None else {**step, **fields}
-        self._send(("add", {name: _plain(value) for name, value in values.items()}, envs))
+        plain = {name: _plain(value) for name, value in values.items()}
+        self._send(("add", Parcel("add: a field", (plain, envs))))
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the replay at the owner's, such as ``call("save", path)``, or read a property there.
@@ -134,12 +136,14 @@ class Learner(Iterator[Any]):
         It comes after all earlier calls. Raises what the method raises.
         """
         self._begin()
+        given = Parcel(f"call(name={name!r}): an argument", (name, args, kwargs))
         self._calls += 1
-        self._send(("call", self._calls, name, args, kwargs))
+        self._send(("call", self._calls, given))
         self._wait_for(self._replies, None, "")
         kind, value = self._replies.popleft()
         if kind == "failed":
             raise value.raised(name)
+        value = value.open()
         return value.batch() if isinstance(value, Packed) else value
 
     @property
