@@ -62,6 +62,7 @@ MUTATIONS = [
         "steps.draws[steps.draws >= 0]",
         "np.maximum(steps.draws, 0)",
         "look/test_monitor.py",
+    ),
     # -- exchange: the formats of other libraries
     Mutation(
         "an RLDS episode that terminated counts as truncated",
