@@ -41,6 +41,64 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- looking at what is stored: how often rows were drawn
+    Mutation(
+        "counts that are loaded add to those that are there",
+        "look/counts.py",
+        "        self.by_place[:] = 0\n",
+        "",
+        "look/test_monitor.py",
+    ),
+    Mutation(
+        "an overwritten row keeps the draws of the row before it",
+        "look/counts.py",
+        ".places(ring.rows)] = 0",
+        ".places(ring.rows)] += 0",
+        "look/test_monitor.py",
+    ),
+    Mutation(
+        "steps that cannot be drawn count as never drawn",
+        "look/inspection.py",
+        "steps.draws[steps.draws >= 0]",
+        "np.maximum(steps.draws, 0)",
+        "look/test_monitor.py",
+    ),
+    # -- exchange: the formats of other libraries
+    Mutation(
+        "an RLDS episode that terminated counts as truncated",
+        "exchange/rlds.py",
+        "terminated[-1], truncated[-1] = terminal[-1], not terminal[-1]",
+        "terminated[-1], truncated[-1] = not terminal[-1], terminal[-1]",
+        "exchange/test_rlds.py",
+    ),
+    Mutation(
+        "a final observation of LeRobot comes after the first frame",
+        "exchange/lerobot/read.py",
+        "after[feature.name][table.bounds[1:] - 1] = last",
+        "after[feature.name][table.bounds[:-1]] = last",
+        "exchange/test_lerobot.py",
+    ),
+    Mutation(
+        "a full ring of TorchRL is read from its first row on",
+        "exchange/torchrl.py",
+        "size // wide, first % batch[0], len(batch))",
+        "size // wide, 0, len(batch))",
+        "exchange/test_torchrl.py",
+    ),
+    Mutation(
+        "a pickle makes room for bytes that are not there",
+        "exchange/pickles.py",
+        "if not 0 <= size <= self._left:",
+        "if size < 0:",
+        "exchange/test_stable_baselines3.py",
+    ),
+    Mutation(
+        "a pickle may name anything",
+        "exchange/pickles.py",
+        'self._known.fullmatch(f"{module}:{name}")',
+        "self._known",
+        "exchange/test_stable_baselines3.py",
+    ),
     # -- shards: what each has, and what it lost
     Mutation(
         "a chunk that comes again is stored again",

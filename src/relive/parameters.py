@@ -19,6 +19,7 @@ __all__ = [
     "LAM_RULE",
     "TIMEOUT_RULE",
     "Rule",
+    "an_instance",
     "checked",
     "is_count",
     "is_flag",
@@ -101,7 +102,10 @@ def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> b
     """Whether this is a finite number from ``least`` to ``most``. Bools and NaN are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
     return math.isfinite(number) and least <= number <= most
 
 
@@ -124,6 +128,11 @@ def is_own(part: object) -> bool:
 def one_of(*choices: str) -> Rule:
     """The rule for an argument that has a few possible values."""
     return (lambda value: isinstance(value, str) and value in choices), f"expected {' or '.join(map(repr, choices))}"
+
+
+def an_instance(kind: type, example: str) -> Rule:
+    """The rule for an argument that is an object of a class, or None; ``example`` shows how to make one."""
+    return (lambda value: value is None or isinstance(value, kind)), f"expected {example}, or None"
 
 
 def refuse_class(name: str, part: Any) -> None:

@@ -286,6 +286,33 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pyte
         to_lerobot(twin.buffer, tmp_path / "set")
 
 
+def test_of_two_that_write_at_once_the_first_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = Twin(1, 20).play(".", "T", ".", "U")
+    last = write._write_task
+
+    def after_another(file: Path, task: str) -> None:
+        monkeypatch.setattr(write, "_write_task", last)
+        to_lerobot(twin.buffer, tmp_path / "set", task="first")
+        last(file, task)
+
+    monkeypatch.setattr(write, "_write_task", after_another)
+    with pytest.raises(FileFormatError, match="something was put there meanwhile"):
+        to_lerobot(twin.buffer, tmp_path / "set", task="second")
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    assert pq.read_table(tmp_path / "set" / "meta" / "tasks.parquet")["task"].to_pylist() == ["first"]
+
+
+def test_files_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    folder = shutil.copytree(FILES, tmp_path / "set")
+    table = pq.read_table(folder / FRAMES)
+    (folder / FRAMES).unlink()
+    for low, name in ((0, "chunk-000/file-999"), (4, "chunk-000/file-1000"), (8, "chunk-999/file-000"),
+                      (12, "chunk-1000/file-000")):  # fmt: skip
+        (folder / "data" / name).parent.mkdir(exist_ok=True)
+        pq.write_table(table.slice(low, 4), folder / "data" / f"{name}.parquet")
+    np.testing.assert_array_equal(from_lerobot(folder).fields["index"], np.arange(16))
+
+
 def test_numbers_that_are_not_finite_have_no_statistics(tmp_path: Path) -> None:
     twin = Twin(1, 20)
     twin.play(".", "T", ".", "U")

@@ -259,6 +259,16 @@ def test_an_inspection_says_how_often_steps_were_drawn(tmp_path: Path, kwargs: d
     assert relive.inspect(tmp_path / "save").to_dict()["draws"] == found.draws
 
 
+def test_counts_of_another_replay_in_a_save_are_refused(tmp_path: Path) -> None:
+    state = watched()[1].state_dict()
+    replay = made()
+    grow(replay, 3, np.random.default_rng(10))
+    for extra in (state, {"kind": "relive.Monitor"}, {"a": {"b": {"kind": "relive.Monitor", "counts": 1}}}):
+        replay.save(tmp_path / "save", extra=extra)
+        with pytest.raises(errors.FileFormatError, match="counts of a monitor in the save's extra do not fit"):
+            relive.inspect(tmp_path / "save")
+
+
 def test_where_nobody_counted_an_inspection_says_so(tmp_path: Path) -> None:
     replay = made()
     grow(replay, 10, np.random.default_rng(9))

@@ -246,6 +246,11 @@ def test_arguments_of_calls_are_checked() -> None:
             lanes.writer(0, timeout=timeout)
         with pytest.raises(errors.ParameterError, match="timeout"):
             lanes.wait(timeout)
+    wrong: Any = 3
+    with pytest.raises(errors.ParameterError, match=r"Lanes\.drain\(replay=3\)"):
+        lanes.drain(wrong)
+    with pytest.raises(errors.ParameterError, match=r"Lanes\.drain\(limit=3\)"):
+        lanes.drain(ReplayBuffer(COUNTED, 10, 2), limit=wrong)
     assert lanes.alive == [False, False]
 
 

@@ -50,6 +50,17 @@ def serve(make: Any, batch_size: int = 4, depth: int = 2, **options: Any) -> Rep
     return ReplayServer(make, batch_size, depth, context="fork", **options)
 
 
+class Unreadable:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise AttributeError("not over there")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ReplayServer]:
     """One that nobody changes."""
@@ -195,6 +206,23 @@ def test_errors_of_calls_come_back():
             learner.call("stats")
 
 
+def test_what_cannot_pass_between_processes_is_an_error_of_that_call_alone():
+    with serve(partial(replay_of, 20), 4, 2) as server, server.learner() as learner:
+        for end in (server, learner):
+            with pytest.raises(ParameterError, match=r"call\(name='episodes'\): its result cannot be pickled"):
+                end.call("episodes")
+            with pytest.raises(ParameterError, match=r"call\(name='sample'\): an argument cannot be pickled"):
+                end.call("sample", lambda: 4)
+            with pytest.raises(ParameterError, match=r"an argument cannot be unpickled.*not over there"):
+                end.call("add", Unreadable())
+            assert end.call("stats")["batches"] == 0
+        with pytest.raises(ParameterError, match="add: a field cannot be pickled"):
+            learner.add(obs=lambda: 0)
+        with pytest.raises(ParameterError, match="update_priorities: an argument cannot be pickled"):
+            learner.update_priorities(lambda: 0, [1.0])
+        assert same_batches(next(learner), replay_of(20).sample(4))
+
+
 def test_a_function_that_makes_no_replay_is_an_error_of_the_constructor():
     with pytest.raises(ZeroDivisionError) as caught:
         serve(lambda: 1 // 0)
@@ -206,11 +234,30 @@ def test_a_function_that_makes_no_replay_is_an_error_of_the_constructor():
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch_size": 0}, {"depth": 0}, {"learners": 0}, {"context": "thread"}, {"learners": 1.5}]
+    "options",
+    [
+        {"batch_size": 0},
+        {"depth": 0},
+        {"depth": 10**9},
+        {"learners": 0},
+        {"learners": 1.5},
+        {"context": "thread"},
+        {"make": 3},
+        {"lanes": 3},
+        {"limit": 3},
+    ],
 )
 def test_what_cannot_be_served_is_refused_before_a_process_starts(options: dict[str, Any]):
     with pytest.raises(ParameterError, match=next(iter(options))):
         ReplayServer(**{"make": replay_of, "batch_size": 4, "context": "fork"} | options)
+
+
+def test_a_limit_that_allows_no_batch_or_no_step_of_the_lanes_is_refused_before_a_process_starts():
+    with pytest.raises(ParameterError, match="64 rows at a time"):
+        serve(replay_of, 64, limit=SamplesPerInsert(1, 1, error_buffer=32))
+    lanes = Lanes(replay_of(0).schema, 1, num_envs=8, steps=2)
+    with pytest.raises(ParameterError, match="8 steps at a time"):
+        serve(replay_of, 4, lanes=lanes, limit=SamplesPerInsert(8, 1, error_buffer=32))
 
 
 def test_a_rank_is_for_one_process_and_free_once_that_is_gone(server: ReplayServer):

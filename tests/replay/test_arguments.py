@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -72,3 +73,23 @@ def test_a_class_in_place_of_a_part_is_refused() -> None:
     for part in ({"sampler": Prioritized}, {"view": NStep}):
         with pytest.raises(ParameterError, match=r"expected an object, got its class; pass \w+\(\.\.\.\)"):
             ReplayBuffer(PLAIN, 10, **cast("Any", part))
+
+
+@pytest.mark.parametrize("given", [3, "x", [1]], ids=str)
+def test_an_object_of_another_kind_is_refused_by_its_name(given: Any, tmp_path: Path) -> None:
+    replay = ReplayBuffer(PLAIN, 10)
+    with pytest.raises(SchemaError, match=r"schema: expected a relive\.Schema"):
+        ReplayBuffer(given, 10)
+    with pytest.raises(ParameterError, match=r"append\(other="):
+        replay.append(given)
+    with pytest.raises(ParameterError, match=r"append\(envs="):
+        replay.append(replay, envs=given)
+    with pytest.raises(ParameterError, match=r"serve\(limit="):
+        replay.serve(4, limit=given)
+    with pytest.raises(ParameterError, match=r"load\(changes="):
+        ReplayBuffer.load(tmp_path, changes=given)
+
+
+def test_a_whole_number_that_no_float_can_hold_is_out_of_range() -> None:
+    with pytest.raises(ParameterError, match="alpha is a number"):
+        Prioritized(alpha=10**400)

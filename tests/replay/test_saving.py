@@ -397,6 +397,16 @@ def test_a_save_is_loaded_with_another_sampler_which_goes_on_as_far_as_it_is_ali
         twin.check_batch(loaded.sample(3))
 
 
+def test_batch_sizes_that_are_numbers_of_numpy_leave_a_replay_that_can_be_saved(tmp_path: Path) -> None:
+    replay, three = filled(20), np.int64(3)
+    for _ in (replay.sample(three), *replay.batches(np.int64(2), three)):
+        pass
+    with replay.serve(three, depth=np.int64(2)) as batches:
+        next(batches)
+        replay.save(tmp_path / "save")
+    assert ReplayBuffer.load(tmp_path / "save").stats()["sampled"] == 12
+
+
 def test_a_schedule_of_beta_goes_on_after_a_load(tmp_path: Path) -> None:
     twin = Twin(2, 12, sampler=Prioritized(alpha=1.0, beta=(0.1, 1.0, 10))).play("..", "..", ".T", "..", "..")
     index = twin.buffer.data()["index"]

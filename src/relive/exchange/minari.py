@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import ParameterError
+from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import numpy_dtype
 from ..steps.schema import Field
@@ -39,6 +40,8 @@ def from_minari(dataset: Any) -> Log:
     """
     if isinstance(dataset, str):
         dataset = _minari().load_dataset(dataset)
+    known: Rule = lambda dataset: hasattr(dataset, "iterate_episodes"), "expected a MinariDataset or the id of one"
+    require("from_minari", known, dataset=dataset)
 
     def episodes() -> Iterator[Played]:
         for episode in dataset.iterate_episodes():
@@ -72,6 +75,7 @@ def to_minari(
         ParameterError: there is no step.
     """
     minari = _minari()
+    require("to_minari", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
     buffer_class = import_module("minari.data_collector").EpisodeBuffer
     buffers = [_buffer(buffer_class, number, episode) for number, episode in enumerate(played(replay))]
     if not buffers:

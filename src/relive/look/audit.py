@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..collect.progress import progress_bar
 from . import ends, order, targets, values, windows
 from .draws import batch_findings, draw_findings
 from .experience import Experience
@@ -32,6 +33,9 @@ RULES: tuple[Callable[[Experience], Any], ...] = (
     values.priorities,
 )
 """What is asked of every source."""
+
+MANY = 1_000_000
+"""Steps from which an audit may take long enough for a progress bar."""
 
 
 def audit(
@@ -73,8 +77,10 @@ def audit(
     steps = experience_of(source)
     found: list[Finding] = []
     if len(steps):
-        for rule in RULES:
-            found += rule(steps)
+        with progress_bar(len(RULES), None if len(steps) >= MANY else False, "auditing", "rules") as tick:
+            for rule in RULES:
+                found += rule(steps)
+                tick()
         found += ends.time_limit_as_terminal(steps, max_episode_steps)
         found += values.outside_space(steps, dict(spaces or {}))
     if batch is not None:

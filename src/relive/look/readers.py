@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import FieldError
+from ..errors import FieldError, FileFormatError, ParameterError
 from ..files.save import Save
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
@@ -81,9 +81,16 @@ def state_in(extra: Any) -> Any:
 
 
 def counted(replay: ReplayBuffer, state: Any) -> Monitor:
-    """A monitor of a replay that was loaded, with the counts that were saved with it."""
-    monitor = Monitor(replay, counts=counts_in(state) is not None)
-    monitor.load_state_dict(state)
+    """A monitor of a replay that was loaded, with the counts that were saved with it.
+
+    Raises:
+        FileFormatError: the counts are those of another replay, or damaged.
+    """
+    try:
+        monitor = Monitor(replay, counts=counts_in(state) is not None)
+        monitor.load_state_dict(state)
+    except ParameterError as error:
+        raise FileFormatError(f"the counts of a monitor in the save's extra do not fit its steps: {error}") from error
     return monitor
 
 

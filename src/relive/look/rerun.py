@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..collect.progress import progress_bar
 from ..errors import ParameterError
 from ..steps.arrays import Array
 from .findings import Finding, Report
@@ -56,27 +57,35 @@ def export(found: Inspection, path: str | os.PathLike[str], report: Report | Non
         raise ModuleNotFoundError("rerun needs rerun-sdk: pip install 'relive[rerun]'", name=error.name) from error
     recording = rerun.RecordingStream("relive", recording_id=found.source)
     recording.save(path)
-    times, env, left_out = timelines(found), found.experience.env, list[str]()
-    for leaf_path, leaf in leaves_of_steps(found.experience).items():
-        name = "/".join(leaf_path)
-        pictures = _pictures(leaf)
-        if pictures is None and not _are_lines(leaf):
-            left_out.append(name)
-            continue
-        for number in np.unique(env).tolist():
-            rows = np.flatnonzero(env == number)
-            if pictures is None:
-                size = [leaf[0].size] * len(rows)
-                columns = rerun.Scalars.columns(scalars=leaf[rows].reshape(-1).astype(np.float64)).partition(size)
-            else:
-                columns = rerun.Image.columns(buffer=pictures[rows].reshape(len(rows), -1))
-                fields = rerun.Image.from_fields(format=_format(rerun, pictures))
-                recording.log(f"env_{number}/{name}", fields, static=True, strict=True)
-            recording.send_columns(f"env_{number}/{name}", _at(rerun, times, rows), columns, strict=True)
+    times, leaves, left_out = timelines(found), leaves_of_steps(found.experience), list[str]()
+    with progress_bar(len(leaves), None, "recording", "fields") as tick:
+        for leaf_path, leaf in leaves.items():
+            name = "/".join(leaf_path)
+            if not _send(rerun, recording, name, leaf, found.experience.env, times):
+                left_out.append(name)
+            tick()
     for finding in report.findings if report is not None else ():
         _log_finding(rerun, recording, finding, _at(rerun, times, _rows_of(found, finding.examples)))
     recording.disconnect()
     return tuple(left_out)
+
+
+def _send(rerun: Any, recording: Any, name: str, leaf: Array, env: Array, times: dict[str, Array]) -> bool:
+    """Write a field ``[S, ...]`` env by env. Returns False, and writes nothing, if there is no picture for it."""
+    pictures = _pictures(leaf)
+    if pictures is None and not _are_lines(leaf):
+        return False
+    for number in np.unique(env).tolist():
+        rows = np.flatnonzero(env == number)
+        if pictures is None:
+            size = [leaf[0].size] * len(rows)
+            columns = rerun.Scalars.columns(scalars=leaf[rows].reshape(-1).astype(np.float64)).partition(size)
+        else:
+            columns = rerun.Image.columns(buffer=pictures[rows].reshape(len(rows), -1))
+            fields = rerun.Image.from_fields(format=_format(rerun, pictures))
+            recording.log(f"env_{number}/{name}", fields, static=True, strict=True)
+        recording.send_columns(f"env_{number}/{name}", _at(rerun, times, rows), columns, strict=True)
+    return True
 
 
 def timelines(found: Inspection) -> dict[str, Array]:

@@ -16,7 +16,7 @@ from ..replay.buffer import ReplayBuffer
 from ..replay.intake import Intake
 from ..steps.schema import Schema
 from .lane import HEADER, LINE, Lane, LaneLayout
-from .rate import RateLimit
+from .rate import LIMIT_RULE, RateLimit
 from .shared import Claim, SharedBlock
 from .waiting import Bell
 from .writer import LaneWriter
@@ -219,6 +219,8 @@ class Lanes:
             LifecycleError: another process drains these lanes.
         """
         require("Lanes.drain", TIMEOUT_RULE, timeout=timeout)
+        require("Lanes.drain", LIMIT_RULE, limit=limit)
+        require("Lanes.drain", (lambda replay: isinstance(replay, ReplayBuffer), "expected a replay"), replay=replay)
         if limit is not None:
             limit.require_inserts(self.num_envs)
         moved = self._drained(replay, limit)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..errors import ParameterError, WaitTimeoutError
 from ..kernels.reference.limits import INSERTS, OTHERS, SAMPLES, allows
-from ..parameters import TIMEOUT_RULE, Rule, is_count, require
+from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, require
 from .shared import SharedBlock
 from .waiting import Bell
 
-__all__ = ["NUMBER_RULE", "SHARES", "RateLimit"]
+__all__ = ["LIMIT_RULE", "NUMBER_RULE", "SHARES", "RateLimit"]
 
 WAITS, WAITED = 4, 6
 """Places of the first side's number of waits and of the nanoseconds that it waited; the second side's follow."""
@@ -263,6 +263,8 @@ class RateLimit(ABC):
         Raises:
             ParameterError: they are not what :meth:`state_dict` gives; nothing is changed.
         """
+        known: Rule = lambda state: isinstance(state, Mapping), "expected what state_dict() gave"
+        require(type(self).__name__ + ".load_state_dict", known, state=state)
         counts: dict[str, Any] = {name: state.get(name) for name in ("inserts", "samples")}
         require(type(self).__name__ + ".load_state_dict", NONE_RULE, **counts)
         self._counts[INSERTS], self._counts[SAMPLES] = counts["inserts"], counts["samples"]
@@ -314,3 +316,7 @@ class RateLimit(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle: the same limit. A process that is spawned must get it while this one lives."""
         return self._attached, (self._block, {name: x for name, x in vars(self).items() if not name.startswith("_")})
+
+
+LIMIT_RULE: Rule = an_instance(RateLimit, "a limit, such as relive.SamplesPerInsert(...)")
+"""The rule for the limit of everything that adds or draws."""

@@ -24,7 +24,7 @@ from .lanes import Lanes
 from .rate import RateLimit
 from .shared import SharedBlock
 from .slots import BatchForm, Packed, Slot, form_of, is_batch
-from .wire import HELLO, Address, Failure, Line, accept
+from .wire import HELLO, Address, Failure, Line, Parcel, accept
 
 __all__ = ["Order", "Owner", "run_owner"]
 
@@ -216,20 +216,24 @@ class Owner:
     def _answer(self, line: Line, message: Any) -> None:
         kind, *rest = message
         try:
+            given = rest[-1].open()
             if kind == "rate":
-                self._replay.update_priorities(*rest)
+                self._replay.update_priorities(*given)
             elif kind == "add":
-                values, envs = rest
+                values, envs = given
                 self._replay.add(values, envs=envs)
             else:
-                number, name, args, kwargs = rest
-                require("call", NAME_RULE, name=name)
-                value: Any = getattr(self._replay, name)
-                value = value(*args, **kwargs) if callable(value) else value
-                self._tell(line, ("reply", number, Packed.of(value) if is_batch(value) else value))
+                self._tell(line, ("reply", rest[0], self._called(*given)))
         except Exception as error:
             failure = Failure.of(error)
             self._tell(line, ("failed", rest[0], failure) if kind == "call" else ("late", failure))
+
+    def _called(self, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel:
+        """What a method or property of the replay gives."""
+        require("call", NAME_RULE, name=name)
+        value: Any = getattr(self._replay, name)
+        value = value(*args, **kwargs) if callable(value) else value
+        return Parcel(f"call(name={name!r}): its result", Packed.of(value) if is_batch(value) else value)
 
     def _tell(self, line: Line, message: Any) -> None:
         with suppress(OSError, EOFError):  # whoever is gone is noticed when their line is read
@@ -354,5 +358,5 @@ def run_owner(
     except Exception as error:
         line.send(("failed", 0, Failure.of(error)))
         return
-    line.send(("reply", 0, os.getpid()))
+    line.send(("reply", 0, Parcel("a process number", os.getpid())))
     owner.run()

@@ -9,21 +9,25 @@ from multiprocessing.process import BaseProcess
 from typing import Any, cast
 from weakref import WeakSet, finalize
 
+import torch
+
 from ..errors import LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, TIMEOUT_RULE, is_count, one_of, require
+from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, require
 from ..replay.arguments import require_rows
 from ..replay.buffer import ReplayBuffer
 from .lanes import Lanes
-from .rate import RateLimit
+from .rate import LIMIT_RULE, RateLimit
 from .slots import Packed
 from .slots_learner import Learner
 from .slots_owner import Order, run_owner
-from .wire import Line, listen
+from .wire import Line, Parcel, listen
 
 __all__ = ["ReplayServer"]
 
 GLANCE = 0.5
 """Seconds after which it is looked whether the process is alive. Mostly the end of the line says so at once."""
+
+SLOTS_RULE: Rule = (lambda count: is_count(count, 1) and count <= 2**16, "expected a whole number from 1 to 65,536")
 
 GRACE = 5.0
 """Seconds that the process has to end when it is asked to."""
@@ -50,7 +54,7 @@ class ReplayServer:
         context: "spawn" or "fork", how the process starts.
 
     Raises:
-        ParameterError: an argument is out of range.
+        ParameterError: an argument is out of range, or the limit would never allow a batch, or a step of the lanes.
         Exception: what ``make`` raised.
     """
 
@@ -66,8 +70,14 @@ class ReplayServer:
         context: str = "spawn",
     ) -> None:
         require_rows(batch_size)
-        require("ReplayServer", COUNT_RULE, depth=depth, learners=learners)
+        require("ReplayServer", SLOTS_RULE, depth=depth, learners=learners)
         require("ReplayServer", one_of("spawn", "fork"), context=context)
+        require("ReplayServer", (callable, "expected a function that makes a ReplayBuffer"), make=make)
+        require("ReplayServer", an_instance(Lanes, "relive.Lanes(...)"), lanes=lanes)
+        require("ReplayServer", LIMIT_RULE, limit=limit)
+        if limit is not None:
+            limit.require_samples(int(batch_size))
+            limit.require_inserts(1 if lanes is None else lanes.num_envs)
         self._order = Order(int(batch_size), int(depth), int(learners))
         self._starter, self._calls = os.getpid(), 0
         start: Any = multiprocessing.get_context(context)
@@ -86,12 +96,16 @@ class ReplayServer:
         """End the process. What it holds is lost: save first, with ``call("save", path)``."""
         self._pid: int = self._answer("ReplayServer(make)")
 
-    def learner(self, rank: int = 0, *, timeout: float | None = None) -> Learner:
+    def learner(
+        self, rank: int = 0, *, timeout: float | None = None, device: str | torch.device | None = None
+    ) -> Learner:
         """The end at which the batches of learner ``rank`` come out, in the process that calls this.
 
         Args:
             rank: 0 up to, not including, ``learners``.
             timeout: seconds that ``next`` waits for a batch; None is for ever.
+            device: where batches go, in one copy each. For CUDA, the slots are page-locked, and the GPU copies by
+                itself. By default batches are views of the slots.
 
         Raises:
             ParameterError: an argument is out of range.
@@ -103,7 +117,11 @@ class ReplayServer:
                 "ReplayServer as many learners as you need"
             )
         require("learner", TIMEOUT_RULE, timeout=timeout)
-        return Learner(self._address, int(rank), timeout, self._is_alive)
+        try:
+            place = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ParameterError(f"learner(device={device!r:.80}): expected a device such as 'cuda'; {error}") from None
+        return Learner(self._address, int(rank), timeout, self._is_alive, place)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the replay in its process, such as ``call("save", path)``, or read a property there.
@@ -113,9 +131,10 @@ class ReplayServer:
         """
         if self._control is None or self._control.closed:
             raise LifecycleError("call: the server has ended, or was started by another process; use a learner's call")
+        given = Parcel(f"call(name={name!r}): an argument", (name, args, kwargs))
         try:
             self._calls += 1
-            self._control.send(("call", self._calls, name, args, kwargs))
+            self._control.send(("call", self._calls, given))
         except (OSError, EOFError) as error:
             raise self._ended() from error
         return self._answer(name)
@@ -155,6 +174,7 @@ class ReplayServer:
             raise self._ended() from error
         if kind == "failed":
             raise value.raised(what)
+        value = value.open()
         return value.batch() if isinstance(value, Packed) else value
 
     def _is_alive(self) -> bool:

@@ -16,15 +16,20 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .. import errors
-from ..errors import LifecycleError
+from ..errors import LifecycleError, ParameterError
 
-__all__ = ["HELLO", "Address", "Failure", "Line", "accept", "listen"]
+__all__ = ["HELLO", "Address", "Failure", "Line", "Parcel", "accept", "listen"]
+
+_unpickled: Callable[[Any], Any] = cast("Any", ForkingPickler).loads
+"""What ``Connection.recv`` calls. All that comes here is from processes of this user that have the token."""
 
 HELLO = 200
 """The most bytes of the first message."""
@@ -112,7 +117,7 @@ class Line:
 
     def send(self, message: Any) -> None:
         """Send an object. Raises OSError if the other end is gone."""
-        self._whole(self._connection.send, message)
+        self._whole(self._connection.send_bytes, ForkingPickler.dumps(message))
 
     def send_bytes(self, message: bytes) -> None:
         """Send bytes."""
@@ -129,7 +134,7 @@ class Line:
 
     def receive(self) -> Any:
         """The next message. Raises EOFError or OSError if the other end is gone."""
-        return self._whole(self._connection.recv)
+        return _unpickled(self._whole(self._connection.recv_bytes))
 
     def receive_bytes(self, most: int) -> bytes:
         """The next message as bytes, at most so many."""
@@ -150,6 +155,44 @@ class Line:
         return result
 
 
+class Parcel:
+    """What a caller gives or gets, inside a message. It is pickled before the message is sent, and opened after that.
+
+    So an object that cannot be pickled, or not unpickled over there, is an error of that call alone.
+
+    Args:
+        what: what it is, for errors: ``"call(name='stats')"``.
+        value: any object that can be pickled.
+
+    Raises:
+        ParameterError: it cannot be pickled.
+    """
+
+    def __init__(self, what: str, value: Any) -> None:
+        self._what = what
+        try:
+            self._bytes = bytes(ForkingPickler.dumps(value))
+        except Exception as error:  # __reduce__ may raise anything
+            raise self._refused("pickled", error) from error
+
+    def open(self) -> Any:
+        """The object.
+
+        Raises:
+            ParameterError: it cannot be unpickled here.
+        """
+        try:
+            return _unpickled(self._bytes)
+        except Exception as error:
+            raise self._refused("unpickled", error) from error
+
+    def _refused(self, how: str, error: Exception) -> ParameterError:
+        return ParameterError(
+            f"{self._what} cannot be {how}, so it cannot pass between processes ({type(error).__name__}: {error}); "
+            "expected numbers, text, arrays, or objects of classes that both processes can import"
+        )
+
+
 @dataclass(frozen=True)
 class Failure:
     """An error on its way to another process: the name of its class, its message and its traceback."""
@@ -166,10 +209,10 @@ class Failure:
     def raised(self, what: str) -> Exception:
         """The error to raise here: of the same class, if that is relive's or Python's, else a LifecycleError."""
         kind = getattr(errors, self.kind, None) or getattr(builtins, self.kind, None)
+        error: Exception = LifecycleError(f"{what}: {self.kind}: {self.message}")
         if isinstance(kind, type) and issubclass(kind, Exception):
-            error = kind(self.message)
-        else:
-            error = LifecycleError(f"{what}: {self.kind}: {self.message}")
+            with suppress(TypeError):  # some of Python's take more than a message
+                error = kind(self.message)
         error.__cause__ = ElsewhereError(self.text)
         return error
 

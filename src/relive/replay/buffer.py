@@ -17,7 +17,7 @@ from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
-from ..parameters import is_own, refuse_class, seed_or_drawn
+from ..parameters import an_instance, is_own, refuse_class, require, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.uniform import Uniform
@@ -274,6 +274,8 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             ParameterError: there is no such env.
             LifecycleError: this buffer is in files, and ``envs`` is not given.
         """
+        require("append", (lambda other: isinstance(other, ReplayBuffer), "expected a ReplayBuffer"), other=other)
+        require("append", an_instance(Mapping, "a mapping from envs of other to envs of this one"), envs=envs)
         require_alike(self, other, envs)
         if envs is None:
             self._refuse_files()
@@ -322,6 +324,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             SchemaError, ParameterError: the save has no such fields; or an argument, or a number to cast, is out of
                 range.
         """
+        require("load", an_instance(SchemaChanges, "relive.SchemaChanges(...)"), changes=changes)
         given: Any = cls, path, device, capacity, (sampler, view), changes, store
         buffer = loaded(*given) if num_envs is None else loaded_for(num_envs, *given)
         if seed is not None:

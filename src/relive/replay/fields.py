@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from ..errors import SchemaError
@@ -25,6 +27,11 @@ def stored_fields(schema: Schema, own_next_obs: bool) -> Schema:
     Raises:
         SchemaError: names the field that is missing, or that the buffer itself adds.
     """
+    if not isinstance(cast("object", schema), Schema):
+        raise SchemaError(
+            f"schema: expected a relive.Schema, got {schema!r:.80}; make one with Schema.from_env(envs), or by hand: "
+            "Schema({'obs': ..., 'reward': ..., ...})"
+        )
     for name, dtype in NEEDED.items():
         if schema.leaves.get((name,)) != Field((), dtype):
             raise SchemaError(f"a replay's schema needs '{name}' as Field((), {dtype}), got {schema!r}")

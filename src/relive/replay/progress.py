@@ -67,7 +67,7 @@ class Progress:
     def counts(self) -> list[int]:
         """What a save has of it: ``draws``, ``sampled`` and ``late``; without what can be drawn again."""
         undone = (self.draws_taken, self.rows_taken) if self._is_undoable else (self.draws, self.sampled)
-        return [*undone, self.late]
+        return [int(count) for count in (*undone, self.late)]  # batch sizes may have been NumPy's
 
     def keep(self) -> None:
         """Have the next process of a replay in files go on from here, with the batches that nobody took."""

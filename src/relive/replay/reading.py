@@ -15,7 +15,7 @@ from ..batches.dataframes import as_dataframe
 from ..errors import LifecycleError
 from ..kernels.reference.random import key as stream
 from ..memory.estimate import StoragePlan
-from ..parameters import COUNT_RULE, TIMEOUT_RULE, require, seed_or_drawn
+from ..parameters import COUNT_RULE, TIMEOUT_RULE, an_instance, require, seed_or_drawn
 from ..ring.ring import Ring
 from ..samplers.sequence_weights import nothing_to_draw
 from ..steps.schema import Schema
@@ -181,6 +181,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
         require_rows(batch_size)
         require("serve", COUNT_RULE, depth=depth, **({} if count is None else {"count": count}))
         require("serve", TIMEOUT_RULE, timeout=timeout)
+        require("serve", an_instance(Limit, "a limit, such as relive.SamplesPerInsert(...)"), limit=limit)
         with self.lock:
             self._prepare()
             if self._ahead is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 from weakref import finalize
 
 from ..errors import LifecycleError, WaitTimeoutError
@@ -24,6 +24,7 @@ SLICE = 0.2
 """Seconds after which whoever waits looks whether there is still a reason to."""
 
 
+@runtime_checkable
 class Limit(Protocol):
     """What a server needs of a limit, such as :class:`relive.SamplesPerInsert`."""
 

@@ -146,13 +146,18 @@ def _files(folder: Path, kind: str) -> list[Path]:
         NoSaveError: there is none.
         FileFormatError: one is no regular file.
     """
-    found = sorted((folder / kind).glob("*/*.parquet"))
+    found = sorted((folder / kind).glob("*/*.parquet"), key=_in_order)
     if not found:
         raise NoSaveError(f"'{folder / kind}': expected Parquet files in folders, got none; give a complete copy")
     for file in found:
         if not file.is_file():
             raise FileFormatError(f"'{file}': expected a regular file, got something else; use another copy")
     return found
+
+
+def _in_order(file: Path) -> tuple[int, str, int, str]:
+    """By the numbers of folders and files, whose digits grow from three to four after 999."""
+    return len(file.parent.name), file.parent.name, len(file.name), file.name
 
 
 def _opened(file: Path, read: Callable[[Any], Any]) -> Any:
@@ -165,7 +170,7 @@ def _opened(file: Path, read: Callable[[Any], Any]) -> Any:
     try:
         with pa.parquet.ParquetFile(file) as parquet:
             return read(parquet)
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, UnicodeError) as error:
         raise FileFormatError(f"'{file}' is damaged, or is not a Parquet file: {error!s:.300}") from error
 
 

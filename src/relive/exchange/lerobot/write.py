@@ -79,14 +79,28 @@ def to_lerobot(
     beside.mkdir()
     try:
         _write(beside, replay, features, {"fps": fps, "robot_type": robot_type}, task)
-        with suppress(FileNotFoundError):
-            target.rmdir()
-        beside.rename(target)
+        _put(beside, target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     sync_path(target.parent)
     return target
+
+
+def _put(beside: Path, target: Path) -> None:
+    """Give the written directory its name.
+
+    Raises:
+        FileFormatError: something came there meanwhile.
+    """
+    try:
+        with suppress(FileNotFoundError):
+            target.rmdir()
+        beside.rename(target)
+    except OSError as error:
+        if not os.path.lexists(target):
+            raise
+        raise FileFormatError(f"'{target}': something was put there meanwhile ({error}); give another path") from error
 
 
 # -- features -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""Files of other libraries with bytes changed, lost and added: they are read, or refused with an error of ours."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relive.errors import ReliveError
+from relive.exchange import from_lerobot, from_torchrl, from_velora
+
+FILES = Path(__file__).parents[1] / "fixtures" / "exchange"
+
+
+def damaged(content: bytes, rng: Any) -> bytes:
+    """Up to three bytes or short runs changed."""
+    found = bytearray(content)
+    for _ in range(rng.integers(1, 4)):
+        at, size = int(rng.integers(len(found) + 1)), int(rng.integers(1, 9))
+        kind = rng.integers(4)
+        if kind == 0:
+            del found[at : at + size]
+        elif kind == 1:
+            found[at:at] = rng.bytes(size)
+        else:
+            found[at : at + 1] = (
+                rng.bytes(1) if kind == 2 else bytes([found[at] ^ 1 << size - 1]) if at < len(found) else b""
+            )
+    return bytes(found)
+
+
+def attacked(folder: Path, read: Callable[[Path], Any], count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    for _ in range(count):
+        file = files[rng.integers(len(files))]
+        content = file.read_bytes()
+        file.write_bytes(damaged(content, rng))
+        with suppress(ReliveError):
+            read(folder).replay()
+        file.write_bytes(content)
+
+
+CASES = [
+    (from_lerobot, "lerobot"),
+    (from_torchrl, "torchrl"),
+    (from_torchrl, "torchrl-blocks"),
+    (from_velora, "velora"),
+]
+
+
+@pytest.mark.parametrize(("read", "name"), CASES)
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path, read: Callable[[Path], Any], name: str, count: int) -> None:
+    if name == "lerobot":
+        pytest.importorskip("pyarrow")
+    attacked(shutil.copytree(FILES / name, tmp_path / name), read, count, seed=count)
