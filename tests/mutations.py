@@ -12,11 +12,12 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -755,11 +756,12 @@ def verdict(mutation: Mutation, source: Path, stamp: int) -> str:
 def first_failure(tests: list[str], source: Path) -> str | None:
     """The first of the quick tests in these places that fails, or how they broke off; None if all pass."""
     output = source / "output"
-    run = multiprocessing.get_context("fork").Process(target=run_tests, args=(tests, source, output))
+    run: Any = multiprocessing.get_context("fork").Process(target=run_tests, args=(tests, source, output))
     run.start()
     run.join(SECONDS)
     if run.exitcode is None:
-        run.kill()
+        os.killpg(run.pid, signal.SIGKILL)  # with the processes that its tests have started
+        run.join()
         return "(hangs)"
     if run.exitcode == 0:
         return None
@@ -769,6 +771,7 @@ def first_failure(tests: list[str], source: Path) -> str | None:
 
 def run_tests(tests: list[str], source: Path, output: Path) -> None:
     """In a process of its own: the quick tests in these places, up to the first that fails."""
+    os.setsid()
     os.environ["PYTHONPATH"] = str(source)  # for processes that tests start
     sys.path.insert(0, str(source))
     os.chdir(ROOT)
