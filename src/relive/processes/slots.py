@@ -87,16 +87,16 @@ class Slot:
     """Room for one batch, and the tensors over it.
 
     Args:
-        memory: uint8, at least as large as the batch.
+        memory: uint8, at least as large as the batch; a tensor may be on a device.
         form: of the batch that it holds now.
         block: the shared memory that this is.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], form: BatchForm, block: SharedBlock | None = None) -> None:
+    def __init__(self, memory: NDArray[np.uint8] | Tensor, form: BatchForm, block: SharedBlock | None = None) -> None:
         self.form, self.block = form, block
-        self._memory = torch.from_numpy(memory)
+        self.memory = memory if isinstance(memory, Tensor) else torch.from_numpy(memory)
         self._tensors = [
-            self._memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            self.memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
             for (_, dtype, shape), start in zip(form.fields, form.offsets, strict=False)
         ]
         self._leaves = dict(zip([path for path, _, _ in form.fields], self._tensors, strict=True))
@@ -132,7 +132,7 @@ class Slot:
             replace_parts(batch, _EXPIRED)
         elif batch is not None:
             batch._tensordict = _EXPIRED
-        increment_version(self._memory)
+        increment_version(self.memory)
 
 
 @dataclass(frozen=True)

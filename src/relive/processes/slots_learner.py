@@ -19,6 +19,7 @@ from ..steps.arrays import as_host
 from ..steps.schema import not_named
 from .shared import SharedBlock
 from .slots import BatchForm, Packed, Slot
+from .uploads import Uploads
 from .wire import Address, Failure, Line, Parcel
 
 __all__ = ["Learner"]
@@ -33,14 +34,24 @@ class Learner(Iterator[Any]):
     Batches are views of slots in shared memory. Each is valid until the next one is asked for; keep ``batch.clone()``
     for longer. Calls reach the owner in the order in which they are made.
 
+    With a ``device``, each batch is copied there, into memory of its own, and stays valid.
+
     Use it in the process that made it, from one thread at a time.
 
     Raises:
         LifecycleError: from any call, if the process that owns the replay has ended.
     """
 
-    def __init__(self, address: Address, rank: int, timeout: float | None, is_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        rank: int,
+        timeout: float | None,
+        is_alive: Callable[[], bool],
+        device: torch.device | None = None,
+    ) -> None:
         """Connect; :meth:`relive.ReplayServer.learner` does."""
+        self._uploads = None if device is None else Uploads(device)
         self.rank, self._timeout, self._is_alive = rank, timeout, is_alive
         self._address, self._process = address, os.getpid()
         self._slots: dict[int, Slot] = {}
@@ -75,6 +86,8 @@ class Learner(Iterator[Any]):
         """
         require("take", TIMEOUT_RULE, timeout=timeout)
         self._begin()
+        if self._uploads is not None:
+            self._uploads.wait()
         if self._used is not None:
             self._slots[self._used].expire()
         if not self._asked:
@@ -98,7 +111,8 @@ class Learner(Iterator[Any]):
         if isinstance(found, Failure):
             raise found.raised("the draw failed")
         self._taken += 1
-        return self._slots[found[0]].batch()
+        slot = self._slots[found[0]]
+        return slot.batch() if self._uploads is None else self._uploads.upload(slot)
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
         """As :meth:`relive.ReplayBuffer.update_priorities`, without a result: errors of it come with a later call."""
@@ -140,12 +154,17 @@ class Learner(Iterator[Any]):
     def stats(self) -> dict[str, float]:
         """Figures of this learner.
 
-        ``batches``: taken; ``ready``: those that were there when it came; ``waited``: seconds in all that it waited.
+        ``batches``: taken; ``ready``: those that were there when it came; ``waited``: seconds in all that it waited;
+        ``pinned``: slots that a GPU copies from by itself.
         """
-        return {"batches": float(self._taken), "ready": float(self._at_once), "waited": self._waited}
+        pinned = 0 if self._uploads is None else self._uploads.locked
+        found = {"batches": self._taken, "ready": self._at_once, "waited": self._waited, "pinned": pinned}
+        return {name: float(value) for name, value in found.items()}
 
     def close(self) -> None:
         """Give everything back, and leave the place to another process."""
+        if self._uploads is not None:
+            self._uploads.close()
         if self._used is not None:
             self._slots[self._used].expire()
             self._used = None
@@ -207,7 +226,9 @@ class Learner(Iterator[Any]):
             place, completed, changed = rest
             if changed is not None:
                 name, form = changed
-                self._slots[place] = _attached(name, form)
+                self._slots[place] = slot = _attached(name, form)
+                if self._uploads is not None and slot.block is not None:
+                    self._uploads.prepare(slot.block)
             self._batches.append((place, completed))
         elif kind == "error":
             self._batches.append(rest[0])

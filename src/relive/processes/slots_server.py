@@ -9,6 +9,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, cast
 from weakref import WeakSet, finalize
 
+import torch
+
 from ..errors import LifecycleError, ParameterError
 from ..parameters import TIMEOUT_RULE, Rule, an_instance, is_count, one_of, require
 from ..replay.arguments import require_rows
@@ -94,12 +96,16 @@ class ReplayServer:
         """End the process. What it holds is lost: save first, with ``call("save", path)``."""
         self._pid: int = self._answer("ReplayServer(make)")
 
-    def learner(self, rank: int = 0, *, timeout: float | None = None) -> Learner:
+    def learner(
+        self, rank: int = 0, *, timeout: float | None = None, device: str | torch.device | None = None
+    ) -> Learner:
         """The end at which the batches of learner ``rank`` come out, in the process that calls this.
 
         Args:
             rank: 0 up to, not including, ``learners``.
             timeout: seconds that ``next`` waits for a batch; None is for ever.
+            device: where batches go, in one copy each. For CUDA, the slots are page-locked, and the GPU copies by
+                itself. By default batches are views of the slots.
 
         Raises:
             ParameterError: an argument is out of range.
@@ -111,7 +117,11 @@ class ReplayServer:
                 "ReplayServer as many learners as you need"
             )
         require("learner", TIMEOUT_RULE, timeout=timeout)
-        return Learner(self._address, int(rank), timeout, self._is_alive)
+        try:
+            place = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ParameterError(f"learner(device={device!r:.80}): expected a device such as 'cuda'; {error}") from None
+        return Learner(self._address, int(rank), timeout, self._is_alive, place)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the replay in its process, such as ``call("save", path)``, or read a property there.
