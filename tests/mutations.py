@@ -41,6 +41,28 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- looking at what is stored: how often rows were drawn
+    Mutation(
+        "counts that are loaded add to those that are there",
+        "look/counts.py",
+        "        self.by_place[:] = 0\n",
+        "",
+        "look/test_monitor.py",
+    ),
+    Mutation(
+        "an overwritten row keeps the draws of the row before it",
+        "look/counts.py",
+        ".places(ring.rows)] = 0",
+        ".places(ring.rows)] += 0",
+        "look/test_monitor.py",
+    ),
+    Mutation(
+        "steps that cannot be drawn count as never drawn",
+        "look/inspection.py",
+        "steps.draws[steps.draws >= 0]",
+        "np.maximum(steps.draws, 0)",
+        "look/test_monitor.py",
+    ),
     # -- exchange: the formats of other libraries
     Mutation(
         "an RLDS episode that terminated counts as truncated",

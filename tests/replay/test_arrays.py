@@ -139,7 +139,7 @@ def test_what_is_missing_or_contradicts_itself_is_refused() -> None:
         ({**arrays, "actions": arrays["actions"][:-1]}, errors.ShapeError, "'action': expected"),
         ({**arrays, "terminals": arrays["terminals"] * 2}, errors.ParameterError, "is 2; expected 0 or 1"),
         ({**arrays, "next_observations": arrays["observations"][:, :2]}, errors.ShapeError, "'next_obs': expected"),
-        ({**arrays, "obs": arrays["observations"]}, errors.FieldError, "under two names"),
+        ({**arrays, "obs": arrays["observations"]}, errors.FieldError, "'observations' and 'obs' are two names"),
         ({"rewards": arrays["rewards"]}, errors.FieldError, "lack obs, action"),
         ({**arrays, "dones": ~arrays["terminals"]}, errors.ParameterError, "'done' contradicts"),
         ([1, 2], errors.FieldError, "expected a mapping"),

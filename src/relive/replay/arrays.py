@@ -24,6 +24,12 @@ ALIASES = {
 STEP = "obs", "action", "reward", "terminated", "truncated"
 """The fields of a step that a schema is inferred from; all others need a schema."""
 
+CUTS_UNKNOWN = (
+    ". 'truncated' is also called 'timeouts': without it and without next observations nobody knows where episodes "
+    "were cut off. Pass zeros if none was"
+)
+"""What to do where an array of truncations is missing."""
+
 PIECE = 2**16
 """Rows that are prepared and added at once."""
 
@@ -80,11 +86,8 @@ class _Log:
             fields["truncated"] = np.zeros(len(as_host(fields["reward"])), np.bool_)  # next_obs shows where it goes on
         missing = [name for name in wanted if name not in fields]
         if missing:
-            raise FieldError(
-                f"from_arrays: the arrays lack {', '.join(missing)}; they have {', '.join(fields)}. 'truncated' is "
-                "also called 'timeouts': without it and without next observations nobody knows where episodes were cut "
-                "off. Pass zeros if none was"
-            )
+            hint = CUTS_UNKNOWN if "truncated" in missing else "; pass them, under these names or those of D4RL"
+            raise FieldError(f"from_arrays: the arrays lack {', '.join(missing)}; they have {', '.join(fields)}{hint}")
         self.size = len(as_host(fields["reward"]))
         if not self.size:
             raise ShapeError("from_arrays: the arrays have no rows; create an empty buffer with ReplayBuffer(schema)")
@@ -200,7 +203,8 @@ def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
     for name in arrays.keys():
         ours = ALIASES.get(name, name)
         if ours in named:
-            raise FieldError(f"from_arrays: '{ours}' comes under two names, one of them '{name}'; leave one out")
+            both = " and ".join(f"'{given}'" for given in arrays if ALIASES.get(given, given) == ours)
+            raise FieldError(f"from_arrays: {both} are two names of one field; leave one out")
         named[ours] = arrays[name]
     return named
 
