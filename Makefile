@@ -34,7 +34,8 @@ setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of 
 demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole-v1.png
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
 
-test: lint ## style, types and every quick test
+test: setup ## style, types and every quick test
+	@$(PY) -m relive.compile > /dev/null & $(MAKE) lint; status=$$?; wait; exit $$status
 	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: setup ## the tests that `make test` leaves out

@@ -28,6 +28,7 @@ BENCHMARKS = {
     "capacity": "bench_capacity",
     "lanes": "bench_lanes",
     "saves": "bench_saves",
+    "mapped": "bench_mapped",
     "slots": "bench_slots",
     "compat_sb3": "bench_compat_sb3",
     "compat_pytorchrl": "bench_compat_pytorchrl",

@@ -20,6 +20,8 @@ ORDER = (
     "capacity",
     "lanes",
     "saves",
+    "mapped",
+    "mapped_half",
     "import",
 )
 CALLS = "After each time: how many functions written in Python one operation calls, + how many built-in ones."

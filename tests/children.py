@@ -7,6 +7,7 @@ import os
 import signal
 from multiprocessing.process import BaseProcess
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -21,6 +22,10 @@ SECONDS = 30.0
 
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
 """How a process may start. A spawned one imports torch, which takes two seconds; tests of lanes spawn a quick one."""
+
+
+STARTED = WeakSet[Any]()
+"""What `started` has started. `conftest.py` has `end_all` kill after each test what is left of it."""
 
 
 def add_one(block: SharedBlock) -> None:
@@ -62,7 +67,16 @@ def started(method: str, target: Any, *args: Any) -> Any:
     process: Any = multiprocessing.get_context(method)
     process = process.Process(target=target, args=args, daemon=True)
     process.start()
+    STARTED.add(process)
     return process
+
+
+def end_all() -> None:
+    """Kill what tests have started and left."""
+    for process in list(STARTED):
+        STARTED.discard(process)
+        process.kill()
+        process.join()
 
 
 def kill(process: BaseProcess) -> None:
@@ -87,9 +101,13 @@ def is_open_anywhere(token: str) -> list[str]:
 
 
 def done(process: BaseProcess) -> Any:
-    """Wait for a process that ends well."""
+    """Wait for a process that ends well; one that does not end is killed."""
     process.join(SECONDS)
-    assert process.exitcode == 0
+    found = process.exitcode
+    process.kill()
+    process.join()
+    assert found is not None, f"{process.name} had not ended after {SECONDS:g} s"
+    assert found == 0
 
 
 def publish_for_ever(weights: Weights, state: dict[str, Tensor]) -> None:

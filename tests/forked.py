@@ -11,7 +11,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import IO, Any
+
+from relive.compile import compile_kernels
 
 SECONDS = 60.0
 """How long forked work may take: far more than it does."""
@@ -23,6 +26,7 @@ def in_fork(work: Callable[..., Any], *args: Any, seconds: float = SECONDS, name
     If it raises, dies or is not done in time, the test fails with what it wrote. A fork has loaded what this process
     has; a new interpreter would need two seconds of the processor to import as much.
     """
+    _load()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as result:
         process = multiprocessing.get_context("fork").Process(target=_do, args=(output, result, work, args))
         process.start()
@@ -37,6 +41,12 @@ def in_fork(work: Callable[..., Any], *args: Any, seconds: float = SECONDS, name
         assert code == 0, f"{name} ended with {code}; it wrote:\n{wrote}"
         result.seek(0)
         return pickle.load(result)
+
+
+@cache
+def _load() -> None:
+    """Load the kernels here, once, and not in each fork: that takes a second or two of the processor."""
+    compile_kernels()
 
 
 def _do(output: IO[bytes], result: IO[bytes], work: Callable[..., Any], args: tuple[Any, ...]) -> None:

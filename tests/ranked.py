@@ -32,9 +32,11 @@ def in_processes(count: int, work: Work, folder: Path) -> list[Any]:
     processes = [context.Process(target=_rank, args=(rank, count, work, folder)) for rank in range(count)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(SECONDS)
-        if process.is_alive():
+    try:
+        for process in processes:
+            process.join(SECONDS)
+    finally:
+        for process in processes:
             process.kill()
             process.join()
     failed = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -178,3 +180,14 @@ def test_the_trainings_learn_from_what_they_stored(name: str, harness: Any) -> N
     assert work.learn(module.Relive(work), clock) == ""
     assert clock.seconds > 0
     assert work.learn(module.Ready(work), clock) != "", "a check that lets anything pass"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux puts pages out when asked")
+def test_a_replay_in_files_is_measured_in_seconds_where_half_of_its_rows_are_in_memory(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_mapped.py"), "--short"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "failed" not in done.stdout
+    assert done.stdout.count("in memory, all of it") == 5

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +16,7 @@ import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
 from elsewhere import ELSEWHERE, far_device
+from forked import in_fork
 from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
 from relive import (
     GAE,
@@ -170,24 +169,6 @@ def test_a_replay_keeps_its_memory_whatever_is_sent_or_shared(way: Callable[[Rep
 # Forked children
 
 
-def in_child(task: Callable[[], Any], seconds: int = 20) -> Any:
-    """What a task comes to in a forked child, which is killed if it hangs."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            signal.alarm(seconds)
-            os.write(writer, pickle.dumps(task()))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        data = answer.read()
-    os.waitpid(pid, 0)
-    assert data, "the child hung, or failed"
-    return pickle.loads(data)
-
-
 BIG = Schema({"obs": (128,), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)})
 
 
@@ -206,7 +187,7 @@ def test_what_a_forked_child_adds_its_parent_never_sees() -> None:
         rollout["obs"][:] = 5
         return float(replay.sample(9)["obs"].min())
 
-    assert in_child(task) >= 0
+    assert in_fork(task) >= 0
     assert same_batches(replay.data(), before)
     assert same_batches(rollout.data(), columns)
 
@@ -224,7 +205,7 @@ def test_a_batch_in_recycled_memory_is_not_changed_by_a_forked_child() -> None:
         batch["obs"].fill_(-1)
         return 1
 
-    assert in_child(task)
+    assert in_fork(task)
     assert same_batches(batch, kept)
 
 
@@ -258,7 +239,7 @@ def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works(t
         return len(replay.sample(16))
 
     try:
-        assert [in_child(task, 5) for _ in range(times)] == [16] * times
+        assert [in_fork(task, seconds=10) for _ in range(times)] == [16] * times
     finally:
         done.set()
         for thread in threads:
@@ -284,7 +265,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork(times: int) -
 
     try:
         for _ in range(times):
-            assert in_child(task)
+            assert in_fork(task)
     finally:
         done.set()
         for thread in threads:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import struct
-import traceback
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 from attacks.tally import attempt
+from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
 from relive.errors import FileFormatError, ReliveError
 from relive.files import sealed
@@ -237,23 +237,6 @@ def use(path: Path) -> None:
             replay.close()
 
 
-def survived(job: Callable[[], Any]) -> bool:
-    """Whether a forked child comes to the end of a job, rather than to that of its memory."""
-    child = os.fork()
-    if child == 0:
-        torch.set_num_threads(1)
-        try:
-            job()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(3)
-    status = os.waitpid(child, 0)[1]
-    assert not os.WIFSIGNALED(status), f"killed by signal {os.WTERMSIG(status)}"
-    return status == 0
-
-
 @pytest.mark.parametrize("times", [4, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MAKES)
 def test_whatever_rows_and_trees_hold_no_call_leaves_its_memory(name: str, times: int, tmp_path: Path) -> None:
@@ -271,4 +254,4 @@ def test_whatever_rows_and_trees_hold_no_call_leaves_its_memory(name: str, times
             shutil.rmtree(path)
 
     with attempt("a replay in files with rows and trees of random bytes", times):
-        assert survived(attack)
+        in_fork(attack, seconds=60 + times)  # which fails if the child comes to the end of its memory

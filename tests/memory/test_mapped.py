@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from forked import in_fork
 from relive.errors import FileFormatError, LifecycleError
 from relive.files import journal as journals
 from relive.files.journal import Journal
@@ -102,13 +104,14 @@ def test_arrays_are_there_again_and_only_those_that_were_committed(tmp_path: Pat
 
 
 def test_a_directory_has_one_holder_and_a_dead_one_is_none(tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:
+    def hold_and_die() -> None:
         directory = MappedDirectory(tmp_path / "d")
         directory.journal.append(b"")
         directory.commit({})
-        os._exit(0)
-    os.waitpid(child, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(AssertionError, match="ended with -9"):
+        in_fork(hold_and_die)
     first = MappedKeeper(tmp_path / "d")
     with pytest.raises(LifecycleError, match="in this process already"):
         MappedKeeper(tmp_path / "d")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
 import sys
 import threading
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 
 import tagged
 from children import SECONDS, done, kill, started
+from forked import in_fork
 from interrupting import broken_off
 from laned import COUNTED, LanedTwin, counted, numbers, own_and_end, write_some
 from relive import Collector, Field, Lanes, NStep, Prioritized, ReplayBuffer, Schema, errors
@@ -359,14 +359,12 @@ def test_a_writer_stays_in_its_process() -> None:
     writer = lanes.writer(0)
     with pytest.raises(errors.LifecycleError, match="a writer belongs to its process"):
         pickle.dumps(writer)
-    child = os.fork()
-    if not child:
-        try:
+
+    def child() -> None:
+        with pytest.raises(errors.LifecycleError, match="was made before a fork"):
             writer.add(counted(0))
-        except errors.LifecycleError:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    in_fork(child)
     writer.add(counted(0))
     assert lanes.waiting == [1]
 

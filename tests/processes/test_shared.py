@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, started
+from forked import in_fork
 from relive.errors import LifecycleError, ParameterError
 from relive.processes import backing
 from relive.processes.shared import SharedBlock
@@ -116,13 +117,15 @@ def test_a_file_goes_with_its_process_or_with_the_next_one(monkeypatch: pytest.M
     assert not left.exists()
     assert other.exists()
     assert len(list(tmp_path.iterdir())) == 2
-    child = os.fork()
-    if not child:
+
+    def child() -> None:
+        nonlocal second
         del second
         gc.collect()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert SharedBlock.attach(second.name).nbytes == 10  # a child's end removes nothing
+
+    name = second.name
+    in_fork(child)
+    assert SharedBlock.attach(name).nbytes == 10  # a child's end removes nothing
 
 
 def dead_process() -> int:
@@ -178,10 +181,7 @@ def test_a_place_is_claimed_once_until_it_is_dropped(block: SharedBlock) -> None
 def test_a_forked_child_does_not_have_its_parents_places(block: SharedBlock) -> None:
     claim = block.claim(2)
     assert claim is not None
-    child = os.fork()
-    if not child:
-        os._exit(int(claim.holds or block.claim(2) is not None))
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_fork(lambda: (claim.holds, block.claim(2))) == (False, None)
     assert claim.holds
     assert block.is_claimed(2)
 

@@ -20,6 +20,7 @@ import relive.kernels
 import twins
 from children import SECONDS, done, kill, started
 from covering import covering
+from forked import in_fork
 from interrupting import broken_off
 from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
@@ -333,12 +334,12 @@ def test_the_owner_ends_with_the_process_that_started_it(how: signal.Signals):
                 next(learner)
         except BaseException:
             os._exit(1)
-    pid = int(os.read(out, 100))
+    os.close(into)
+    pid = int(os.read(out, 100))  # nothing comes, and this fails, if the starter has ended
     os.kill(starter, how)
     os.waitpid(starter, 0)
     assert ends(pid)
     os.close(out)
-    os.close(into)
 
 
 def test_close_and_drop_end_the_process():
@@ -374,14 +375,12 @@ def test_no_memory_and_no_open_file_is_left():
 def test_a_forked_child_needs_a_learner_of_its_own(server: ReplayServer):
     learner = server.learner(0)
     next(learner)
-    child = os.fork()
-    if not child:
-        try:
+
+    def child() -> None:
+        with pytest.raises(LifecycleError, match="another process"):
             next(learner)
-        except LifecycleError as error:
-            os._exit(0 if "another process" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    in_fork(child)
     next(learner)
     learner.close()
 

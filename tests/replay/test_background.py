@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from attacks import forger
+from children import done, started
 from interrupting import broken_off
 from relive import Prioritized, ReplayBuffer, RolloutBuffer, load_extra
 from relive.errors import DTypeError, FileFormatError, LifecycleError, ParameterError
@@ -449,24 +450,21 @@ def test_a_fork_while_a_buffer_is_saved_goes_on_without_that_save(
     before, gate = copy.deepcopy(buffer), Gate(monkeypatch)
     handle = buffer.save(tmp_path / "save", background=True)
     assert gate.reached.wait(10)
-    child = os.fork()
-    if not child:
-        try:
-            for t in range(40):  # does not wait for a thread that is not there
-                buffer.add(forger.step(t, False))
-            with pytest.raises(LifecycleError, match="another process"):
-                handle.wait()
-            buffer.save(tmp_path / "child")
-            assert_saved(buffer, tmp_path / "child")
-            time.sleep(0.2)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
+
+    def in_child() -> None:
+        for t in range(40):  # does not wait for a thread that is not there
+            buffer.add(forger.step(t, False))
+        with pytest.raises(LifecycleError, match="another process"):
+            handle.wait()
+        buffer.save(tmp_path / "child")
+        assert_saved(buffer, tmp_path / "child")
+        time.sleep(0.2)
+
+    child = started("fork", in_child)
     gate.opened.set()
     handle.wait()
     buffer.save(tmp_path / "save")  # the child does not hold the directory's lock
-    _, status = os.waitpid(child, 0)
-    assert status == 0
+    done(child)
     assert_saved(before, tmp_path / "save")
 
 

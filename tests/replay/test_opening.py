@@ -6,7 +6,7 @@ import errno
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import relive
 from covering import covering
+from forked import in_fork
 from processes import Wrapped, sent
 from relive import Field, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform, WithoutReplacement
 from relive.errors import FileFormatError, LifecycleError, ParameterError, SchemaError
@@ -193,20 +194,14 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path: Path) ->
     replay = filled(tmp_path / "r")
     with pytest.raises(LifecycleError, match="open in this process already"):
         ReplayBuffer.open(tmp_path / "r")
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with os.fdopen(write, "w") as told:
-            for call in (lambda: ReplayBuffer.open(tmp_path / "r"), lambda: replay.add(step(0)), lambda: len(replay)):
-                try:
-                    call()
-                except LifecycleError as error:
-                    told.write(f"{error}\n")
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as told:
-        first, second, third = told.read().splitlines()
-    os.waitpid(child, 0)
+
+    def child() -> Iterator[str]:
+        for call in (lambda: ReplayBuffer.open(tmp_path / "r"), lambda: replay.add(step(0)), lambda: len(replay)):
+            with pytest.raises(LifecycleError) as error:
+                call()
+            yield str(error.value)
+
+    first, second, third = in_fork(lambda: list(child()))
     assert f"is open in process {os.getpid()}, and only one may write" in first
     assert "a forked child may not use them" in second
     assert second == third

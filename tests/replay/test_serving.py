@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import threading
 import time
@@ -14,6 +13,7 @@ import pytest
 
 import twins
 from covering import covering
+from forked import in_fork
 from processes import IMAGES, replay_of, written
 from relive import Prioritized, Recent, ReplayBuffer, Uniform, WithoutReplacement
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
@@ -176,13 +176,7 @@ def test_a_forked_child_serves_on_without_the_thread():
     replay = replay_of(20)
     stream = replay.serve(4, 3)
     next(stream)
-    child = os.fork()
-    if not child:
-        try:
-            os._exit(0 if [len(next(stream)["reward"]) for _ in range(6)] == [4] * 6 else 1)
-        except BaseException:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_fork(lambda: [len(next(stream)["reward"]) for _ in range(6)]) == [4] * 6
     assert len(next(stream)["reward"]) == 4
 
 

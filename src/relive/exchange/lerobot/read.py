@@ -66,6 +66,8 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     features, lacks = _features(info, folder / INFO)
     table = _frames(folder, info, features)
     fields = _step(table, features, lacks)
+    if count(info, "total_tasks", folder / INFO) > 1:
+        lacks.append("it names its tasks in words, which were not read; 'task_index' was")
     finals = _finals(folder, table, features)
     if finals is None:
         lacks.append("it keeps no final observations")
