@@ -57,7 +57,7 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     """
     arrow()
     folder = directory(path, "the directory of a LeRobot data set")
-    info = json_object((folder / INFO).resolve(), "the description of a LeRobot data set")
+    info = json_object(Path(os.path.realpath(folder / INFO)), "the description of a LeRobot data set")
     version: Any = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith("v3."):
         raise FileFormatError(

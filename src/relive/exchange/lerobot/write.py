@@ -56,7 +56,8 @@ def to_lerobot(
 
     Args:
         replay: its transitions are in the order of time.
-        path: where nothing, or an empty directory, is. It holds the whole data set or nothing.
+        path: where nothing, or an empty directory, is. It gets the whole data set or nothing. A process that is killed
+            meanwhile leaves a directory beside it, whose name begins with a dot.
         fps: steps in a second; ``timestamp`` follows from it.
         task: what was to be done, in words.
         robot_type: what did it.
