@@ -25,6 +25,7 @@ import torch
 
 import relive
 from relive.cluster import Replay
+from relive.compile import compile_kernels
 
 PAGE = Path(__file__).parent.parent / "docs" / "cluster.md"
 SHARDS = (1, 2, 4)
@@ -133,9 +134,10 @@ def table(results: dict[int, list[dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one short round; nothing of record is rewritten")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the medians count (default 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="of which the medians count (default 2)")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    compile_kernels()  # else the first shards would compile while they are measured
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=400 * 2**20, _temp_dir=folder)
         results: dict[int, list[dict[str, float]]] = {shards: [] for shards in SHARDS}

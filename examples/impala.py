@@ -108,7 +108,14 @@ def train(args: argparse.Namespace, run: Run) -> dict[str, float]:
     workers = [Worker.remote(sender, ENV, num_envs, args.seed + k) for k, sender in enumerate(senders)]
     weights, version, transitions, staleness = ray.put(policy.state_dict()), 0, 0, 0
     playing = {worker.play.remote(weights, version): worker for worker in workers}
+    losses: dict[str, Tensor] = {}
     while not run.over:
+        (played,), _ = ray.wait(list(playing))
+        worker, (steps, returns) = playing.pop(played), ray.get(played)
+        playing[worker.play.remote(weights, version)] = worker  # it plays on while the learner learns
+        transitions += steps
+        run.update(transitions, returns, **losses)
+
         rollout = rollouts.get(version)
         staleness += version - rollout.version
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * run.remaining
@@ -118,12 +125,6 @@ def train(args: argparse.Namespace, run: Run) -> dict[str, float]:
         nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
         optimizer.step()
         weights, version = ray.put(policy.state_dict()), version + 1
-
-        for played in ray.wait(list(playing), timeout=0)[0]:
-            worker, (steps, returns) = playing.pop(played), ray.get(played)
-            playing[worker.play.remote(weights, version)] = worker
-            transitions += steps
-            run.update(transitions, returns, **losses)
     return rollouts.stats() | {"mean_staleness": staleness / max(version, 1)}
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +21,9 @@ ray: Any = pytest.importorskip("ray")
 
 from clusters import SCHEMA, check, steps  # noqa: E402
 from relive import Prioritized  # noqa: E402
-from relive.cluster.ray import actors  # noqa: E402
+from relive.cluster.ray import actors, queue_actor  # noqa: E402
 from relive.cluster.replay import Replay  # noqa: E402
+from relive.cluster.rollouts import Rollouts  # noqa: E402
 from relive.errors import FileFormatError, LifecycleError, ShapeError  # noqa: E402
 
 pytestmark = pytest.mark.slow  # each actor imports torch, which takes seconds; test_shard.py is quick
@@ -171,3 +176,105 @@ def test_a_shard_that_is_gone_for_good_leaves_the_others_to_the_learner(machine:
     with pytest.raises(LifecycleError, match="has not answered"):
         replay.writer([0], timeout=0.5).extend(steps(4, [0], 40))
     replay.close()
+
+
+def test_a_node_that_goes_under_load_loses_only_what_the_statistics_count(tmp_path: Path):
+    """Two workers write and the learner draws while a node is removed and another one comes."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    head = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "resources": {"head": 2}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        small = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "resources": {"shard": 1}}
+        nodes = [cluster.add_node(**small) for _ in range(2)]
+        ray.init(address=cluster.address, runtime_env={"env_vars": PATHS}, logging_level="error", log_to_driver=False)
+        replay = replay_of(path=tmp_path / "replay", timeout=30.0, connect=actors(resources={"shard": 1}))
+        player: Any = ray.remote(num_cpus=0, resources={"head": 1})(Player)
+        players = [player.remote(replay.writer(envs, timeout=600.0)) for envs in ([0, 1], [2, 3])]
+        ray.get([each.play.remote(0, 64) for each in players])
+        replay.save()
+        busy = [each.play.remote(64, 640) for each in players]
+        check(replay.sample(64))
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        for _ in range(20):
+            check(replay.sample(64))
+        cluster.add_node(**small)
+        assert ray.get(busy, timeout=400) == [640, 640]
+        until(lambda: replay.stats()["shards_up"] == 2)
+        stats = replay.stats()
+        assert stats["restarts"] == 1
+        # A step is complete or lost, but for the last one of an episode that was cut, by the loss or at the end.
+        assert 4 * 704 - 6 <= stats["completed"] + stats["lost_steps"] <= 4 * 704
+        batch = replay.sample(4000)
+        check(batch)
+        assert set(batch["obs"][:, 0].tolist()) == {0.0, 1.0, 2.0, 3.0}
+        replay.close()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+LEARNER = """
+import json, os, sys, time
+import ray
+from relive.cluster import Rollouts
+from relive.cluster.ray import queue_actor
+
+address, path = sys.argv[1:]
+ray.init(address=address, namespace="learning", logging_level="error", log_to_driver=False)
+rollouts = Rollouts(100, 16, settle_each=False, connect=queue_actor(name="rollouts", lifetime="detached"))
+state = {"seen": [], "position": None}
+if os.path.exists(path):
+    with open(path) as file:
+        state = json.load(file)
+    rollouts.resume(state["position"])
+seen = state["seen"]
+print("ready", flush=True)
+while len(seen) < 48:
+    seen.append(int(rollouts.get(0, timeout=100).data["number"][0]))
+    if len(seen) % 4 == 0:
+        with open(path + ".new", "w") as file:
+            json.dump({"seen": seen, "position": rollouts.position()}, file)
+        os.replace(path + ".new", path)
+        rollouts.settle()
+    time.sleep(0.02)
+"""
+
+
+def test_a_learner_that_is_killed_and_started_again_consumes_each_rollout_once(tmp_path: Path):
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:  # a short path
+        ray.shutdown()
+        ray.init(num_cpus=2, object_store_memory=80 * 2**20, _temp_dir=folder, namespace="learning", **LIMITS)
+        try:
+            _kill_the_learner(tmp_path / "state.json")
+        finally:
+            ray.shutdown()
+
+
+def _kill_the_learner(path: Path) -> None:
+    address = ray.get_runtime_context().gcs_address
+    connect = queue_actor(name="rollouts", lifetime="detached")
+    rollouts = Rollouts(100, 16, settle_each=False, connect=connect)
+    sender, sent = rollouts.sender("one"), threading.Event()
+
+    def send() -> None:
+        for k in range(48):
+            sender.put({"number": torch.tensor([float(k)])}, 0, timeout=300)
+        sent.set()
+
+    worker = threading.Thread(target=send, daemon=True)
+    worker.start()
+    for wanted in (6, 21, None):
+        learner = subprocess.Popen([sys.executable, "-c", LEARNER, address, str(path)], env=os.environ | PATHS)
+        try:
+            if wanted is None:
+                assert learner.wait(200) == 0
+            else:
+                until(lambda wanted=wanted: path.exists() and len(json.loads(path.read_text())["seen"]) >= wanted)
+        finally:
+            learner.kill()
+            learner.wait()
+    assert sent.wait(60)
+    assert json.loads(path.read_text())["seen"] == list(range(48))
+    rollouts.close()

@@ -65,7 +65,7 @@ FILES = Path(__file__).parents[1] / "fixtures" / "exchange"
 
 @pytest.mark.parametrize(
     ("source", "steps", "lacks"),
-    [("velora", 12, 2), ("torchrl", 12, 0), ("stable_baselines3/plain.pkl", 12, 0), ("lerobot", 14, 3)],
+    [("velora", 12, 2), ("torchrl", 12, 0), ("stable_baselines3/plain.pkl", 12, 0), ("lerobot", 14, 4)],
 )
 def test_the_format_of_a_path_is_found_out(tmp_path: Path, source: str, steps: int, lacks: int) -> None:
     if source == "lerobot":

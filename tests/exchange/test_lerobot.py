@@ -92,6 +92,7 @@ def test_what_lerobot_wrote_comes_in() -> None:
     assert log.lacks == (
         "'observation.picture' has the dtype image and was not read",
         "it does not tell truncation from termination; a done episode counts as terminated",
+        "it names its tasks in words, which were not read; 'task_index' was",
         "it keeps no final observations",
     )
     assert [len(e.steps) for e in log.replay().episodes()] == [4, 3, 3, 4]
@@ -202,6 +203,9 @@ def ragged(_: Any = None) -> Any:
         (lambda f: (f / "meta/info.json").write_text('{"codebase_version": "v3.0", "features": 3}'), FileFormatError,
          "'features': expected an object"),
         (lambda f: (f / "meta/info.json").unlink(), NoSaveError, r"info\.json"),
+        (lambda f: ((f / "meta/info.json").unlink(), (f / "meta/info.json").symlink_to("info.json")), FileFormatError,
+         "symbolic link"),
+        (lambda f: ((f / FRAMES).unlink(), os.mkfifo(f / FRAMES)), FileFormatError, "expected a regular file"),
         (lambda f: shutil.rmtree(f / "data"), NoSaveError, "expected Parquet files"),
         (lambda f: (f / FRAMES).write_bytes(b"PAR1" + bytes(99) + b"PAR1"), FileFormatError, "damaged"),
         (lambda f: os.truncate(f / FRAMES, 9000), FileFormatError, "damaged"),
@@ -262,6 +266,8 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     for fps in (0, -1, 1.5, True, "30"):
         with pytest.raises(ParameterError, match="fps"):
             to_lerobot(twin.buffer, tmp_path / "set", fps=fps)
+    with pytest.raises(ParameterError, match="expected words"):
+        to_lerobot(twin.buffer, tmp_path / "set", task=3)
     with pytest.raises(ParameterError, match="no complete transition"):
         to_lerobot(Twin(1, 20).buffer, tmp_path / "set")
     with pytest.raises(FieldError, match="rename it"):
@@ -284,6 +290,18 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     assert len(from_lerobot(tmp_path / "set")) == 4
     with pytest.raises(FileFormatError, match="nothing or an empty directory"):
         to_lerobot(twin.buffer, tmp_path / "set")
+
+
+def test_a_next_observation_that_an_episode_cannot_hold_is_named(tmp_path: Path) -> None:
+    replay = ReplayBuffer(Twin(1, 20).schema, 20, own_next_obs=True)
+    for t in range(4):
+        after = np.full((1, 4), 50 if t == 2 else t + 1)
+        replay.add(
+            obs=np.full((1, 4), t), action=[0], reward=[0], terminated=[t == 3], truncated=[False], next_obs=after
+        )
+    with pytest.raises(FieldError, match="field 'obs': the observation after step 2 of an episode"):
+        to_lerobot(replay, tmp_path / "set")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_two_that_write_at_once_the_first_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,22 @@ def test_a_rollout_is_inspected() -> None:
     assert not found.episodes["complete"].any()  # whether the first rows begin episodes is not known
 
 
+def test_the_commands_cut_no_name_and_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    arrays = planted.stored(planted.walk(30))
+    ended = arrays["terminated"] | arrays["truncated"]
+    arrays["next_obs"][:-1][ended[:-1]] = arrays["obs"][1:][ended[:-1]]
+    np.savez(tmp_path / "loop[1].npz", **arrays)
+    audited = CliRunner().invoke(app, ["audit", str(tmp_path / "loop[1].npz")])
+    assert audited.exit_code == 1, audited.output
+    assert "reset-as-final-observation" in audited.output
+    assert "loop[1].npz" in audited.output.replace("\n", "")
+    inspected = CliRunner().invoke(app, ["inspect", str(tmp_path / "loop[1].npz"), "--steps", "0:2"])
+    assert inspected.exit_code == 0, inspected.output
+    for shown in (audited.output, inspected.output):
+        assert "…" not in shown
+
+
 def test_the_command(tmp_path: Path) -> None:
     episodes, runner = planted.walk(8), CliRunner()
     filled(episodes, sampler=Prioritized()).save(tmp_path / "save")
@@ -164,6 +180,8 @@ def test_positions_that_are_not_there_are_refused() -> None:
         found.episode(2)
     with pytest.raises(errors.FieldError, match="not known"):
         relive.inspect(3)
+    with pytest.raises(errors.FieldError, match="pass one of its buffers: old, new"):
+        relive.inspect(relive.Mixture({"old": cart(), "new": cart()}, {"old": 1, "new": 1}))
 
 
 def cart(images: bool = False) -> ReplayBuffer:

@@ -193,6 +193,22 @@ def drawn(replay: ReplayBuffer, truth: Counter[int]) -> list[int]:
     return [truth[i] for i in replay.data()["index"].tolist()]
 
 
+def test_a_batch_that_comes_while_others_are_counted_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, monitor, truth = watched()
+    late, joined = replay.sample(8), np.concatenate
+
+    def meanwhile(parts: Any) -> Any:  # as another thread would
+        monkeypatch.undo()
+        together = joined(parts)
+        monitor.update(late)
+        return together
+
+    monkeypatch.setattr(np, "concatenate", meanwhile)
+    monitor.draws([int(late["index"][0])])
+    truth.update(late["index"].tolist())
+    assert monitor.draws(replay.data()["index"]).tolist() == drawn(replay, truth)
+
+
 @pytest.mark.parametrize("capacity", [None, 30, 200])
 def test_counts_go_on_after_a_save(tmp_path: Path, capacity: int | None) -> None:
     replay, monitor, truth = watched()

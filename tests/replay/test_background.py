@@ -533,3 +533,13 @@ def test_a_rollout_is_saved_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         rollout.save(tmp_path / "save")
     rollout.save(tmp_path / "save")
     assert RolloutBuffer.load(tmp_path / "save")["reward"][0].tolist() == [10.0, 10.0]
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, RolloutBuffer])
+def test_a_relative_path_is_that_of_the_call(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    begin = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (os.chdir(tmp_path / "other"), begin(thread)))
+    kind(PLAIN, 10, 1).save("save", background=True).wait()
+    assert sorted(os.listdir(tmp_path)) == ["other", "save"]

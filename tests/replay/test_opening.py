@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,63 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path: Path) ->
     replay.close()
     with ReplayBuffer.open(tmp_path / "r") as again:
         assert again.stats()["completed"] > 40
+
+
+def test_neither_a_forked_child_nor_a_closed_replay_changes_priorities_or_the_manifest(tmp_path: Path) -> None:
+    replay = filled(tmp_path / "r", sampler=Prioritized())
+    kept, stored = (tmp_path / "r" / "manifest.json").read_bytes(), replay.data()
+
+    def refused() -> bool:
+        sampler = replay.sampler
+        for call in (
+            lambda: setattr(sampler, "alpha", 0.1),
+            lambda: setattr(sampler, "eps", 0.1),
+            lambda: setattr(sampler, "largest_error", 9.0),
+            lambda: sampler.load_state_dict(sampler.state_dict()),
+            lambda: setattr(replay, "seed", 7),
+            replay.clear,
+        ):
+            with pytest.raises(LifecycleError, match=r"forked child may not|closed|does not hold it"):
+                call()
+        return True
+
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if refused() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    replay.check()
+    assert_equal(replay.data(), stored)
+    assert (replay.sampler.alpha, replay.sampler.largest_error) == (0.6, 1.0)
+    replay.close()
+    assert refused()
+    assert (tmp_path / "r" / "manifest.json").read_bytes() == kept
+    ReplayBuffer.open(tmp_path / "r", verify=True).close()
+
+
+def test_the_process_may_change_its_directory_while_a_replay_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    replay = filled(Path("r"))
+    monkeypatch.chdir(tmp_path / "other")
+    replay.flush()
+    replay.seed = 7
+    replay.close()
+    assert os.listdir(".") == []
+    assert ReplayBuffer.open(tmp_path / "r").seed == 7
+
+
+def test_a_directory_that_took_the_place_of_an_open_one_is_left_alone(tmp_path: Path) -> None:
+    first = filled(tmp_path / "r")
+    (tmp_path / "r").rename(tmp_path / "moved")
+    filled(tmp_path / "r", 9).close()
+    for call in (first.flush, first.close, partial(setattr, first, "seed", 7)):
+        with pytest.raises(FileFormatError, match="another directory has taken the place"):
+            call()
+    del first, call
+    assert ReplayBuffer.open(tmp_path / "r", verify=True).stats()["completed"] < 20
+    assert ReplayBuffer.open(tmp_path / "moved").stats()["completed"] > 40
 
 
 def test_a_replay_that_is_dropped_lets_its_directory_go(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 
 from ..collect.progress import progress_bar
 from ..errors import FieldError
+from ..look.experience import same_rows
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, numpy_view
 from ..steps.schema import Schema
-from ..steps.trees import Path, map_leaves
+from ..steps.trees import Path, dotted, map_leaves
 
 __all__ = ["Log", "Played", "joined", "played", "tracked"]
 
@@ -113,19 +114,26 @@ def played(replay: ReplayBuffer) -> Iterator[Played]:
 
     Raises:
         SchemaError: its transitions have no order.
+        FieldError: a step has a next observation of its own, which is not the observation of the step after it.
     """
     for episode in replay.episodes():
-        yield _arrays_of(replay.schema, cast("Any", episode.steps))
+        yield _arrays_of(replay.schema, cast("Any", episode.steps), replay.own_next_obs)
 
 
-def _arrays_of(schema: Schema, steps: Any) -> Played:
-    """The steps of an episode, a TensorDict ``[k]``, as arrays."""
+def _arrays_of(schema: Schema, steps: Any, own: bool) -> Played:
+    """The steps of an episode, a TensorDict ``[k]``, as arrays; ``own`` if each step has its own next observation."""
 
     def hosted(path: Path) -> Array:
         return numpy_view(steps[path].cpu())
 
     def with_last(path: Path) -> Array:
-        return np.concatenate([hosted(path), hosted(("next_obs", *path[1:]))[-1:]])
+        now, after = hosted(path), hosted(("next_obs", *path[1:]))
+        if own and not (same := same_rows(after[:-1], now[1:])).all():
+            raise FieldError(
+                f"field '{dotted(path)}': the observation after step {int(np.argmin(same))} of an episode is not that "
+                "of the next step; data sets of episodes keep one of them. Write the replay with save()"
+            )
+        return np.concatenate([now, after[-1:]])
 
     rest = {name: schema.rebuild(name, hosted) for name in schema.names if name != "obs"}
     reward, terminated, truncated = (rest.pop(name) for name in ("reward", "terminated", "truncated"))

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import LifecycleError
+from ..errors import FileFormatError, LifecycleError
 from . import disk
 
 __all__ = ["LOCK", "Holder"]
@@ -45,6 +45,24 @@ class Holder:
         except BaseException:
             self.release()
             raise
+
+    def require(self) -> None:
+        """Refuse to write if the right was given back, or if the path leads to another directory by now.
+
+        Raises:
+            LifecycleError: the right was given back.
+            FileFormatError: another directory has taken the place of this one.
+            OSError: nothing is at the path.
+        """
+        if self._descriptor < 0:
+            raise LifecycleError(
+                f"'{self._path.parent}': this process does not hold it any more; open it again with ReplayBuffer.open"
+            )
+        if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            raise FileFormatError(
+                f"'{self._path.parent}': another directory has taken the place of the one that was opened; move that "
+                "one back, or save to another path"
+            )
 
     def _taken(self, directory: Path) -> LifecycleError:
         who = os.pread(self._descriptor, 20, 0).strip().decode("ascii", "replace")

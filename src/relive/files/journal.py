@@ -148,7 +148,16 @@ class Journal:
             raise
 
     def _rotate(self, last: Record) -> None:
-        """Begin a new journal with the last record, in the place of this one."""
+        """Begin a new journal with the last record, in the place of this one.
+
+        Raises:
+            FileFormatError: another file is there by now, as after the directory was replaced.
+        """
+        if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            raise FileFormatError(
+                f"'{self._path}': expected the journal that was opened, got another file in its place; move the "
+                "directory back, or save to another path"
+            )
         temporary = self._path.with_name(f"{self._path.name}.tmp")
         body = HEAD.pack(MARK, self._run, last.number, len(last.payload)) + last.payload
         whole = body + TAIL.pack(zlib.crc32(body))

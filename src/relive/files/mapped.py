@@ -55,7 +55,7 @@ class MappedDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = disk.usable(path)
+        self.path = disk.usable(path).absolute()  # the process may change its directory while this is open
         self._created = disk.make_directory(self.path)
         self._known: dict[str, MappedSpec] = {}
         self._arrays: dict[str, tuple[MappedSpec, MappedArray]] = {}
@@ -159,8 +159,10 @@ class MappedDirectory:
 
         Raises:
             FileFormatError: the content is not JSON.
+            LifecycleError: this process does not hold the directory any more.
             OSError: the disk is full, or fails. The old manifest is in place then.
         """
+        self.require_held()
         arrays = [
             {"name": s.name, "file": s.file, "dtype": s.dtype, "shape": s.shape} for s, _ in self._arrays.values()
         ]
@@ -175,6 +177,16 @@ class MappedDirectory:
         self.content, self._known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
         kept = {spec.file for spec in self._known.values()}
         self._remove([name for name in os.listdir(self.path) if _FILE.fullmatch(name) and name not in kept])
+
+    def require_held(self) -> None:
+        """Refuse to write into a directory that was released, or into another one that has taken its place.
+
+        Raises:
+            LifecycleError: it was released.
+            FileFormatError: another directory is at the path.
+            OSError: nothing is there.
+        """
+        self._holder.require()
 
     def flush(self) -> None:
         """Write all changed pages of all arrays through to the disk.

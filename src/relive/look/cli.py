@@ -147,7 +147,7 @@ def show_inspection(found: Inspection, chosen: dict[str, Any], console: Console)
     console.print(facts, highlight=False)
     console.print(_fields(found))
     if chosen:
-        rows = Table(*map(escape, chosen), box=SIMPLE_HEAD, pad_edge=False)
+        rows = Table(*(Column(escape(name), overflow="fold") for name in chosen), box=SIMPLE_HEAD, pad_edge=False)
         for row in zip(*chosen.values(), strict=True):
             rows.add_row(*(escape(np.array2string(x, precision=3, threshold=8, separator=" ")) for x in row))
         console.print(rows)

@@ -58,8 +58,10 @@ class DrawCounts:
             ParameterError: an index was never issued.
         """
         ring, heads = self.ring, self.ring.heads.copy()
-        index = np.concatenate([*self._waiting, np.empty(0, np.int64)])
-        self._waiting, self._rows = [], 0
+        taken = len(self._waiting)  # the training thread may add batches meanwhile, which wait on
+        index = np.concatenate([*self._waiting[:taken], np.empty(0, np.int64)])
+        del self._waiting[:taken]
+        self._rows = 0
         self.by_place[Span(np.maximum(self._heads, ring.oldest), heads).places(ring.rows)] = 0
         self._heads = heads
         np.add.at(self.by_place, places_of(ring, index), ONE)

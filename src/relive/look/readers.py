@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import FieldError, FileFormatError, ParameterError
 from ..files.save import Save
 from ..replay.buffer import ReplayBuffer
+from ..replay.mixture import Mixture
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
@@ -41,6 +42,8 @@ def experience_of(source: Any) -> Experience:
         return of_replay(cast("ReplayBuffer", source))
     if isinstance(source, RolloutBuffer):
         return of_rollout(source)
+    if isinstance(source, Mixture):
+        raise FieldError(f"a Mixture has several replays; pass one of its buffers: {', '.join(source.buffers)}")
     read = of_drop_in(source) or read_host(source)
     if read is not None:
         return read

@@ -50,7 +50,7 @@ class ReplayServer:
         depth: how many batches each learner has at most, the one in use included.
         learners: how many learners there are.
         lanes: where steps come from; the process drains them.
-        limit: batches are drawn when it allows them.
+        limit: batches are drawn, and lanes drained, as far as it allows.
         context: "spawn" or "fork", how the process starts.
 
     Raises:

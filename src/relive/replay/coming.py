@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from ..errors import ReliveError
 from ..kernels.reference.random import key as stream
 from ..memory.lookahead import LookAhead, can_look_ahead
 from ..memory.mapped import MappedKeeper
 from ..memory.ram import ReplayRows
+from ..parameters import is_count
 from ..ring.ring import Ring
 from ..samplers.guesses import guess
 from ..steps.arrays import Ints
@@ -21,6 +23,10 @@ __all__ = ["Coming", "coming_of"]
 
 WRITTEN = 2**16
 """The bytes of each env, after its newest row, that are asked for before they are overwritten."""
+
+
+FARTHEST = 4096
+"""So many rows before and after that of a guess are asked for at most."""
 
 
 class Coming:
@@ -58,12 +64,17 @@ class Coming:
             self._look(view)
 
     def _look(self, view: View) -> None:
+        """Ask for the rows of the next batch, and for those that will be overwritten next."""
         ring, come, (batch_size, update, of) = self._ring, self._progress, self._last
         key = stream(stream_of(come.seed), come.draws - come.first)
-        places = guess(self._sampler, ring, batch_size, key, update % of + 1, of)
+        try:
+            places = guess(self._sampler, ring, batch_size, key, update % of + 1, of)
+        except ReliveError:  # the next draw will raise it, if it has to
+            places = None
         before, after = self._reach(view)
         begins, ends = self._written()
         if places is not None:
+            places = places[(places >= 0) & (places < ring.store.num_rows)]  # an altered file can name others
             env_begins = places // ring.rows * ring.rows
             begins = np.concatenate([np.maximum(places - before, env_begins), begins])
             ends = np.concatenate([np.minimum(places + after, env_begins + ring.rows), ends])
@@ -80,7 +91,9 @@ class Coming:
         moved = -(-added // ring.num_envs)
         self._heads = ring.heads.copy()
         back = 0 if not self._sampler.watches else 2 * added
-        return rule_of(view).history + back, int(getattr(inner, "n", 1)) + 1 + moved + back
+        n = getattr(inner, "n", 1)  # a view of the user may mean anything by it
+        ahead = (n if is_count(n) else 1) + 1 + moved + back
+        return min(rule_of(view).history + back, FARTHEST), min(ahead, FARTHEST)
 
     def _written(self) -> tuple[Ints, Ints]:
         """The next rows of each env that has come to a new part of its ring: begins and ends."""

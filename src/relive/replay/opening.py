@@ -111,6 +111,7 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
     def _commit(self) -> None:
         """Write the manifest, if anything in it has changed."""
         directory, content = self._require_files("flush").keeper.directory, self._content()
+        directory.require_held()
         write_sampler(directory, self._ring, self._sampler)
         if content != directory.content:
             directory.commit(content)

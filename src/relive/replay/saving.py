@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import files
+from ..files import disk
 from ..files.entries import entry, integers, whole
 from ..memory.layout import typed
 from ..steps.arrays import numpy_view
@@ -99,13 +100,14 @@ class Saver:
         If a row may change in ways that nobody sees, or may not be read by two threads, all rows are read first.
         """
         ring, era, save = self._writer.ring, self.segments.era, self._save(path, extra)
+        there = disk.usable(path).absolute()  # the process may change its directory meanwhile
         snapshot = Snapshot(ring, save.stable)
         save.detach(snapshot.arrays, snapshot.plan)
 
         def work() -> None:
             try:
-                files.update(path, save.change, taken=snapshot.close)
-                self.segments.note(path, save.segments, era)
+                files.update(there, save.change, taken=snapshot.close)
+                self.segments.note(there, save.segments, era)
             finally:
                 snapshot.close()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import files as persist
 from ..errors import FileFormatError
+from ..files import disk
 from ..files.entries import entry, fitting, whole
 from ..files.nested import EXTRA, read_extra, to_json
 from ..memory.estimate import free_memory
@@ -70,7 +71,8 @@ def save(
     groups = [learner, tensors]
     if background:
         groups = list(map(persist.detached, groups))
-        return persist.SaveHandle(path, lambda: persist.update(path, lambda _: persist.Change(groups, facts)))
+        there = disk.usable(path).absolute()  # the process may change its directory meanwhile
+        return persist.SaveHandle(path, lambda: persist.update(there, lambda _: persist.Change(groups, facts)))
     persist.update(path, lambda present: persist.Change(groups, facts))
     return persist.SaveHandle(path)
 

@@ -22,6 +22,8 @@ def guess(sampler: Any, ring: Ring, count: int, key: int, update: int, of: int) 
 
     A row that turns out to be none that can be drawn, one in an episode, is drawn again; that is not foreseen.
 
+    Where files were altered, places may be those of no rows.
+
     Returns:
         int64 ``[K]``, or None if nobody can tell without reading rows: windows weighed by episodes, windows or
         priorities inside of :class:`Recent`, samplers of the user.
@@ -38,7 +40,9 @@ def guess(sampler: Any, ring: Ring, count: int, key: int, update: int, of: int) 
         return env * ring.rows + number % ring.rows
     if type(sampler) is Prioritized:
         total = sampler.mass
-        return sampler.draw_at(_masses(count, key, sampler.stratified, total))[0] if total > 0 else None
+        if not 0 < total < math.inf:
+            return None
+        return sampler.draw_at(_masses(count, key, sampler.stratified, total))[0]
     if _draws_rows(sampler, ring):
         return _of_rows(ring, count, key, 0)
     if type(sampler) is Uniform and ring.rule.weigh != "episodes":
@@ -51,10 +55,12 @@ def _draws_rows(sampler: Any, ring: Ring) -> bool:
     return type(sampler) is Uniform and not ring.rule.sparse
 
 
-def _of_rows(ring: Ring, count: int, key: int, newest: int) -> Ints:
+def _of_rows(ring: Ring, count: int, key: int, newest: int) -> Ints | None:
     """The first attempt of each draw of :func:`relive.kernels.reference.draw.draw`."""
     first, until = np.empty(ring.num_envs, np.int64), np.empty(ring.num_envs, np.int64)
     total = kernels.fast().window(ring.handle, newest, first, until)
+    if total <= 0:
+        return None
     at = _masses(count, key, False, float(total)).astype(np.int64)
     env: Ints = np.asarray(np.searchsorted(until, at, side="right"), np.int64)
     number = first[env] + at - np.where(env > 0, until[env - 1], 0)

@@ -22,14 +22,14 @@ from ..kernels.reference.priorities import (
     RATED_LARGEST,
     RATED_START,
 )
-from ..ring.adding import Change
+from ..ring.adding import Change, Ended
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from .contract import Doubles
 from .sumtree import SumTree
 from .weighing import powers_of, require_errors
 
-__all__ = ["KeptPriorities", "rebuilding"]
+__all__ = ["KeptPriorities", "rebuilding", "require_usable"]
 
 
 MOST = 2**16
@@ -102,12 +102,27 @@ class KeptPriorities:
         self.undo[RATED] = 0.0
 
 
+def require_usable(ring: Ring) -> None:
+    """Refuse to change priorities in files that this process does not hold. A call on the replay looks by itself.
+
+    Raises:
+        LifecycleError: the ring was closed, or belongs to the parent of this process.
+    """
+    if isinstance(ring.pending, Ended):
+        raise ring.pending.error()
+
+
 @contextmanager
 def rebuilding(ring: Ring) -> Generator[None]:
-    """Within this context, all priorities of a ring are replaced. A kill or an exception on the way is mended."""
+    """Within this context, all priorities of a ring are replaced. A kill or an exception on the way is mended.
+
+    Raises:
+        LifecycleError: the ring was closed, or belongs to the parent of this process.
+    """
     if ring.undo is None:
         yield
         return
+    require_usable(ring)
     ring.undo.begin_rebuild(ring)
     ring.pending = Change()
     yield

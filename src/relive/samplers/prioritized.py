@@ -17,7 +17,7 @@ from ..parameters import checked, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from .contract import Doubles, Extras, Sampler, refuse_weights, require_own_ring
-from .kept import KeptPriorities, rebuilding
+from .kept import KeptPriorities, rebuilding, require_usable
 from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
 from .sumtree import Cover, SumTree
 from .weighing import Binding, Weighing, is_beta, powers_of, require_errors
@@ -229,8 +229,7 @@ class Prioritized(Sampler):
             raise nothing_to_draw(ring)
         bound = self._bound()
         recent = recent_leaves(bound.tree, ring, newest)
-        buffer = self.normalize == "buffer"
-        lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if buffer else 0.0
+        lowest = bound.tree.minimum_positive(recent.begins, recent.ends) if self.normalize == "buffer" else 0.0
         return self._drawn(bound, count, key, lowest, recent.cover)
 
     def _drawn(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
@@ -266,6 +265,7 @@ class Prioritized(Sampler):
     @largest_error.setter
     def largest_error(self, error: float) -> None:
         if error > self._largest:
+            require_usable(cast("Ring", self._ring))
             self._largest = self._bound().facts[LARGEST] = float(error)
 
     @property

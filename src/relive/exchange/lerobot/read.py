@@ -57,7 +57,7 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     """
     arrow()
     folder = directory(path, "the directory of a LeRobot data set")
-    info = json_object((folder / INFO).resolve(), "the description of a LeRobot data set")
+    info = json_object(Path(os.path.realpath(folder / INFO)), "the description of a LeRobot data set")
     version: Any = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith("v3."):
         raise FileFormatError(
@@ -66,6 +66,8 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     features, lacks = _features(info, folder / INFO)
     table = _frames(folder, info, features)
     fields = _step(table, features, lacks)
+    if count(info, "total_tasks", folder / INFO) > 1:
+        lacks.append("it names its tasks in words, which were not read; 'task_index' was")
     finals = _finals(folder, table, features)
     if finals is None:
         lacks.append("it keeps no final observations")

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -56,7 +56,8 @@ def to_lerobot(
 
     Args:
         replay: its transitions are in the order of time.
-        path: where nothing, or an empty directory, is. It holds the whole data set or nothing.
+        path: where nothing, or an empty directory, is. It gets the whole data set or nothing. A process that is killed
+            meanwhile leaves a directory beside it, whose name begins with a dot.
         fps: steps in a second; ``timestamp`` follows from it.
         task: what was to be done, in words.
         robot_type: what did it.
@@ -64,12 +65,15 @@ def to_lerobot(
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
         SchemaError: the transitions have no order, or a field has a dtype or shape that LeRobot does not know.
-        ParameterError: there is no step, or ``fps`` is not a positive whole number.
+        ParameterError: there is no step, ``fps`` is not a positive whole number, or ``task`` is no text.
         FileFormatError: something is at the path.
     """
     arrow()
     if not is_count(fps, 1):
         raise ParameterError(f"to_lerobot(fps={fps!r}): expected a whole number of at least 1")
+    for name, text in (("task", task), ("robot_type", robot_type)):
+        if not isinstance(cast("object", text), str) and (name == "task" or text is not None):
+            raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
     features = _features(replay.schema)
     target = usable(path).absolute()
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
