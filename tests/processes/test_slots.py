@@ -208,7 +208,7 @@ def test_a_batch_without_memory_for_its_slot_is_an_error_and_comes_when_there_is
                 next(learner)
             assert same_batches(next(learner), plain.sample(4))
         assert same_batches(next(learner), plain.sample(4))
-        assert server.call("stats")["batches"] == 3
+        assert learner.call("stats")["batches"] == 3
 
 
 def test_errors_of_calls_come_back():
