@@ -25,6 +25,7 @@ from interrupting import broken_off
 from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
+from relive.processes.shared import SharedBlock
 from serving import (
     DEPTHS,
     PlainAhead,
@@ -189,6 +190,25 @@ def test_errors_of_draws_come_in_their_turn_with_the_traceback_of_the_owner():
         with pytest.raises(ZeroDivisionError) as defect:
             next(learner)
         assert "breaks_after" in str(defect.value.__cause__)
+
+
+def test_a_batch_without_memory_for_its_slot_is_an_error_and_comes_when_there_is_some(monkeypatch: pytest.MonkeyPatch):
+    create, calls = SharedBlock.create, iter([True, False, True])
+
+    def sometimes(nbytes: int) -> SharedBlock:
+        if next(calls, False):
+            raise OSError(24, "Too many open files")
+        return create(nbytes)
+
+    monkeypatch.setattr(SharedBlock, "create", sometimes)
+    plain = replay_of(20)
+    with serve(partial(replay_of, 20), 4, 2) as server, server.learner(timeout=SECONDS) as learner:
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many open files"):
+                next(learner)
+            assert same_batches(next(learner), plain.sample(4))
+        assert same_batches(next(learner), plain.sample(4))
+        assert learner.call("stats")["batches"] == 3
 
 
 def test_errors_of_calls_come_back():

@@ -102,6 +102,8 @@ class Owner:
         self._lines: dict[int, Callable[[], None]] = {}
         self._poke, self._poked = socket.socketpair()
         self._blocked: float | None = None
+        self._held: Drawn | None = None
+        """The newest batch, if it was drawn and has no slot yet."""
         self._failure: Failure | None = None
         self._ended = False
 
@@ -255,7 +257,26 @@ class Owner:
 
     def _serve(self, seat: Seat) -> bool:
         """Draw the next batch for a learner; False if it cannot be drawn yet, or not at all."""
-        if not (seat.wants and seat.free and self._is_allowed()):
+        if not (seat.wants and seat.free):
+            return False
+        if self._held is None and not self._drawn(seat):
+            return False
+        assert self._held is not None
+        form, tensors = form_of(self._held.batch)
+        try:
+            place, changed = self._slot_for(seat, form)
+        except Exception as error:  # no memory, or too many open files: the learner may ask again
+            self._fail(seat, Failure.of(error))
+            return False
+        drawn, self._held = self._held, None
+        ahead = self._served.ahead
+        ahead.ready[-1] = drawn = drawn._replace(batch=None)  # the slot has it from here on
+        self._hand_over(seat, drawn, place, changed, tensors)
+        return True
+
+    def _drawn(self, seat: Seat) -> bool:
+        """Draw the next batch; False if it may not be drawn yet, or if that failed, which the learner is told."""
+        if not self._is_allowed():
             return False
         ahead = self._served.ahead
         with self._replay.lock:
@@ -268,9 +289,7 @@ class Owner:
                 return False  # its first steps are on their way
             self._fail(seat, Failure.of(error))
             return False
-        form, tensors = form_of(ahead.ready[-1].batch)
-        ahead.ready[-1] = drawn = ahead.ready[-1]._replace(batch=None)  # the slot has it from here on
-        self._hand_over(seat, drawn, form, tensors)
+        self._held = ahead.ready[-1]
         return True
 
     def _is_allowed(self) -> bool:
@@ -285,16 +304,26 @@ class Owner:
         self._blocked = time.monotonic() if self._blocked is None else self._blocked
         return False
 
-    def _hand_over(self, seat: Seat, drawn: Drawn, form: BatchForm, tensors: list[torch.Tensor]) -> None:
+    def _slot_for(self, seat: Seat, form: BatchForm) -> tuple[int, Any]:
+        """The learner's next free slot, made ready for a batch, and what the learner has to know of it, if anything.
+
+        Raises:
+            OSError, ParameterError: there is no memory for it, or too many files are open. Nothing has changed.
+        """
+        place = seat.free[0]
+        slot = seat.slots[place]
+        if slot is not None and slot.form == form:
+            return place, None
+        block = None if slot is None else slot.block
+        if block is None or block.nbytes < form.nbytes:
+            block = SharedBlock.create(max(form.nbytes, 1))
+        seat.slots[place] = Slot(block.array, form, block)
+        return place, (block.name, form)
+
+    def _hand_over(self, seat: Seat, drawn: Drawn, place: int, changed: Any, tensors: list[torch.Tensor]) -> None:
         """Copy a batch into a slot of a learner, and tell it."""
-        place = seat.free.popleft()
-        slot, changed = seat.slots[place], None
-        if slot is None or slot.form != form:
-            block = None if slot is None else slot.block
-            if block is None or block.nbytes < form.nbytes:
-                block = SharedBlock.create(max(form.nbytes, 1))
-            seat.slots[place] = slot = Slot(block.array, form, block)
-            changed = block.name, form
+        slot = seat.slots[seat.free.popleft()]
+        assert slot is not None
         slot.write(tensors)
         seat.ready.append(drawn)
         assert seat.line is not None
