@@ -62,6 +62,7 @@ PRIORITIZED, EPOCHS = partial(Prioritized, beta=(0.4, 1.0, 9)), WithoutReplaceme
 def test_a_call_broken_off_while_batches_are_served_leaves_their_order(
     name: str, sampler: Any, every: int, tried: Callable[..., None]
 ) -> None:
+    every = 1 if name == "close" else every  # which has few lines
     at = list(CALLS).index(name) % every
     while assert_order_survives(name, sampler, at):
         tried("an exception at a line while batches are served")

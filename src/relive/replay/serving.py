@@ -252,8 +252,9 @@ class Served(Iterator[B_co], Generic[B_co]):
     def close(self) -> None:
         """End the serving. The replay can then be served again."""
         ahead = self.ahead
-        if not ahead.closed:
-            self._end()
+        if self._end.alive:
+            ahead.close()  # not by calling `_end`: broken off, it would do nothing the next time
+            self._end.detach()
         with ahead.lock:
             ahead.settle()
 
