@@ -63,7 +63,7 @@ class Span(NamedTuple):
         return Span(first, np.maximum(np.minimum(self.until, other.until), first))
 
     def where(self, part: Span) -> slice | Ints:
-        """Which of these rows are those of ``part``, all of which are among them: a slice, or their positions."""
+        """Where the rows of ``part`` lie among these rows, which have all of them: a slice, or their positions."""
         if part.size == self.size:
             return slice(None)
         begin = np.cumsum(self.until - self.first) - (self.until - self.first) + (part.first - self.first)

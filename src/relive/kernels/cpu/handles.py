@@ -2,7 +2,7 @@
 
 A numba call takes 0.1 us for its first array argument and about as much again for each further one. So the arrays of
 a NamedTuple, which stay where they are, are written down once as one int64 array, its handle. Compiled code opens the
-handle into the same NamedTuple, which costs next to nothing. Whoever makes a handle keeps the arrays alive.
+handle into the same NamedTuple, which costs next to nothing. The maker of a handle keeps the arrays alive.
 """
 
 from __future__ import annotations
