@@ -108,7 +108,7 @@ def through_lanes(data: Played) -> Made:
     def take() -> None:
         left = COUNT * data.envs
         while left:
-            lanes.wait(60, steps=CHUNK)
+            lanes.wait(60, steps=min(CHUNK, left // data.envs))  # the last steps may be fewer
             left -= lanes.drain(replay)
 
     return made(replay, asked(work), take)
