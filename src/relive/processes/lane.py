@@ -26,7 +26,7 @@ LINE = 64
 """Bytes of a cache line. Parts begin at multiples of it, so that two processes never write to the same line."""
 
 HEADER = 2 * LINE
-"""Bytes before the first lane: a cache line for the owner's bell, and one that notes whether there was ever an owner."""
+"""Bytes before the first lane: a cache line for the owner's bell, and one that notes whether an owner ever came."""
 
 Bytes = NDArray[np.uint8]
 
