@@ -120,7 +120,7 @@ class _Lane:
         self._link, self._shard, self._envs = link, parcel.shard, tuple(parcel.inside.tolist())
         self._in_flight, self._timeout = in_flight, timeout
         self._claimed: tuple[Rank, int] | None = None
-        """The rank, and how many steps the shard has confirmed. One assignment sets both: Ctrl-C comes before or after."""
+        """The rank, and how many steps the shard has confirmed. One assignment sets both, because Ctrl-C may come."""
         self._waiting = deque[tuple[Chunk, Any]]()
         """Chunks that are not confirmed, and the calls that sent them."""
         self._broken: ReliveError | None = None
