@@ -77,7 +77,7 @@ class Ahead:
         self._wake, self._allowed = SimpleQueue[bool](), SimpleQueue[bool]()
         self._thread: Thread | None = None
         self.is_drawing = False
-        """Whether a draw is under way. Then calls of the replay come from the draw itself, as from a reward function."""
+        """Whether a draw is under way. Then calls of the replay come from the draw, as from a reward function."""
 
     @property
     def due(self) -> bool:
