@@ -16,7 +16,7 @@ class Rank(NamedTuple):
     number: int
     """One more than the number of the writer before it."""
     token: str
-    """Drawn at random. It decides between two writers of the same number, which a shard that forgot one can give."""
+    """Drawn at random. It decides between two writers of the same number, which a failed shard may give twice."""
 
 
 class Origin(NamedTuple):

@@ -118,7 +118,7 @@ class Portion:
         return Drawn(self._sampler.draw(count, key, 1, 1)[0], None)
 
     def count_batch(self, rows: int) -> None:
-        """Count a batch of all shards, of which this shard drew ``rows`` rows, and go on to the next number."""
+        """Count a batch of all shards, in which this shard drew ``rows`` rows, and go on to the next number."""
         self._progress.draws += 1
         self._progress.sampled += rows
         if self.prioritized is not None:

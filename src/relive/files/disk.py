@@ -216,8 +216,8 @@ def open_to_write(path: Path, *, create: bool = False) -> int:
     """Open a regular file for reading and writing; returns its descriptor. With ``create`` a missing one is made.
 
     Raises:
-        FileFormatError: the path is not a regular file; or the file has a second name, so that others could see it
-            change.
+        FileFormatError: the path is not a regular file; or the file has a second name (a hard link), and would change
+            under that name, too.
         FileNotFoundError: nothing is at the path.
     """
     descriptor = _open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))

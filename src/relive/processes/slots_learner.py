@@ -25,7 +25,7 @@ from .wire import Address, Failure, Line, Parcel
 __all__ = ["Learner"]
 
 GLANCE = 0.25
-"""Seconds between two checks whether the owner is alive. When it dies, the line usually ends at once, too."""
+"""Seconds between two checks whether the owner is alive. Usually the end of the line shows its death at once."""
 
 
 class Learner(Iterator[Any]):

@@ -25,7 +25,7 @@ from .wire import Line, Parcel, listen
 __all__ = ["ReplayServer"]
 
 GLANCE = 0.5
-"""Seconds between two checks whether the process is alive. When it dies, the line usually ends at once, too."""
+"""Seconds between two checks whether the process is alive. Usually the end of the line shows its death at once."""
 
 SLOTS_RULE: Rule = (lambda count: is_count(count, 1) and count <= 2**16, "expected a whole number from 1 to 65,536")
 

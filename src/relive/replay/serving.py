@@ -41,8 +41,8 @@ class Ahead:
     """The batches drawn ahead of a learner, and the thread that draws them.
 
     A batch is due while fewer batches wait than :attr:`goal`. Due batches are drawn under the replay's lock, by the
-    first thread that takes the lock: the thread that serves, or another one whose call must come after them. So what is
-    in a batch depends on the calls of the learner alone, never on when a thread happens to run.
+    first thread that takes the lock: the thread that serves, or another one whose call must come after them. So the
+    moment of a draw depends on the calls of the learner alone, never on when a thread happens to run.
 
     Args:
         progress: counts of what was drawn, and the batches that wait.
