@@ -1,4 +1,4 @@
-"""Blocks: many arrays in one piece of memory, so that a message between processes is one object and not one a field."""
+"""Blocks: many arrays in one piece of memory, so that a message between processes is one object, not one per field."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Arrays one after another in one piece of memory, which pickle and Ray pass on without looking inside."""
+    """Arrays one after another in one piece of memory. Pickle and Ray pass it on without a look inside."""
 
     parts: tuple[Part, ...]
     memory: NDArray[np.uint8]
@@ -46,7 +46,13 @@ class Block(NamedTuple):
 
 
 def packed(leaves: Mapping[Path, Any], axes: Mapping[Path, int] | None = None, time_first: bool | None = None) -> Block:
-    """Arrays and CPU tensors by path, each byte copied once. ``axes`` count the rows of the batch where 0 does not."""
+    """A block of arrays and CPU tensors by path. Each byte is copied once.
+
+    Args:
+        leaves: path -> array or tensor.
+        axes: path -> the axis that counts the rows of the batch, where it is not axis 0.
+        time_first: as in :class:`Block`.
+    """
     axes = axes or {}
     arrays = {path: _array(leaf) for path, leaf in leaves.items()}
     parts = tuple(Part(path, _dtype(leaf), arrays[path].shape, axes.get(path, 0)) for path, leaf in leaves.items())
@@ -58,7 +64,7 @@ def packed(leaves: Mapping[Path, Any], axes: Mapping[Path, int] | None = None, t
 
 
 def unpacked(block: Block) -> dict[Path, Array]:
-    """The arrays of a block by path, over its memory; NumPy may lack their dtype and hold only its bits."""
+    """The arrays of a block by path, over its memory. If NumPy lacks a dtype, the array holds its bits."""
     offsets, _ = _offsets(block.parts)
     return {part.path: _at(block.memory, offset, part) for part, offset in zip(block.parts, offsets, strict=True)}
 
@@ -66,7 +72,7 @@ def unpacked(block: Block) -> dict[Path, Array]:
 def joined(blocks: Sequence[Block]) -> dict[Path, Tensor]:
     """The rows of several blocks of the same fields, one block after another, as tensors in memory of their own.
 
-    Each byte is copied once. Nobody else has the memory, so it may be written to, which the blocks may forbid.
+    Each byte is copied once. Nobody else has the new memory, so it may be written to, even if the blocks are read-only.
     """
     sources = [unpacked(block) for block in blocks]
     parts = [_sum(part, [source[part.path] for source in sources]) for part in blocks[0].parts]
@@ -98,7 +104,7 @@ def packed_batch(batch: Any, schema: Schema) -> Block:
 
 
 def joined_batch(blocks: Sequence[Block], schema: Schema, extras: Mapping[str, Tensor]) -> Any:
-    """The batch whose rows are those of several, one after another, with further fields ``extras`` ``[B]``."""
+    """The batch with the rows of several batches, one after another, and with further fields ``extras`` ``[B]``."""
     time_first, leaves = blocks[0].time_first, joined(blocks)
     if time_first is None:
         leaves |= {(name,): extra for name, extra in extras.items()}
@@ -112,7 +118,7 @@ def joined_batch(blocks: Sequence[Block], schema: Schema, extras: Mapping[str, T
 
 
 def _sum(part: Part, arrays: Iterable[Array]) -> Part:
-    """A part as long as all of these together."""
+    """A part with as many rows as all of these arrays together."""
     shape = list(part.shape)
     shape[part.axis] = sum(array.shape[part.axis] for array in arrays)
     return part._replace(shape=tuple(shape))

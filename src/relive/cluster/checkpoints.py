@@ -1,4 +1,4 @@
-"""Checkpoints: what a replay of several shards is, besides its shards, in one save that is replaced as a whole."""
+"""Checkpoints: all of a replay but its shards, in one save that is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def manifest_of(path: str | os.PathLike[str]) -> Path:
 
 
 def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: tuple[Any, Mapping[str, Any]]) -> None:
-    """Replace the checkpoint. The commits of its number are on the disk already; until now the old one counted.
+    """Replace the checkpoint. The shards' commits of its number are on the disk already. Until this is done, the old
+    checkpoint counts.
 
     Args:
         path: the directory.
@@ -81,7 +82,8 @@ def read_checkpoint(path: str | os.PathLike[str], sampler: Any, view: Any) -> Ch
     """The checkpoint in a directory, with this sampler and view where they are not None.
 
     Raises:
-        FileFormatError: there is none, or it is damaged or foreign; or a part of it was the user's own.
+        FileFormatError: there is no checkpoint, or it is damaged or foreign; or its sampler or view was the user's own
+            and is not given.
     """
     with files.Save(manifest_of(path)) as save:
         content = save.content

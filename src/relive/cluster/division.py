@@ -15,21 +15,21 @@ __all__ = ["Division", "Parcel"]
 
 
 BITS = 48
-"""An index takes so many bits in its shard; the life of the shard takes those above, but for the sign."""
+"""The lower bits of an index, which name a transition. The bits above, without the sign, name the life of the shard."""
 
 
 LIVES = 2 ** (63 - BITS)
-"""So many lives of a shard can be told apart."""
+"""How many lives of a shard an index can name."""
 
 
 class Parcel(NamedTuple):
-    """What belongs to one shard of a batch, or of a vector step."""
+    """The entries of a batch, or of a vector step, that belong to one shard."""
 
     shard: int
     at: Ints
-    """int64 ``[K]``: where it is in the whole."""
+    """int64 ``[K]``: the places of these entries in the whole."""
     inside: Ints
-    """int64 ``[K]``: its indices, or its envs, as the shard counts them."""
+    """int64 ``[K]``: the indices, or the envs, as the shard counts them."""
 
 
 class Division:
@@ -51,11 +51,11 @@ class Division:
         self.starts: Ints = np.arange(shards + 1, dtype=np.int64) * num_envs // shards
 
     def rows(self, capacity: int) -> Ints:
-        """The rows of each shard, ``[K]``, if all envs have as many. The rest of the division is left out."""
+        """The rows of each shard, ``[K]``, if every env has equally many. Rows that this leaves over are not used."""
         return np.diff(self.starts) * (capacity // self.num_envs)
 
     def by_shard(self, envs: Ints) -> list[Parcel]:
-        """Envs, int64 ``[K]``, by shard."""
+        """Envs, int64 ``[K]``, sorted into one parcel for each shard that has some of them."""
         owner = self.starts.searchsorted(envs, "right") - 1
         return [
             Parcel(shard, at, envs[at] - self.starts[shard])
@@ -64,11 +64,11 @@ class Division:
         ]
 
     def public(self, index: NDArray[np.int64], life: int) -> Ints:
-        """Indices that a shard gave in one of its lives, as the learner sees them. -1 stays: it names nothing."""
+        """Indices that a shard gave in one of its lives, as the learner sees them. -1, which names nothing, stays."""
         return np.where(index < 0, index, index | (life << BITS))
 
     def of_index(self, index: Ints) -> list[tuple[int, Parcel]]:
-        """Public indices, int64 ``[B]``, by life and shard: the indices inside are those that the shard gave.
+        """Public indices, int64 ``[B]``, by life and shard. A parcel's ``inside`` has the indices that the shard gave.
 
         Raises:
             ParameterError: one is negative.

@@ -24,7 +24,7 @@ __all__ = ["Drawing"]
 
 
 AGAIN = 1 << 62
-"""Added to the number of an attempt: the seed of its counts is then that of no batch."""
+"""Added to the number of an attempt, so that its counts never have the seed of a batch."""
 
 
 class _Drawn(NamedTuple):
@@ -32,7 +32,7 @@ class _Drawn(NamedTuple):
 
     shard: int
     mass: float
-    """What the shard weighed when the counts were drawn."""
+    """The mass of the shard when the counts were drawn."""
     life: int
     block: Block
 
@@ -48,14 +48,14 @@ class Drawing:
     def __init__(self, group: Group, division: Division) -> None:
         self._group, self._division = group, division
         self.redrawn = 0
-        """Rows that a shard did not give, and that others gave instead."""
+        """How many rows other shards gave in place of a shard that failed to give them."""
 
     def batch(self, state: Checkpoint, batch_size: int) -> Any:
-        """Batch number ``state.draws``. The totals of the shards were just read.
+        """Draw batch number ``state.draws``. The caller has just read the totals of the shards.
 
-        The shards' masses give the counts, and each shard draws from what it has by then. A row's probability is that
-        of both together, so it is exact although rows may come or be rated in between. Without such rows a prioritized
-        batch is the one that a single ring of all rows draws.
+        The shards' masses decide how many rows each shard draws. Each then draws from the rows that it has when it is
+        asked. The probability of a row is the product of the two chances. So it is exact even if rows come or get new
+        priorities in between. If none do, a prioritized batch is the one that a single ring of all rows draws.
 
         Raises:
             EmptyError: no shard that answers has anything to draw.
@@ -87,7 +87,7 @@ class Drawing:
         return self._joined(state, drawn, sum(used[k] for k in sorted(used)))
 
     def _shares(self, state: Checkpoint, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
-        """What each shard is to draw of ``count`` rows: with priorities, exactly what one tree of all would draw."""
+        """What each shard is to draw of ``count`` rows. With priorities, one tree of all rows would draw the same."""
         sampler, t = state.sampler, state.draws
         rated = isinstance(sampler, Prioritized)
         seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
@@ -106,7 +106,7 @@ class Drawing:
         }
 
     def _masses(self) -> Doubles:
-        """What the shards that answer have to draw, float64 ``[K]``; 0 for the others."""
+        """The masses of the shards that answer, float64 ``[K]``; 0 for the others."""
         masses = np.zeros(self._group.count)
         for shard in self._group.up:
             totals = self._group.totals[shard]
@@ -114,7 +114,7 @@ class Drawing:
         return masses
 
     def _joined(self, state: Checkpoint, drawn: Sequence[_Drawn], whole: float) -> Any:
-        """The batch of these rows, which were drawn from a mass of ``whole``."""
+        """The batch of these rows. ``whole`` is the mass of all shards that they were drawn from."""
         blocks = [part.block for part in drawn]
         facts = () if blocks[0].time_first is None else ("facts",)
         arrays, extras = [unpacked(block) for block in blocks], dict[str, Tensor]()
@@ -129,9 +129,10 @@ class Drawing:
         return joined_batch(blocks, state.schema, extras)
 
     def _weighed(self, state: Checkpoint, sampler: Prioritized, priorities: Any, whole: float) -> dict[str, Tensor]:
-        """The ``weight`` and ``probability`` of rows of these priorities, as one ring of all shards gives them.
+        """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them.
 
-        A shard's probabilities are its own; times the mass that the counts were drawn with, they are priorities.
+        A shard gives probabilities within the shard. Times the mass that the counts were drawn with, they are the
+        ``priorities``.
         """
         least = float(priorities.min())
         if sampler.normalize == "buffer":

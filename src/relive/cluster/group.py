@@ -1,4 +1,4 @@
-"""Group: the shards of a replay as their learner sees them: who answers, in which life, and with which totals."""
+"""Group: the shards of a replay as the learner sees them: which ones answer, in which life, and with which totals."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PAUSE = 0.05
 
 
 class Link(Protocol):
-    """How messages travel to shards. It can be pickled where other processes are to send steps."""
+    """How messages travel to shards. If other processes are to send steps, the link can be pickled."""
 
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Send a message to a shard; :meth:`answers` takes the result of this."""
+        """Send a message to a shard, and return what :meth:`answers` takes."""
         ...
 
     def answers(self, calls: Mapping[int, Any], timeout: float) -> tuple[dict[int, Any], set[int]]:
         """The answers that came within ``timeout`` seconds, by key, and the keys of the calls that failed.
 
-        A call whose answer has not come is among neither. An error that a shard raised is raised here.
+        A call whose answer has not come is in neither of the two. An error that a shard raised is raised here.
         """
         ...
 
@@ -61,15 +61,15 @@ class Group:
     def __init__(self, link: Link, count: int, timeout: float) -> None:
         self.link, self.count, self.timeout = link, count, timeout
         self.totals: list[Totals | None] = [None] * count
-        """What each shard had when it last said so; None until it has."""
+        """The totals that each shard last gave; None until it has given some."""
         self.largest = 0.0
         """The largest TD error that any shard has seen."""
         self.forgotten = [0] * count
-        """Steps that each shard had when it last said so, and no more when it came back."""
+        """How many steps each shard has lost: it had them in its last totals, and not when it came back."""
         self.allowances: Callable[[], Sequence[Any]] = lambda: [None] * count
-        """What each shard is told with a question for its totals: how many steps it may store."""
+        """How many steps each shard may store. The shard learns it with each question for its totals."""
         self.answered: Callable[[int, Totals], None] = lambda shard, totals: None
-        """Called with what a shard has, once it was told."""
+        """Called with the totals of a shard that has got its allowance."""
         self._lives: list[list[str]] = [[] for _ in range(count)]
         self._probes: dict[int, tuple[Any, float]] = {}
         """Calls to the shards that are down, and when they were made."""
@@ -86,7 +86,7 @@ class Group:
         return Failures(sum(max(len(lives) - 1, 0) for lives in self._lives), self._unanswered)
 
     def ask(self, calls: Mapping[int, tuple[Any, ...]], timeout: float | None = None) -> dict[int, Any]:
-        """The answers of those shards, of the ones in ``calls``, that are up and answer in time."""
+        """Call the shards in ``calls`` that are up, and return the answers that come in time."""
         sent = {k: self.link.call(k, *call) for k, call in calls.items() if k not in self._probes}
         found, _ = self.link.answers(sent, self.timeout if timeout is None else timeout)
         for shard in sent.keys() - found.keys():
@@ -94,11 +94,11 @@ class Group:
         return found
 
     def start(self, timeout: float) -> None:
-        """Wait until all shards have begun; one may load a save, or compile.
+        """Wait until all shards have begun. A shard may have to load a save, or to compile.
 
         Raises:
-            LifecycleError: one has not.
-            ReliveError: one cannot load its save.
+            LifecycleError: a shard has not begun within ``timeout`` seconds.
+            ReliveError: a shard cannot load its save.
         """
         found = self.ask(dict.fromkeys(range(self.count), ("totals",)), timeout)
         for shard, totals in found.items():
@@ -130,7 +130,7 @@ class Group:
             time.sleep(PAUSE)
 
     def note(self, shard: int, totals: Totals) -> None:
-        """A shard said what it has."""
+        """Note the totals that a shard gave."""
         before = self.totals[shard]
         if before is not None and before.born != totals.born:
             self.forgotten[shard] += max(before.stored - totals.stored, 0)
@@ -142,20 +142,20 @@ class Group:
             lives.append(totals.born)
 
     def life(self, shard: int, born: str) -> int:
-        """The number of a life of a shard that was noted."""
+        """The number of a life of a shard. The life was noted before."""
         return self._lives[shard].index(born)
 
     def born(self, shard: int, life: int) -> str | None:
-        """The life of this number, or None if there was none."""
+        """The life with this number, or None if there was none."""
         lives = self._lives[shard]
         return lives[life] if life < len(lives) else None
 
     def lives_in(self, shard: int, life: int) -> bool:
-        """Whether this is the life that a shard is in, as far as it is known."""
+        """Whether a shard is still in this life, as far as is known here."""
         return life == len(self._lives[shard]) - 1 and shard not in self._probes
 
     def lose(self, shard: int) -> None:
-        """A shard did not answer. It is asked again from time to time."""
+        """Note that a shard did not answer, and ask it again from time to time."""
         self._unanswered += 1
         self._probe(shard)
 

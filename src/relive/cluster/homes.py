@@ -1,4 +1,4 @@
-"""Homes: the directories of a shard's commits, and a shard made from saved ones, of other numbers, too."""
+"""Homes: the directories of a shard's commits; and how a shard begins from saved shards, also with another division."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ShardPlan(NamedTuple):
 def slot(home: str | os.PathLike[str], shard: int, cut: int | None) -> Path:
     """Where a shard saves its part of checkpoint ``cut``, or, for None, a commit of its own.
 
-    Checkpoints take turns in two directories: all shards write the new one before the old one stops to count.
+    Checkpoints take turns in two directories, because the old one still counts while the shards write the new one.
     """
     return Path(home) / f"shard-{shard}" / ("latest" if cut is None else str(cut % 2))
 
@@ -69,13 +69,13 @@ class Home:
     """The commits of one shard.
 
     Args:
-        plan: of the shard.
+        plan: the plan of the shard.
     """
 
     def __init__(self, plan: ShardPlan) -> None:
         self._plan = plan
         self.files = None if not plan.durable or plan.home is None else RingFiles(self._folder, plan.run)
-        """The files of the ring, if it lives in any."""
+        """The files of the ring, if it lives in files."""
 
     @property
     def _folder(self) -> Path:
@@ -84,11 +84,11 @@ class Home:
     def save(
         self, replay: ReplayBuffer, ledger: Ledger, commit: int, cut: int | None, background: bool = False
     ) -> SaveHandle | None:
-        """Commit number ``commit``, as part of checkpoint ``cut`` or, for None, of none.
+        """Make commit number ``commit``, as a part of checkpoint ``cut``, or of no checkpoint if that is None.
 
         Returns:
-            the save, which is done unless it goes on in the ``background``; None if there was none: a ring in files
-            is only flushed where no checkpoint is asked for.
+            the save, which is done unless it goes on in the ``background``. None if there was no save: a ring in files
+            is only flushed, unless the commit is for a checkpoint.
         """
         plan = self._plan
         if plan.home is None:
@@ -105,8 +105,8 @@ class Home:
     def restored(self) -> tuple[ReplayBuffer, Ledger, int]:
         """The shard's ring, its ledger and the number of its last commit.
 
-        A ring in files is as its process left it. Else they are those of the newest commit of this run. Without one,
-        the ring comes from the saved shards that the plan names, or is empty; then the ledger is new.
+        A ring in files is as its process left it. Any other ring comes from the newest commit of this run. Without a
+        commit, it comes from the saved shards that the plan names, or is empty, and the ledger is new.
         """
         if self.files is None:
             return self._saved()
@@ -132,7 +132,7 @@ class Home:
         return found
 
     def _saved(self) -> tuple[ReplayBuffer, Ledger, int]:
-        """What the newest whole commit of this run has, or what the shard begins with."""
+        """What :meth:`restored` gives: from the newest whole commit of this run, or else what the shard begins with."""
         for path, note in sorted(self._commits(), key=lambda candidate: -candidate[1]["commit"]):
             with suppress(FileFormatError):  # a damaged commit; the one before it may be whole
                 return self._loaded(path), Ledger.restored(note["ledger"]), note["commit"]

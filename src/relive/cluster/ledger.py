@@ -11,12 +11,12 @@ __all__ = ["Admission", "Ledger", "Origin", "Rank"]
 
 
 class Rank(NamedTuple):
-    """What a writer is known by. Of two writers for one env, the one of the higher rank has it."""
+    """The rank of a writer. If two writers claim one env, the writer of the higher rank has it."""
 
     number: int
-    """One more than that of the writer before it."""
+    """One more than the number of the writer before it."""
     token: str
-    """Drawn at random. It decides between two writers that both follow one that a failed shard forgot."""
+    """Drawn at random. It decides between two writers of the same number, which a failed shard may give twice."""
 
 
 class Origin(NamedTuple):
@@ -24,32 +24,32 @@ class Origin(NamedTuple):
 
     rank: Rank
     envs: tuple[int, ...]
-    """The envs of the shard that stepped, always the same ones for a writer."""
+    """The envs of the shard that stepped. They are always the same for one writer."""
     start: int
     """How many steps of each env the writer sent before."""
     steps: int
     """How many steps of each env it sends now."""
     sure: int
-    """Up to which step the shard has confirmed."""
+    """How many steps of each env the shard has confirmed to the writer."""
 
 
 class Admission(NamedTuple):
     """What to do with a chunk."""
 
     store: bool
-    """Whether to store it: it is the next one."""
+    """Whether to store the chunk: it is the next one of its writer."""
     interrupt: bool
-    """Whether its first steps do not follow the last stored ones of their envs."""
+    """Whether the running episodes of its envs are interrupted: its first steps do not follow the last stored ones."""
     received: int
-    """How many steps of each env the shard will have had from this writer."""
+    """How many steps of each env the shard will have had from this writer after that."""
 
 
 class Ledger:
-    """Decides of each chunk whether it is the next one of its writer. Counts what a failed shard has lost.
+    """Decides whether a chunk is the next one of its writer, and counts the steps that a failed shard has lost.
 
-    A writer sends a chunk again until it is confirmed, so a chunk may come twice, and a later one before an earlier
-    one. A shard that came back from its last commit has forgotten what came after it. Those steps are lost; they are
-    counted, and no episode joins over the gap.
+    A writer sends a chunk again until it is confirmed. So a chunk may come twice, and a later one before an earlier
+    one. A shard that came back from its last commit has forgotten all later steps. Those steps are lost. They are
+    counted, and no episode goes on over the gap.
     """
 
     def __init__(self) -> None:
@@ -58,26 +58,26 @@ class Ledger:
         self.stored = 0
         """Steps that were ever stored."""
         self.lost = 0
-        """Steps that were confirmed and are not here: they came after the commit that the shard came back from."""
+        """Steps that were confirmed and are lost: they came after the commit from which the shard came back."""
         self.repeated = 0
-        """Steps that came once more and were left out."""
+        """Steps that came again and were left out."""
 
     def claim(self, envs: Sequence[int], token: str) -> Rank:
-        """The rank of a new writer for these envs. Those that had them before are refused from now on."""
+        """The rank of a new writer for these envs. The writers that had them before are refused from now on."""
         numbers = [self._owners[env].number for env in envs if env in self._owners]
         rank = Rank(1 + max(numbers, default=0), token)
         self._hand_over(envs, rank)
         return rank
 
     def admit(self, origin: Origin) -> Admission:
-        """What to do with a chunk; :meth:`confirm` it once it is stored.
+        """What to do with a chunk. Call :meth:`confirm` once it is stored.
 
         Raises:
-            LifecycleError: another writer has its envs by now.
+            LifecycleError: a newer writer has one of its envs.
         """
         new = self._takes_over(origin)
         received = self._received.get(origin.rank.token, 0)
-        gap = max(origin.sure - received, 0)  # confirmed once, and forgotten since
+        gap = max(origin.sure - received, 0)  # steps that the shard confirmed once, and has forgotten since
         if new:
             self._hand_over(origin.envs, origin.rank)
         if gap:
@@ -86,12 +86,12 @@ class Ledger:
         if origin.start < received:
             self.repeated += origin.steps * len(origin.envs)
             return Admission(False, bool(gap) or new, received)
-        if origin.start > received:  # one before it is still on its way, or failed: the writer sends both again
+        if origin.start > received:  # an earlier chunk is still on its way, or failed: the writer sends both again
             return Admission(False, bool(gap) or new, received)
         return Admission(True, bool(gap) or new, received + origin.steps)
 
     def confirm(self, origin: Origin) -> None:
-        """The steps of this chunk are stored."""
+        """Note that the steps of this chunk are stored."""
         self._received[origin.rank.token] = origin.start + origin.steps
         self.stored += origin.steps * len(origin.envs)
 
@@ -100,14 +100,14 @@ class Ledger:
         return [self.stored + origin.steps * len(origin.envs), self.lost, self.repeated]
 
     def adopt(self, origin: Origin, counts: Sequence[int]) -> None:
-        """A chunk is in, as the ring shows; the counts are those after it."""
+        """Note a chunk that the ring turned out to have. :meth:`counts_after` gave the ``counts`` before the chunk."""
         if any(self._owners.get(env) != origin.rank for env in origin.envs):
             self._hand_over(origin.envs, origin.rank)
         self.confirm(origin)
         self.stored, self.lost, self.repeated = counts
 
     def state(self) -> dict[str, Any]:
-        """All of it, for a save."""
+        """The whole ledger, for a save."""
         return {
             "owners": [[env, *rank] for env, rank in self._owners.items()],
             "received": dict(self._received),
@@ -124,10 +124,10 @@ class Ledger:
         return ledger
 
     def _takes_over(self, origin: Origin) -> bool:
-        """Whether the writer of this chunk has its envs from now on only: the shard has forgotten its claim.
+        """Whether the writer of this chunk gets its envs only now, because the shard has forgotten its claim.
 
         Raises:
-            LifecycleError: a writer of a higher rank has one of them.
+            LifecycleError: a writer of a higher rank has one of the envs.
         """
         owners = [self._owners.get(env) for env in origin.envs]
         for env, owner in zip(origin.envs, owners, strict=True):

@@ -1,9 +1,10 @@
 """LedgerLog: the ledger of a shard whose ring is in files, kept so that the two agree after any kill.
 
-A file of lines, each with its checksum. The first is a whole ledger. Each of the others says which steps come next,
-and is written before they are stored. It has the sum of the ring's heads at that time. Heads only grow, and a piece of
-steps is stored as a whole or not at all. So the steps of a line are in the ring if its heads come to more than the line
-says, whether the process was killed, or the power went and the ring is that of the last flush.
+The log is a file of lines, each with its checksum. The first line is a whole ledger. Each other line says which steps
+come next, and is written before they are stored. It also has the sum of the ring's heads at that time. Heads only grow,
+and a piece of steps is stored as a whole or not at all. So the steps of a line are in the ring if the sum of the ring's
+heads is larger than the sum in the line. This holds after a kill, and also after a power cut, when the ring is as it
+was at the last flush.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["LedgerLog"]
 
 
 class LedgerLog:
-    """Writes a ledger to files of a directory, of which the one with the highest number counts.
+    """Writes a ledger to numbered files in a directory. The file with the highest number counts.
 
     Args:
         folder: the directory.
@@ -32,7 +33,7 @@ class LedgerLog:
     def __init__(self, folder: Path) -> None:
         self._folder, self._descriptor = folder, -1
         self.lines = 0
-        """How many were written since the last whole ledger."""
+        """How many lines were written since the last whole ledger."""
 
     @property
     def exists(self) -> bool:
@@ -40,7 +41,7 @@ class LedgerLog:
         return bool(self._numbers())
 
     def restored(self, heads: int) -> Ledger:
-        """The ledger of a ring with this sum of heads, which is on the disk. Further lines go to a new file.
+        """The ledger of a ring that is on the disk and has this sum of heads. Further lines go to a new file.
 
         Raises:
             FileFormatError: no file begins with a whole ledger.
@@ -55,12 +56,18 @@ class LedgerLog:
                     break
                 rank = Rank(*line["rank"])
                 ledger.adopt(Origin(rank, tuple(line["envs"]), line["start"], line["steps"], 0), line["counts"])
-            self.rewrite(ledger)  # leaves out the lines whose steps are not in
+            self.rewrite(ledger)  # without the lines whose steps are not in the ring
             return ledger
         raise FileFormatError(f"'{self._folder}': expected the ledger of a shard, found none; remove the directory")
 
     def append(self, origin: Origin, counts: list[int], heads: int) -> None:
-        """Note that these steps come next, in a ring with this sum of heads, and the ledger's counts after them."""
+        """Note that these steps come next.
+
+        Args:
+            origin: the steps.
+            counts: those of the ledger after these steps.
+            heads: the sum of the ring's heads before them.
+        """
         line = {"rank": list(origin.rank), "envs": list(origin.envs), "start": origin.start, "steps": origin.steps}
         os.write(self._descriptor, _encoded(line | {"counts": counts, "before": heads}))
         self.lines += 1
@@ -70,7 +77,7 @@ class LedgerLog:
         os.fsync(self._descriptor)
 
     def rewrite(self, ledger: Ledger) -> None:
-        """Begin a new file with a whole ledger. The ring that it belongs to is on the disk already."""
+        """Begin a new file with a whole ledger. The caller has already flushed the ring to the disk."""
         old = self._numbers()
         number = 1 + max(old, default=0)
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ __all__ = ["Outbox"]
 
 
 MOST_SENT = 64
-"""So many calls may be on their way."""
+"""The most calls that may be on their way."""
 
 
 class _Sent(NamedTuple):
@@ -19,11 +19,11 @@ class _Sent(NamedTuple):
     shard: int
     call: Any
     rows: int
-    """How many TD errors it carries; 0 if it is something else."""
+    """How many TD errors the call carries; 0 if it is another call."""
 
 
 class Outbox:
-    """Sends messages to the shards of a group, and sees to their answers later.
+    """Sends messages to the shards of a group, and reads their answers later.
 
     Args:
         group: the shards.
@@ -32,17 +32,17 @@ class Outbox:
     def __init__(self, group: Group) -> None:
         self._group, self._sent = group, list[_Sent]()
         self.dropped = 0
-        """TD errors that went to nobody: the shard of the rows was restarted, or did not answer."""
+        """How many TD errors were lost, because the shard of the rows was restarted or did not answer."""
 
     def send(self, shard: int, rows: int, method: str, *arguments: Any) -> None:
-        """Send a message that carries so many TD errors."""
+        """Send a message that carries TD errors for ``rows`` rows."""
         self._sent.append(_Sent(shard, self._group.link.call(shard, method, *arguments), rows))
 
     def settle(self, most: int = MOST_SENT) -> None:
-        """See to the calls that have been answered. If more than ``most`` have not, wait for the oldest.
+        """Read the answers that have come. While more than ``most`` calls have none, wait for the oldest.
 
         Raises:
-            ReliveError: what a shard raised; once.
+            ReliveError: what a shard raised. It is raised once.
         """
         group, surplus, waiting = self._group, len(self._sent) - most, list[_Sent]()
         try:

@@ -16,19 +16,19 @@ __all__ = ["Pace"]
 
 
 PAUSE = 0.02
-"""Seconds between two looks whether the shards have got enough steps."""
+"""Seconds between two checks whether the shards have enough steps."""
 
 
 class Pace:
-    """Holds the learner back, and allows each shard so many steps that all together keep the limit.
+    """Holds the learner back, and gives each shard an allowance of steps, so that all together keep the limit.
 
-    A shard may store steps up to its allowance. Allowances travel with the questions for totals. What all shards may
-    have stored at most does not exceed the limit: a part that is taken away from a shard that does not use it goes to
-    others once that shard has answered. What a shard may store that does not answer any more is left out, since the
-    others would wait for it.
+    A shard stores steps up to its allowance. Allowances travel with the questions for totals. All allowances together
+    stay within the limit. If a shard does not use its part, the part is taken away, and goes to other shards once that
+    shard has answered. The allowance of a shard that does not answer any more is not counted, since the others would
+    wait for it.
 
     Args:
-        limit: counts steps and rows of all shards.
+        limit: counts the steps and rows of all shards.
         group: the shards.
         timeout: seconds that a batch may wait; None is for ever.
     """
@@ -40,7 +40,7 @@ class Pace:
         """Steps that the limit had counted when this began."""
         self._begun: list[int] | None = None
         self._bounds = [0] * group.count
-        """How many steps each shard may have by now, as it counts them, at most."""
+        """The most steps that each shard may have stored by now, as the shard counts them."""
         self._told: list[Allowance | None] = [None] * group.count
         group.allowances, group.answered = self.allowances, self.answered
 
@@ -51,7 +51,7 @@ class Pace:
         return None if most is None else most // shards
 
     def allowances(self) -> list[Allowance | None]:
-        """What each shard is told with the next question for its totals; None where it may store what comes."""
+        """The allowance that each shard gets with the next question for its totals; None if the limit has no bound."""
         totals = [total for total in self._group.totals if total is not None]
         stored, up = [total.stored for total in totals], self._group.up
         room = self.limit.room(self._inserted(stored), self.limit.counted()[2])
@@ -68,17 +68,17 @@ class Pace:
         return self._told
 
     def answered(self, shard: int, totals: Totals) -> None:
-        """A shard has said what it has, after it was told what it may store."""
+        """Note the totals of a shard that has got its allowance."""
         told = self._told[shard]
-        alive = told is not None and told.born == totals.born  # else it has another life, and may store nothing yet
+        alive = told is not None and told.born == totals.born  # otherwise it was restarted, and may store nothing yet
         self._bounds[shard] = max(totals.stored, told.steps) if alive and told is not None else totals.stored
 
     def await_batch(self, batch_size: int) -> None:
-        """Wait until the limit allows a batch, and count it. The totals were just read.
+        """Wait until the limit allows a batch, and count it. The caller has just read the totals.
 
         Raises:
-            WaitTimeoutError: that takes longer than the timeout.
-            ParameterError: with such batches both sides could wait for ever.
+            WaitTimeoutError: the wait takes longer than the timeout.
+            ParameterError: batches of this size could make both sides wait for ever.
             LifecycleError: no shard answers.
         """
         limit, begin = self.limit, time.monotonic()
@@ -96,7 +96,7 @@ class Pace:
         limit.count(samples=batch_size)
 
     def _allows(self, batch_size: int) -> bool:
-        """Whether a batch may be drawn; the limit's count of steps is brought up to date."""
+        """Whether a batch may be drawn. First brings the limit's count of steps up to date."""
         limit, group = self.limit, self._group
         stored = [0 if total is None else total.stored for total in group.totals]
         inserts = self._inserted(stored)
@@ -104,7 +104,7 @@ class Pace:
         return limit.allows_samples(batch_size, inserts, limit.counted()[2])
 
     def _inserted(self, stored: Sequence[int]) -> int:
-        """Steps that were ever stored, in all shards; those that a shard has lost since are among them."""
+        """How many steps all shards have ever stored, with those that a shard has lost since."""
         if self._begun is None:
             self._begun = list(stored)
         return self._before + int(np.sum(stored)) + sum(self._group.forgotten) - sum(self._begun)

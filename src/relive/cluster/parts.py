@@ -1,4 +1,4 @@
-"""How the blocks of a rollout are divided into equally many minibatches, computed from their numbers of rows alone."""
+"""How blocks of a rollout are divided into equally many minibatches, computed from their numbers of rows alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def number_of_batches(rows: Ints, batch_size: int | None, num_batches: int | Non
 
     Args:
         rows: int64 ``[S]``, the real transitions of each block.
-        batch_size: at most so many rows in a minibatch of all blocks.
-        num_batches: instead, the number itself.
+        batch_size: the most rows of a minibatch, over all blocks.
+        num_batches: the number of minibatches, instead of ``batch_size``.
 
     Raises:
         EmptyError: no block has a real transition.

@@ -3,8 +3,8 @@
 A batch of B rows is drawn from K shards as from one ring that has all of their rows, shard after shard. Row i of shard
 k has the priority pᵢ, the shard has the mass Mₖ = Σ pᵢ over its rows, and M = Σ Mₖ. The one ring draws B masses from
 [0, M), and each mass belongs to the row whose interval it lies in. Shard k's rows have the interval [M₁ + ... + Mₖ₋₁,
-M₁ + ... + Mₖ). So the shard draws exactly the masses that lie there, and how many they are is multinomial in the Mₖ.
-Every process that knows the masses and (seed, t) computes the same plan.
+M₁ + ... + Mₖ). So the shard draws exactly the masses that lie there. Their number is multinomial in the Mₖ. Every
+process that knows the masses and (seed, t) computes the same plan.
 
 Where all rows have the same chance, a shard's mass is its number of rows.
 """
@@ -33,18 +33,19 @@ class Plan(NamedTuple):
     """A batch, divided among shards. :func:`plan` makes one."""
 
     masses: Doubles
-    """Of the shards, ``[K]``."""
+    """The mass of each shard, ``[K]``."""
     ends: Doubles
-    """Where each shard's interval ends, ``[K]``: their running sum."""
+    """Where each shard's interval ends, ``[K]``: the running sum of ``masses``."""
     wanted: Doubles
-    """The masses that one ring of all would draw, ``[B]``."""
+    """The masses that one ring of all rows would draw, ``[B]``."""
 
     def counts(self) -> Ints:
         """How many rows each shard draws, int64 ``[K]``."""
         return np.bincount(self.ends.searchsorted(self.wanted, "right"), minlength=len(self.ends))
 
     def of(self, shard: int) -> Doubles:
-        """Where shard number ``shard`` draws its rows: ``[count]``, in [0, its mass), in the order of the batch.
+        """Where shard number ``shard`` draws its rows: ``[count]``, each from 0 to below the shard's mass, in the order
+        of the batch.
 
         Raises:
             ParameterError: there is no such shard.
@@ -75,7 +76,7 @@ def shard_counts(masses: ArrayLike, batch_size: int, seed: int, t: int, *, strat
         masses: ``[K]``, the summed priorities of each shard, or its number of rows that can be drawn. A shard of mass 0
             draws nothing.
         batch_size: B, over all shards.
-        seed: of the batches, the same for all shards.
+        seed: the seed of the batches, the same for all shards.
         t: the number of the batch, from 0.
         stratified: False gives a multinomial distribution. True gives that of one draw from each of B equal parts of
             the whole mass: a count is then less than 2 away from B Mₖ / M.
@@ -94,9 +95,10 @@ def shard_masses(
 ) -> Doubles:
     """Where shard number ``shard`` draws its rows: float64 ``[count]``, in [0, its mass), in the order of the batch.
 
-    The row to draw is the one whose interval holds the number, as :meth:`relive.samplers.sumtree.SumTree.find` finds
-    it. Then all shards together draw the rows that one tree of all priorities would, but for roundings at the edges of
-    intervals. ``count`` is the shard's entry of :func:`shard_counts`; arguments and errors are those of that function.
+    For each number, draw the row whose interval holds the number, as :meth:`relive.samplers.sumtree.SumTree.find` does.
+    Then all shards together draw the rows that one tree of all priorities would draw, except for roundings at the edges
+    of intervals. ``count`` is the shard's entry of :func:`shard_counts`. Arguments and errors are those of that
+    function.
 
     Raises:
         ParameterError: there is no such shard.
@@ -105,15 +107,15 @@ def shard_masses(
 
 
 def shard_key(seed: int, t: int, shard: int) -> int:
-    """The stream of random numbers with which ``shard`` draws its rows of batch ``t``, where it draws them by itself.
+    """The stream of random numbers for a shard that draws its rows of batch ``t`` by itself.
 
-    Draws of one shard are then independent of the counts and of the other shards.
+    The draws of a shard are then independent of the counts and of the other shards.
     """
     return key(key(seed, t), shard)
 
 
 def global_probabilities(priorities: ArrayLike, masses: ArrayLike) -> Doubles:
-    """The chances pᵢ / M, float64 ``[B]``, with which one ring of all shards draws rows of these ``priorities``."""
+    """The probabilities pᵢ / M, float64 ``[B]``, with which one ring of all shards draws rows of these priorities."""
     return np.asarray(priorities, np.float64) / _ends(_vector(masses))[-1]
 
 

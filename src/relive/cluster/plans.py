@@ -27,10 +27,10 @@ def plans_of(
     """What to make the shards of a new run from.
 
     Args:
-        state: of the whole replay.
-        division: of its envs.
-        path: the directory of commits; None for none.
-        sources: the saved shards that it begins with.
+        state: the state of the whole replay.
+        division: which shard has which envs.
+        path: the directory of commits; None if there is none.
+        sources: the saved shards that the replay begins with.
         most: the most steps of a chunk, under a limit; None without one.
         durable: whether the rings live in files.
     """
@@ -56,7 +56,7 @@ def plans_of(
 
 
 def require_ring(state: Checkpoint) -> None:
-    """Make a ring of one env, so that what is wrong with the arguments is raised here and not in a shard."""
+    """Make a ring of one env, so that wrong arguments raise their error here and not in a shard."""
     require("Replay", COUNT_RULE, capacity=state.capacity)
     ReplayBuffer(capacity=state.capacity // state.num_envs, num_envs=1, seed=0, **deepcopy(_options(state)))
 

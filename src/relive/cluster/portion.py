@@ -1,4 +1,4 @@
-"""Portion: what one shard of a replay has in the draws of all shards, however the shards communicate."""
+"""Portion: the part of one shard in the draws of all shards, however the shards communicate."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Drawn", "Portion", "Totals"]
 
 
 class Totals(NamedTuple):
-    """What the others have to know of a shard before a batch is drawn."""
+    """What the other shards need to know of a shard before a batch is drawn."""
 
     mass: float
     """The summed priorities; with :class:`relive.Uniform` the number of transitions that can be drawn."""
     least: float
-    """The smallest priority, where weights are normalized by the whole buffer; else infinity."""
+    """The smallest priority if weights are normalized by the whole buffer; otherwise infinity."""
     largest: float
     """The largest TD error ever set, which new transitions get; 0 without priorities."""
 
@@ -47,7 +47,7 @@ class Portion:
         replay: the shard. Its sampler is a :class:`relive.Uniform` or a :class:`relive.Prioritized`.
 
     Raises:
-        ParameterError: the sampler is another one, whose draws depend on the order in which all rows came.
+        ParameterError: the sampler is another one; its draws depend on the order in which all rows came.
     """
 
     def __init__(self, replay: ReplayBuffer) -> None:
@@ -78,7 +78,7 @@ class Portion:
 
     @property
     def settings(self) -> dict[str, float]:
-        """What all shards must agree on, or their priorities and weights would not fit together."""
+        """What must be equal in all shards. Otherwise their priorities and weights would not fit together."""
         by = self.prioritized
         if by is None:
             return {"whether there are priorities": False}
@@ -88,7 +88,7 @@ class Portion:
         return {"whether there are priorities": True, **numbers, **flags}
 
     def totals(self) -> Totals:
-        """The shard's part of everything that can be drawn now."""
+        """The totals of this shard now."""
         if self._ring.pending is not None:
             self._writer.mend()
         self._reader.keep_rule()
@@ -98,17 +98,17 @@ class Portion:
         return Totals(by.mass, by.smallest if by.normalize == "buffer" else math.inf, by.largest_error)
 
     def plan(self, masses: Doubles, batch_size: int, seed: int, t: int) -> Plan:
-        """How shards of these ``masses``, ``[K]``, divide batch ``t``."""
+        """How shards with these ``masses``, ``[K]``, divide batch ``t``."""
         stratified = self.prioritized is not None and self.prioritized.stratified
         return plan(masses, batch_size, seed, t, stratified=stratified)
 
     def draw(self, planned: Plan, shard: int, key: int) -> Drawn:
-        """The rows of a batch that shard number ``shard``, which is this one, draws.
+        """Draw the rows of this shard for a batch.
 
         Args:
-            planned: the batch.
+            planned: the plan of the batch.
             shard: this shard's number.
-            key: :func:`relive.cluster.plan.shard_key`, for rows that the plan does not choose.
+            key: :func:`relive.cluster.plan.shard_key`, with which a uniform sampler draws its rows.
         """
         if self.prioritized is not None:
             return Drawn(*self.prioritized.draw_at(planned.of(shard)))
@@ -118,14 +118,16 @@ class Portion:
         return Drawn(self._sampler.draw(count, key, 1, 1)[0], None)
 
     def count_batch(self, rows: int) -> None:
-        """Count a batch of all shards, with so many rows of this one; the next has the next number."""
+        """Count a batch of all shards, in which this shard drew ``rows`` rows, and go on to the next number."""
         self._progress.draws += 1
         self._progress.sampled += rows
         if self.prioritized is not None:
             self.prioritized.count_draw()
 
     def weights(self, drawn: Drawn, total: float, least: float, beta: float) -> dict[str, Any]:
-        """``weight`` (1 without priorities), and ``probability`` with them, as one ring of all shards gives them.
+        """``weight`` and, with priorities, ``probability``, as one ring of all shards gives them.
+
+        Without priorities, each weight is 1.
 
         Args:
             drawn: the rows of this shard.
@@ -143,8 +145,8 @@ class Portion:
     def read(self, drawn: Drawn, key: int, rows: int | None = None, extras: dict[str, Any] | None = None) -> Any:
         """The rows drawn, as the replay's view reads them, filled up with others to ``rows`` rows.
 
-        Rows that fill up have ``index`` -1 and 0 in the ``extras``. They are those drawn, once more; any others that
-        can be drawn, if none was; and zeros, if there are none.
+        Rows that fill up have ``index`` -1, and 0 in the ``extras``. They repeat the rows drawn. If none was drawn,
+        they are any rows that can be drawn, and if there are none, they are zeros.
         """
         count = len(drawn.places)
         rows = count if rows is None else rows

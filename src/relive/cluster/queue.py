@@ -13,36 +13,36 @@ __all__ = ["Fetched", "Label", "RolloutQueue"]
 
 
 class Label(NamedTuple):
-    """What a rollout is known by."""
+    """The label that identifies a rollout."""
 
     worker: str
     life: str
-    """Of the sender; another one after every restart of the worker."""
+    """The life of the sender: another one after every restart of the worker."""
     number: int
-    """Counts the rollouts of this life, from 1."""
+    """The number of the rollout in this life, from 1."""
     version: int
-    """Of the policy that played it."""
+    """The version of the policy that played it."""
 
 
 class Fetched(NamedTuple):
-    """What the queue gives the learner."""
+    """The queue's answer to the learner."""
 
     born: str
     """The life of the queue."""
     place: int
-    """Up to where the line is dealt with."""
+    """The place in line of the last rollout that was given or dropped."""
     label: Label | None
     block: Block | None
     """The rollout, or None if there is none yet."""
     dropped: list[Label]
-    """Rollouts before it that were too old."""
+    """Rollouts before this one that were too old."""
 
 
 class RolloutQueue:
-    """The rollouts on their way, in the order in which they came; it runs in a process of its own.
+    """The rollouts on their way, in the order in which they came. The queue runs in a process of its own.
 
     Args:
-        capacity: the most rollouts kept: those not fetched yet, and those fetched but not settled.
+        capacity: the most rollouts kept. Those that were fetched and not settled count, too.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -53,7 +53,7 @@ class RolloutQueue:
         self._repeated = 0
 
     def begin(self, worker: str, life: str) -> None:
-        """A sender begins; those before it of the same worker are refused from now on."""
+        """Note that a sender begins. Earlier senders of the same worker are refused from now on."""
         self._last[worker] = life, 0
 
     def room(self) -> bool:
@@ -61,7 +61,7 @@ class RolloutQueue:
         return len(self._kept) < self._capacity
 
     def put(self, label: Label, block: Block) -> bool:
-        """Keep a rollout; False if there is no room. One that is here, or was, is not kept again.
+        """Keep a rollout; False if there is no room. A rollout that came before is not kept again.
 
         Raises:
             LifecycleError: the worker has a newer sender.
@@ -82,7 +82,7 @@ class RolloutQueue:
     def fetch(self, born: str, place: int, oldest: int) -> Fetched:
         """The first rollout behind this place in line whose version is at least ``oldest``. Older ones are dropped.
 
-        The place is one in the life ``born`` of the queue; in another life the line begins anew.
+        The place belongs to the life ``born`` of the queue. If the queue is in another life, the line begins anew.
         """
         place, dropped = place if born == self._born else 0, list[Label]()
         for entry in [kept for kept in self._kept if kept[0] > place]:
@@ -94,10 +94,10 @@ class RolloutQueue:
         return Fetched(self._born, place, None, None, dropped)
 
     def settle(self, born: str, place: int) -> None:
-        """The learner needs nothing up to this place in line again."""
+        """Remove the rollouts up to this place in line: the learner does not need them again."""
         while born == self._born and self._kept and self._kept[0][0] <= place:
             self._kept.popleft()
 
     def stats(self) -> dict[str, float]:
-        """Rollouts that came, are kept, and came twice."""
+        """``came``, ``kept``, ``repeated``: how many rollouts came, how many are kept, and how many came again."""
         return {"came": float(self._came), "kept": float(len(self._kept)), "repeated": float(self._repeated)}

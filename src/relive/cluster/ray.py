@@ -23,7 +23,7 @@ class RayLink(Link):
     """Messages to actors, one for each shard. Ray keeps the order of the messages of a process to a shard.
 
     Args:
-        handles: of the actors, in the order of the shards.
+        handles: the handles of the actors, in the order of the shards.
     """
 
     def __init__(self, handles: list[Any]) -> None:
@@ -57,13 +57,14 @@ class RayLink(Link):
 
 
 def actors(**options: Any) -> Connect:
-    """What makes each shard a Ray actor: the ``connect`` of :class:`relive.cluster.Replay`.
+    """A function that makes each shard a Ray actor, for the argument ``connect`` of :class:`relive.cluster.Replay`.
 
-    Actors spread over the nodes, reserve no CPU, and are restarted by Ray as often as they die. Ray is started on this
+    Actors spread over the nodes and reserve no CPU. Ray restarts them as often as they die. Ray is started on this
     machine if ``ray.init`` was not called before.
 
     Args:
-        options: of the actors, as ``Actor.options`` takes them, such as ``num_cpus=1`` or ``resources={"shard": 1}``.
+        options: options of the actors, as ``Actor.options`` takes them, such as ``num_cpus=1`` or
+            ``resources={"shard": 1}``.
     """
 
     def connect(plans: list[ShardPlan]) -> Link:
@@ -75,13 +76,13 @@ def actors(**options: Any) -> Connect:
 
 
 def queue_actor(**options: Any) -> Callable[[int], Link]:
-    """What makes the queue of :class:`relive.cluster.Rollouts` a Ray actor.
+    """A function that makes the queue of :class:`relive.cluster.Rollouts` a Ray actor, for its ``connect``.
 
-    With ``name="rollouts", lifetime="detached"`` it outlives the learner's process, and a learner that is started again
-    in the same namespace finds it.
+    With ``name="rollouts", lifetime="detached"`` the queue outlives the learner's process. A learner that is started
+    again in the same namespace finds it.
 
     Args:
-        options: of the actor, as ``Actor.options`` takes them.
+        options: options of the actor, as ``Actor.options`` takes them.
     """
 
     def connect(capacity: int) -> Link:

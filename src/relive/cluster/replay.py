@@ -47,11 +47,11 @@ ADDED = (
     "size", "completed", "episodes", "late_updates", "not_finite_rewards", "lost_steps", "repeated_steps",
     "dropped_updates", "commits", "insert_waits", "insert_waited",
 )  # fmt: skip
-"""The figures of shards that are added up."""
+"""The figures that are added up over the shards."""
 
 
 class _Options(NamedTuple):
-    """How a learner deals with its shards."""
+    """The options of a learner."""
 
     commit_every: float | None
     durable: bool
@@ -63,26 +63,28 @@ class _Options(NamedTuple):
 class Replay:
     """A replay whose envs are divided among shards: processes on one machine or many, each with a ring of its own.
 
-    The learner makes it, draws from it and passes TD errors back. Workers send steps with a :meth:`writer`. Together
-    the shards draw as one :class:`relive.ReplayBuffer` of all steps would; ``docs/cluster.md`` says in which sense.
+    The learner makes the replay, draws from it, and passes TD errors back. Workers send steps with a :meth:`writer`.
+    Together the shards draw as one :class:`relive.ReplayBuffer` of all steps would. ``docs/cluster.md`` says how
+    exactly.
 
     Args:
         schema: the fields of a step, as :class:`relive.ReplayBuffer` takes them.
         capacity: rows of all shards together.
-        num_envs: N, over all workers. The steps of an env lie in one shard.
+        num_envs: N, over all workers. All steps of an env lie in one shard.
         shards: K, at most N.
         sampler: :class:`relive.Uniform` (default) or :class:`relive.Prioritized`.
         view: any view; default :func:`relive.Transition`.
         ordered: as :class:`relive.ReplayBuffer` takes it.
         own_next_obs: as :class:`relive.ReplayBuffer` takes it.
         seed: as long as no shard fails, batch t is a function of (seed, t) and of what is stored at that time.
-        path: the directory of :meth:`save`, which all shards can reach. Without one a shard that dies comes back empty.
-        commit_every: seconds between commits of the shards, which :meth:`sample` starts; None for none.
+        path: the directory of :meth:`save`. All shards must reach it. Without a path, a shard that dies comes back
+            empty.
+        commit_every: seconds between commits of the shards, which :meth:`sample` starts; None is without commits.
         durable: keep each ring in files below ``path``, as :meth:`relive.ReplayBuffer.open` does. A shard that dies
             then comes back with all steps that it had confirmed; commits are for a power cut.
-        timeout: seconds to wait for a shard. The learner then goes on without it until it answers.
+        timeout: seconds to wait for a shard. After that, the learner goes on without the shard until it answers.
         limit: how many rows may be drawn for each step of all workers, such as :class:`relive.SamplesPerInsert`. This
-            replay counts both; nobody else asks it.
+            replay counts both in the limit; do not use the limit anywhere else.
         limit_timeout: seconds that :meth:`sample` waits for the limit; None is for ever.
         connect: makes the shards and the link to them; default: :func:`relive.cluster.ray.actors`, with its defaults.
 
@@ -138,9 +140,9 @@ class Replay:
     ) -> Replay:
         """The replay of the last :meth:`save`. :func:`load_extra` gives what was saved with it.
 
-        With as many shards as before it draws the batches that the saved one would have drawn next. With another number
-        whole envs move, with their steps and TD errors; indices of earlier batches then mean nothing. New writers begin
-        new episodes in any case.
+        With as many shards as before, it draws the batches that the saved one would have drawn next. With another
+        number of shards, whole envs move, with their steps and TD errors. Indices of earlier batches then mean nothing.
+        New writers begin new episodes in any case.
 
         Args:
             path: the directory.
@@ -149,10 +151,10 @@ class Replay:
             sampler: needed if the saved one was your own, or to change its parameters.
             view: needed if the saved one was your own.
             commit_every: as the constructor takes it.
-            durable: as the constructor takes it. Steps and TD errors move into new files then, as with another number
-                of shards.
+            durable: as the constructor takes it. If True, steps and TD errors move into new files, as with another
+                number of shards.
             timeout: as the constructor takes it.
-            limit: as the constructor takes it. It goes on with the counts that were saved.
+            limit: as the constructor takes it. The limit goes on with the saved counts.
             limit_timeout: as the constructor takes it.
             connect: as the constructor takes it.
 
@@ -201,12 +203,12 @@ class Replay:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def writer(self, envs: Any = None, *, in_flight: int = 2, timeout: float = 300.0) -> Writer:
-        """What sends the steps of ``envs`` (default: all) to their shards; pass it to the worker that plays them.
+        """A writer, which sends the steps of ``envs`` (default: all) to their shards. Pass it to the worker that plays.
 
         Args:
             envs: different whole numbers below N, such as ``range(8)``. A new writer replaces the old ones of its envs.
             in_flight: how many chunks may be on their way to a shard.
-            timeout: seconds for which a worker waits for a shard that does not answer.
+            timeout: seconds that a worker waits for a shard that does not answer.
 
         Raises:
             ParameterError: an argument is out of range.
@@ -228,7 +230,7 @@ class Replay:
         if self._own_writer is None:
             self._own_writer = self.writer(timeout=self._group.timeout)
         if self._pace is not None:
-            self._group.refresh()  # tells the shards what the limit allows by now
+            self._group.refresh()  # brings the shards what the limit allows by now
         self._own_writer.extend(steps)
         self._own_writer.flush()
 
@@ -242,7 +244,7 @@ class Replay:
     def sample(self, batch_size: int) -> Any:
         """One batch ``[batch_size]``, shard after shard, with the fields of :meth:`relive.ReplayBuffer.sample`.
 
-        All TD errors passed before are in effect. Rows of a shard that does not answer are drawn from the others.
+        All TD errors passed before are in effect. If a shard does not answer, the others draw its rows instead.
 
         Raises:
             EmptyError: there is no complete transition.
@@ -269,8 +271,9 @@ class Replay:
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
         """Set the priorities of a batch from its TD errors, as :meth:`relive.ReplayBuffer.update_priorities`.
 
-        The errors are on their way when this returns, and in effect for every later :meth:`sample`. Those of
-        transitions that are gone, and of shards that were restarted or do not answer, are counted in :meth:`stats`.
+        The errors are on their way when this returns, and in effect for every later :meth:`sample`. Errors that cannot
+        be set, because the transition is gone or its shard was restarted or does not answer, are counted in
+        :meth:`stats`.
 
         Raises:
             LifecycleError: the sampler has no priorities.
@@ -299,14 +302,14 @@ class Replay:
     def save(self, *, extra: Any = None, background: bool = False) -> ClusterSave:
         """Write a checkpoint of all shards and of ``extra``, the learner's state, to the directory ``path``.
 
-        It holds the TD errors passed before this call, and of every writer the steps up to some chunk. It takes the
-        place of the last one as a whole, once every shard has written its part.
+        The checkpoint holds the TD errors passed before this call, and for every writer the steps up to some chunk.
+        Once every shard has written its part, the checkpoint as a whole takes the place of the last one.
 
         Args:
             extra: as :meth:`relive.ReplayBuffer.save` takes it.
             background: return once all shards have begun, and go on while they write. ``extra`` is copied. The
-                checkpoint counts once a later call of this replay, or ``wait()`` of what this returns, finds all of
-                them done. One such save is under way at a time: the next call waits for it.
+                checkpoint counts once a later call of this replay, or ``wait()`` of the returned save, finds that all
+                shards are done. Only one such save is under way at a time: the next call waits for it.
 
         Raises:
             LifecycleError: there is no ``path``, or a shard does not answer. The last checkpoint still counts.
@@ -322,14 +325,19 @@ class Replay:
     def stats(self) -> dict[str, float]:
         """Figures of the shards that answer, added up, and of what has failed.
 
-        ``size``, ``completed``, ``episodes``, ``late_updates`` and ``not_finite_rewards`` are those of
-        :meth:`relive.ReplayBuffer.stats`; ``batches`` and ``sampled`` count this learner's. ``shards``,
-        ``shards_up``; ``restarts``: how often a shard came back; ``unanswered``: calls without an answer;
-        ``redrawn``: rows of batches that another shard gave instead; ``lost_steps``: steps that a restarted shard no
-        longer has: all that it had confirmed, once its writers have come back to it; until then at least those that
-        this learner knew of; ``repeated_steps``: steps that came twice and were stored once; ``dropped_updates``: TD
-        errors for a shard that was restarted or did not answer; ``commits``. Under a limit, who waits for whom:
-        ``insert_waits`` and ``sample_waits``, how often; ``insert_waited`` and ``sample_waited``, seconds in all.
+        - ``size``, ``completed``, ``episodes``, ``late_updates``, ``not_finite_rewards``: as in
+          :meth:`relive.ReplayBuffer.stats`;
+        - ``batches``, ``sampled``: the batches and rows that this learner has drawn;
+        - ``shards``, ``shards_up``: how many shards there are, and how many answer;
+        - ``restarts``: how often a shard came back; ``unanswered``: calls without an answer;
+        - ``redrawn``: rows of batches that another shard gave instead;
+        - ``lost_steps``: steps that a restarted shard had confirmed and no longer has. The number is complete once its
+          writers have come back to the shard. Before, it has at least the steps that this learner knew of;
+        - ``repeated_steps``: steps that came twice and were stored once;
+        - ``dropped_updates``: TD errors for a shard that was restarted or did not answer;
+        - ``commits``: commits of the shards;
+        - ``insert_waits``, ``sample_waits``: how often a writer and the learner had to wait for the limit;
+          ``insert_waited``, ``sample_waited``: how many seconds in all.
         """
         self._outbox.settle()
         group, state = self._group, self._state
@@ -354,7 +362,7 @@ class Replay:
         }
 
     def close(self) -> None:
-        """End the shards. What was not saved is gone; a save that is under way comes to its end first."""
+        """End the shards, after a save that is under way has come to its end. What was not saved is gone."""
         try:
             self._saver.settle()
         finally:

@@ -28,15 +28,15 @@ PATIENCE = 30.0
 """Seconds to wait until the process that had the files before is gone."""
 
 LINES = 10_000
-"""After so many lines the ledger is written anew."""
+"""The number of lines after which the whole ledger is written anew."""
 
 
 class RingFiles:
     """The files of one shard in one run: ``ring-<run>``, and ``ledger-<run>`` beside it.
 
     Args:
-        folder: of the shard.
-        run: names the run.
+        folder: the directory of the shard.
+        run: the name of the run.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -45,9 +45,10 @@ class RingFiles:
         self._replay: ReplayBuffer | None = None
 
     def restored(self, options: Mapping[str, Any]) -> tuple[ReplayBuffer, Ledger] | None:
-        """The ring and the ledger as a process of this run left them; None if there are none.
+        """The ring and the ledger as the last process of this run left them; None if there are none.
 
-        ``options``: arguments of :meth:`relive.ReplayBuffer.open`.
+        Args:
+            options: arguments of :meth:`relive.ReplayBuffer.open`.
         """
         if not self._log.exists:
             return None
@@ -57,8 +58,8 @@ class RingFiles:
         return replay, self._log.restored(_heads(replay))
 
     def begun(self, saved: ReplayBuffer | None, options: Mapping[str, Any], seed: int) -> ReplayBuffer:
-        """A new ring in files with what ``saved`` has, if anything. Those of other runs are removed."""
-        shutil.rmtree(self._ring, ignore_errors=True)  # of a process that died before it was done
+        """A new ring in files with the steps of ``saved``, if it is given. The rings of other runs are removed."""
+        shutil.rmtree(self._ring, ignore_errors=True)  # what a process left that died before it was done
         self._folder.mkdir(parents=True, exist_ok=True)
         replay = ReplayBuffer.open(self._ring, **options, seed=seed)
         if saved is not None:
@@ -90,7 +91,7 @@ class RingFiles:
             except BaseException:
                 if _heads(replay) > before:
                     ledger.confirm(part)
-                self.flush(ledger)  # in a new file, as the line could be taken for true once other steps are in
+                self.flush(ledger)  # a new file drops the line, which would seem true once other steps are in
                 raise
             ledger.confirm(part)
         if self._log.lines > LINES:
@@ -116,10 +117,10 @@ def _heads(replay: ReplayBuffer) -> int:
 
 
 def _opened(open_it: Callable[[], ReplayBuffer]) -> ReplayBuffer:
-    """A ring in files, once the process that had it before is gone.
+    """Open a ring in files, once the process that had it before is gone.
 
     Raises:
-        LifecycleError: it does not go.
+        LifecycleError: that process still has the ring after :data:`PATIENCE` seconds.
     """
     end = time.monotonic() + PATIENCE
     while True:
@@ -132,9 +133,9 @@ def _opened(open_it: Callable[[], ReplayBuffer]) -> ReplayBuffer:
 
 
 def _pieces(steps: Mapping[str, Any], count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Where the pieces of ``count`` vector steps begin and end that are each stored as a whole or not at all.
+    """Divide ``count`` vector steps into pieces (begin, end). Each piece is stored as a whole or not at all.
 
-    A row that is left out in the middle of an episode interrupts it, which takes a call of its own.
+    A row that is left out in the middle of an episode interrupts the episode, which takes a call of its own.
     """
     if "mask" in steps:
         kept = as_host(steps["mask"])

@@ -29,19 +29,19 @@ class Rollout(NamedTuple):
     data: dict[str, Any]
     """What the worker sent: tensors, nested as they were, in memory of their own."""
     version: int
-    """Of the policy that played it."""
+    """The version of the policy that played it."""
     worker: str
 
 
 class Rollouts:
     """Whole rollouts from workers to a learner, in the order in which they come.
 
-    A rollout stays in the queue until the learner settles it. So a learner that dies and comes back gets the rollouts
-    again that are not in its saved state, and no others: save :meth:`position` with the state, and :meth:`resume` from
-    it. Without a learner that restarts, :meth:`get` alone will do: it settles the rollout before.
+    A rollout stays in the queue until the learner settles it. So a learner that dies and comes back gets exactly the
+    rollouts that are not in its saved state: save :meth:`position` with the state, and :meth:`resume` from it. If the
+    learner never restarts, :meth:`get` is enough: each call settles the rollout before.
 
     Args:
-        max_staleness: drop rollouts whose policy is more than so many versions older than the learner's.
+        max_staleness: how many versions older than the learner's policy a rollout may be. Older ones are dropped.
         capacity: the most rollouts in the queue. Workers wait while it is full.
         settle_each: whether each :meth:`get` settles the rollouts before. Pass False to call :meth:`settle` yourself,
             after a save; the capacity then limits how many rollouts may lie between two saves.
@@ -71,15 +71,15 @@ class Rollouts:
         self._counts = dict.fromkeys(("received", "stale", "lost", "repeated"), 0)
 
     def sender(self, worker: str) -> Sender:
-        """What a worker sends its rollouts with; ``worker`` is a name of its own."""
+        """The object with which a worker sends its rollouts. ``worker`` is the worker's name; no other may have it."""
         return Sender(self._link, worker, self._timeout)
 
     def get(self, version: int, timeout: float | None = None) -> Rollout:
         """The next rollout that is not too old for a learner of this version.
 
         Args:
-            version: of the learner's policy.
-            timeout: seconds to wait for one; None for ever.
+            version: the version of the learner's policy.
+            timeout: seconds to wait for a rollout; None is for ever.
 
         Raises:
             LifecycleError: none has come within the timeout; or the queue does not answer.
@@ -103,16 +103,19 @@ class Rollouts:
             pause = min(2 * pause, PAUSE)
 
     def settle(self) -> None:
-        """Everything got so far is in the learner's saved state, or need not be: it will not come again."""
+        """Settle all rollouts that :meth:`get` has returned, so that they do not come again.
+
+        Call it once they are in the learner's saved state, or need not be.
+        """
         if self._born:
             _asked(self._link, self._timeout, "settle", self._born, self._place)
 
     def position(self) -> dict[str, Any]:
-        """Up to where rollouts were consumed, for the learner's saved state: nested lists, text and numbers."""
+        """The place up to which rollouts were consumed, for the learner's saved state: lists, text and numbers."""
         return {"place": [self._born, self._place], "seen": {name: [*last] for name, last in self._seen.items()}}
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Go on from :meth:`position`: what was consumed after it comes again, what was consumed before does not."""
+        """Go on from :meth:`position`. Rollouts that were consumed after it come again; those before it do not."""
         self._born, self._place = position["place"]
         self._seen = {name: (life, number) for name, (life, number) in position["seen"].items()}
         self.settle()
@@ -120,8 +123,11 @@ class Rollouts:
     def stats(self) -> dict[str, float]:
         """Figures of the learner and of the queue.
 
-        ``received``; ``stale``: dropped as too old; ``lost``: rollouts that a worker has sent and that never came, as
-        a queue died with them; ``repeated``: came twice and were given once; ``came`` and ``kept``: those of the queue.
+        - ``received``: rollouts that :meth:`get` returned;
+        - ``stale``: rollouts dropped as too old;
+        - ``lost``: rollouts that a worker sent and that never came, because a queue died with them;
+        - ``repeated``: rollouts that came twice and were given once;
+        - ``came``, ``kept``: how many came to the queue, and how many it keeps.
         """
         queue = _asked(self._link, self._timeout, "stats")
         found = {name: float(count) for name, count in self._counts.items()}
@@ -132,7 +138,7 @@ class Rollouts:
         self._link.close()
 
     def _is_new(self, label: Label) -> bool:
-        """Whether this rollout was not consumed before. Counts those between it and the one before it."""
+        """Whether this rollout was not consumed before. Counts rollouts that are missing before it as lost."""
         life, number = self._seen.get(label.worker, (label.life, 0))
         if life == label.life:
             if label.number <= number:  # the queue was restarted, and the worker sent it again
@@ -151,12 +157,12 @@ class Sender:
         self._life, self._number = "", 0
 
     def put(self, data: Mapping[str, Any], version: int, timeout: float | None = None) -> None:
-        """Send a rollout, once there is room for it; returns when the queue has it.
+        """Send a rollout once there is room for it. Returns when the queue has the rollout.
 
         Args:
             data: arrays and CPU tensors by name, nested or not, such as ``collector.steps(32)``.
-            version: of the policy that played it.
-            timeout: seconds to wait for room; None for ever.
+            version: the version of the policy that played it.
+            timeout: seconds to wait for room; None is for ever.
 
         Raises:
             FieldError: ``data`` is empty, or holds something else.
@@ -180,7 +186,7 @@ class Sender:
 
 
 def _asked(link: Link, timeout: float, method: str, *arguments: Any) -> Any:
-    """The queue's answer. A call that fails is made again until the timeout; the queue tells repetitions apart.
+    """The queue's answer. A call that fails is made again until the timeout; the queue notices repeated calls.
 
     Raises:
         LifecycleError: there was no answer in time.

@@ -23,10 +23,10 @@ SAVE_TIMEOUT = 3600.0
 
 
 class ClusterSave:
-    """A checkpoint: the shards write their parts, and then one rename makes all of it count.
+    """A checkpoint. The shards write their parts, and then one rename makes the whole checkpoint count.
 
-    :meth:`relive.cluster.Replay.save` returns it. The learner's calls see to it; :meth:`wait` waits for it. If the
-    process ends before, the checkpoint before counts.
+    :meth:`relive.cluster.Replay.save` returns it. The later calls of the learner bring it to its end; so does
+    :meth:`wait`. If the process ends earlier, the last checkpoint counts.
     """
 
     def __init__(
@@ -37,7 +37,10 @@ class ClusterSave:
         extra: tuple[Any, dict[str, Any]],
         counts: Callable[[int], object],
     ) -> None:
-        """Look after the commits that all shards have begun. ``counts`` is called with the number once it counts."""
+        """Watch the commits that all shards have begun.
+
+        ``counts`` is called with the number of the checkpoint once the checkpoint counts.
+        """
         self.path = os.fspath(path)
         """The directory."""
         self._group, self._state, self._extra, self._counts = group, state, extra, counts
@@ -47,7 +50,7 @@ class ClusterSave:
 
     @property
     def done(self) -> bool:
-        """Whether it is over: the checkpoint counts, or it failed."""
+        """Whether the save is over: the checkpoint counts, or the save failed."""
         self.look()
         return not self._calls
 
@@ -58,9 +61,9 @@ class ClusterSave:
             timeout: seconds; None waits as long as it takes.
 
         Raises:
-            LifecycleError: a shard does not answer, or died while it wrote. The checkpoint before still counts.
-            FileFormatError, OSError: a shard could not write, or the learner's side could not.
-            TimeoutError: it is not done yet. It goes on.
+            LifecycleError: a shard does not answer, or died while it wrote. The last checkpoint still counts.
+            FileFormatError, OSError: a shard or the learner could not write its part.
+            TimeoutError: the save is not done yet. It goes on.
         """
         require("wait", TIMEOUT_RULE, timeout=timeout)
         end = None if timeout is None else time.monotonic() + timeout
@@ -91,7 +94,7 @@ class ClusterSave:
             self._error, self._calls = error, {}
 
     def raise_unseen(self) -> None:
-        """Raise why it failed, unless :meth:`wait` did."""
+        """Raise the error of a save that failed, unless :meth:`wait` has raised it."""
         if self._error is not None and not self._seen:
             self._seen = True
             self._error.add_note("this is the error of the save before, in the background; now nothing was saved")
@@ -106,7 +109,7 @@ class ClusterSave:
 
 
 class Saver:
-    """Has the shards commit, now and then and for checkpoints.
+    """Makes the shards commit: from time to time, and for checkpoints.
 
     Args:
         group: the shards.
@@ -145,7 +148,7 @@ class Saver:
         return saving
 
     def settle(self) -> None:
-        """Wait for the save that is under way, if one is, and raise its error once."""
+        """Wait for the save that is under way, if there is one, and raise its error once."""
         saving, self._last = self._last, None
         if saving is not None:
             while not saving.done:
@@ -153,7 +156,7 @@ class Saver:
             saving.raise_unseen()
 
     def look(self) -> None:
-        """See to the save that is under way, and start a commit if it is time."""
+        """Bring the save that is under way further, and start a commit if it is time."""
         if self._last is not None:
             self._last.look()
         now = time.monotonic()

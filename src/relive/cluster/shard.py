@@ -32,44 +32,44 @@ INDICES: set[Path] = {("index",), ("next_index",), ("facts", "index")}
 
 
 class Totals(NamedTuple):
-    """What a shard has to draw from, at one version of it."""
+    """What a shard has to draw from, at one version of its content."""
 
     born: str
     """The life of the shard: another one after every restart."""
     version: int
-    """How many changes it has seen in this life. Two equal versions of one life are the same content."""
+    """How many changes the shard has seen in this life. Equal versions of one life have the same content."""
     size: int
     """How many transitions can be drawn."""
     mass: float
-    """What they weigh: the sum of their priorities, or their number where all are drawn alike."""
+    """The sum of their priorities; with a uniform sampler, their number."""
     least: float
-    """The smallest priority if weights are normalized by the buffer, else infinity."""
+    """The smallest priority if weights are normalized by the buffer; otherwise infinity."""
     largest: float
-    """The largest TD error that it has seen; 0 without priorities."""
+    """The largest TD error that the shard has seen; 0 without priorities."""
     stored: int
-    """How many steps were ever stored, by all its writers. A later life that knows of fewer has lost the others."""
+    """How many steps all its writers have ever stored. If a later life has a smaller number, it has lost the others."""
 
 
 class Allowance(NamedTuple):
     """How many steps a shard may store under a limit of samples per insert."""
 
     born: str
-    """The life of the shard that it is for."""
+    """The life of the shard that the allowance is for."""
     steps: int
-    """The most that its ledger may come to."""
+    """The most steps that its ledger may have counted as stored."""
 
 
 class Share(NamedTuple):
     """What a shard is asked to draw of a batch."""
 
     rows: int
-    """How many."""
+    """How many rows."""
     stream: int
-    """Of random numbers: for uniform draws, and for views that draw goals."""
+    """The stream of random numbers, for uniform draws and for views that draw goals."""
     mass: float
-    """What the shard weighed when the batch was planned."""
+    """The mass of the shard when the batch was planned."""
     masses: Doubles
-    """With priorities, where the rows lie in that mass, float64 ``[rows]``, in [0, mass)."""
+    """With priorities, where the rows lie in that mass: float64 ``[rows]``, from 0 to below ``mass``."""
 
 
 class Chunk(NamedTuple):
@@ -77,19 +77,19 @@ class Chunk(NamedTuple):
 
     origin: Origin
     block: Block
-    """The fields ``[T, K, ...]`` and ``mask``. Where rows hold no next observation, ``next_obs`` ``[F, ...]`` holds
-    the final ones, and ``ended``, int64 ``[F]``, the rows t * K + k that they belong to."""
+    """The fields ``[T, K, ...]`` and ``mask``. If rows have no next observation of their own, ``next_obs`` ``[F, ...]``
+    holds the final observations, and ``ended``, int64 ``[F]``, the rows t * K + k that they belong to."""
 
 
 class Shard:
     """One ring, with the envs ``first_env`` up to ``first_env + num_envs`` of the whole replay.
 
-    One call ends before the next begins. Every answer has the shard's totals as they are then.
+    One call ends before the next begins.
 
-    Indices leave a shard as ``index * K + k``, so that they name the shard, too.
+    An index leaves a shard as ``index * K + k``, so that it also names the shard.
 
     Args:
-        plan: what to make it from. If its home has a commit of this run, the shard comes back from the newest one.
+        plan: what to make the shard from. If its home has a commit of this run, the shard comes back from the newest.
     """
 
     def __init__(self, plan: ShardPlan) -> None:
@@ -99,9 +99,9 @@ class Shard:
         self._finals: dict[Path, Any] = {}
         self._version = self._dropped = self._commits = 0
         self._most = None if plan.most is None else 0
-        """Up to how many steps it may store; None if there is no limit. Nothing until it is told."""
+        """How many steps the ledger may count; None if there is no limit. It is 0 until the first allowance comes."""
         self._refused: dict[str, float] = {}
-        """Since when each writer waits for the limit, by its token."""
+        """The time since which each writer waits for the limit, by the writer's token, in monotonic seconds."""
         self._waits, self._waited = 0, 0.0
         self._saving: tuple[int | None, SaveHandle | None] = None, None
 
@@ -109,7 +109,7 @@ class Shard:
     def _content(self) -> tuple[ReplayBuffer, Ledger, int]:
         """The ring, the ledger and the number of the last commit, as the shard begins with them.
 
-        They are read with the first message and not before, so that its sender gets the error if they cannot be.
+        They are read with the first message. If they cannot be read, the sender of that message gets the error.
         """
         return self._home.restored()
 
@@ -125,10 +125,11 @@ class Shard:
     # -- what there is to draw ----------------------------------------------------------------------------------
 
     def totals(self, largest: float = 0.0, allowance: Allowance | None = None) -> Totals:
-        """What there is to draw. ``largest`` is the largest TD error of all shards: new transitions get it here, too.
+        """What there is to draw now. The shard may hold other rows when it is asked to draw them.
 
-        The shard draws from what it holds when it is asked for rows, which may be later than this. With an
-        ``allowance``, the shard stores no more steps than that says from now on.
+        Args:
+            largest: the largest TD error of all shards, which new transitions get in this shard, too.
+            allowance: from now on, the shard stores no more steps than this allows; None changes nothing.
         """
         if allowance is not None and allowance.born == self.born:
             self._most = allowance.steps
@@ -140,9 +141,10 @@ class Shard:
         return Totals(self.born, self._version, size, rated.mass, least, rated.largest_error, self._ledger.stored)
 
     def sample(self, share: Share, largest: float = 0.0) -> tuple[Totals, Block | None]:
-        """The rows of a share of a batch, drawn from what is here now, and the totals that they were drawn from.
+        """Draw a share of a batch from the rows that are here now.
 
-        No block if there is nothing to draw.
+        Returns:
+            the totals that the rows were drawn from; and the rows, or None if there is nothing to draw.
         """
         totals, portion = self.totals(largest), Portion(self.replay)
         if not totals.mass > 0.0:
@@ -152,7 +154,7 @@ class Shard:
             if portion.prioritized is None:
                 places, _ = self.replay.sampler.draw(share.rows, share.stream, 1, 1)
                 drawn = Drawn(places, None)
-            else:  # as many rows may have come since that the mass is another one
+            else:  # rows may have come since the batch was planned, so the mass may be another one
                 wanted = np.minimum(share.masses * (totals.mass / share.mass), math.nextafter(totals.mass, 0.0))
                 places, priorities = portion.prioritized.draw_at(wanted)
                 drawn = Drawn(places, priorities)
@@ -178,19 +180,19 @@ class Shard:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def claim(self, envs: tuple[int, ...], token: str) -> Rank:
-        """A new writer has these envs from now on; the episodes under way there do not go on."""
+        """Give these envs to a new writer, and interrupt their running episodes."""
         rank = self._ledger.claim(envs, token)
         self._version += 1
         self.replay.interrupt(envs)
         return rank
 
     def push(self, chunk: Chunk) -> int:
-        """Store a chunk unless it came before, or one before it has not, or the limit has no room for it.
+        """Store a chunk, unless it came before, an earlier one is missing, or the limit has no room for it.
 
-        Returns how many steps of each env have come so far.
+        Returns how many steps of each env have come from this writer so far.
 
         Raises:
-            LifecycleError: another writer has its envs by now.
+            LifecycleError: a newer writer has one of the envs.
             ReliveError: the steps do not fit, as :meth:`relive.ReplayBuffer.extend`. Nothing is stored.
         """
         admission = self._ledger.admit(chunk.origin)
@@ -207,7 +209,7 @@ class Shard:
         return admission.received
 
     def has_room(self, origin: Origin) -> bool:
-        """Whether the limit allows the steps of a chunk now. The time until it does counts as waited."""
+        """Whether the limit allows the steps of a chunk now. The time until it does counts as ``insert_waited``."""
         token = origin.rank.token
         if self._most is not None and self._ledger.stored + origin.steps * len(origin.envs) > self._most:
             self._refused.setdefault(token, time.monotonic())
@@ -217,17 +219,18 @@ class Shard:
         return True
 
     def interrupt(self, envs: tuple[int, ...]) -> None:
-        """The next steps of these envs do not follow their last ones."""
+        """Interrupt the running episodes of these envs: the next steps do not follow the last ones."""
         self._version += 1
         self.replay.interrupt(envs)
 
     # -- commits and figures ------------------------------------------------------------------------------------
 
     def commit(self, cut: int | None, background: bool = False) -> int:
-        """Save everything, as part of checkpoint ``cut`` or, for None, of none; returns the number of the commit.
+        """Save everything, as a part of checkpoint ``cut``, or of no checkpoint if that is None.
 
-        After a failure the shard comes back as it is now, unless there is a later commit. In the ``background`` the
-        shard goes on at once, and :meth:`committed` says when the commit is on the disk.
+        Returns the number of the commit. After a failure the shard comes back as it is now, unless there is a later
+        commit. In the ``background`` the shard goes on at once, and :meth:`committed` says when the commit is on the
+        disk.
         """
         replay, ledger, commits = self._content
         self._commits += 1
@@ -239,8 +242,8 @@ class Shard:
         """Whether the commit for checkpoint ``cut`` is on the disk.
 
         Raises:
-            LifecycleError: this life of the shard has not begun it.
-            FileFormatError, OSError: it failed.
+            LifecycleError: this life of the shard has not begun the commit.
+            FileFormatError, OSError: the commit failed.
         """
         begun, handle = self._saving
         if begun != cut:
@@ -254,7 +257,7 @@ class Shard:
         return False
 
     def stats(self) -> dict[str, float]:
-        """The figures of the ring, and those of its failures: see :meth:`relive.cluster.Replay.stats`."""
+        """The figures of the ring and of failures: see :meth:`relive.cluster.Replay.stats`."""
         return self.replay.stats() | {
             "lost_steps": float(self._ledger.lost),
             "repeated_steps": float(self._ledger.repeated),
@@ -288,7 +291,10 @@ class Shard:
         return {name: self._fields.rebuild(name, leaves.__getitem__) for name in names}
 
     def _dense(self, path: Any, finals: Any, ended: Any, front: tuple[int, int]) -> Any:
-        """Final observations ``[F, ...]`` among ``[T, K, ...]`` others, which nobody reads; kept for the next chunk."""
+        """Spread final observations ``[F, ...]`` over ``[T, K, ...]``. Nobody reads the other rows.
+
+        The memory is kept for the next chunk.
+        """
         shape = (front[0] * front[1], *finals.shape[1:])
         rows = self._finals.get(path)
         if rows is None or rows.shape != shape:
@@ -301,7 +307,7 @@ def require_shardable(sampler: Any, view: Any) -> None:
     """Refuse a sampler whose draws cannot be divided among shards.
 
     Raises:
-        ParameterError: it draws neither in proportion to priorities nor uniformly.
+        ParameterError: the sampler draws neither in proportion to priorities nor uniformly.
     """
     if type(sampler) not in (Uniform, Prioritized) or getattr(view, "weigh", "windows") != "windows":
         raise ParameterError(

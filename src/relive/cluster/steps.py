@@ -1,4 +1,4 @@
-"""The writer's side of a chunk: steps checked as a replay checks them, and only the bytes that a shard needs."""
+"""The writer's side of a chunk: it checks steps as a replay does, and packs only the bytes that a shard needs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Checked", "Steps"]
 
 
 class Checked(NamedTuple):
-    """T steps of N envs that fit."""
+    """T steps of N envs that fit the schema."""
 
     steps: int
     """T."""
     leaves: dict[Path, Any]
-    """``[T * N, ...]``, of the schema; ``next_obs`` is among them where every row has one."""
+    """The fields of the schema, ``[T * N, ...]``; with ``next_obs`` if every row has one."""
     finals: dict[Path, Any]
-    """``next_obs`` ``[T * N, ...]`` where only the ends of episodes have one; empty if none was given."""
+    """``next_obs`` ``[T * N, ...]`` if only the ends of episodes have one; empty if none was given."""
     mask: NDArray[np.bool_] | None
     """bool ``[T * N]``, or None for all True."""
 
@@ -101,6 +101,6 @@ def _on_host(leaf: Any) -> Any:
 
 
 def _ended(leaves: Mapping[Path, Any], mask: Any) -> NDArray[np.bool_]:
-    """Which rows end an episode: those that are stored as they are and need their final observation."""
+    """Which rows end an episode and are stored, bool. Each of them needs a final observation."""
     done = as_host(leaves["terminated",]) | as_host(leaves["truncated",])
     return done if mask is None else done & mask

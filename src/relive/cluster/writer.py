@@ -29,9 +29,9 @@ LONGEST_PAUSE = 1.0
 class Writer:
     """Sends the steps of some envs of a replay to its shards; made by :meth:`relive.cluster.Replay.writer`.
 
-    It can be passed to another process, and belongs to the process that uses it first. While a shard does not answer,
-    its writers wait, and then send again what was not confirmed: no step is stored twice. A new writer for the same
-    envs replaces this one, whose steps are refused from then on.
+    A writer can be passed to another process, and belongs to the process that uses it first. While a shard does not
+    answer, its writers wait. Then they send again what was not confirmed. No step is stored twice. A new writer for the
+    same envs replaces this one. From then on, the steps of this one are refused.
 
     Args:
         link: to the shards.
@@ -70,14 +70,14 @@ class Writer:
         """Send steps in the order of time, as :meth:`relive.ReplayBuffer.extend` takes them: ``[T, N, ...]``.
 
         Send many at once, such as ``collector.steps(32)``: a message costs about as much as a hundred small steps. When
-        this returns, a shard may not have them yet; :meth:`flush` waits for that.
+        this returns, the steps may not have reached their shards yet. :meth:`flush` waits until they have.
 
         Raises:
             FieldError, ShapeError, DTypeError: the steps do not fit. Nothing is sent.
-            WaitTimeoutError: the limit has not allowed earlier steps within the timeout. These steps wait here, too:
-                the next call sends them, so do not pass them again.
-            LifecycleError: a shard has not answered within the timeout, and the steps wait here; or a newer writer has
-                the envs, and nothing is sent.
+            WaitTimeoutError: the limit has not allowed earlier steps within the timeout. These steps wait in the
+                writer, too. The next call sends them, so do not pass them again.
+            LifecycleError: a shard has not answered within the timeout, and the steps wait in the writer; or a newer
+                writer has the envs, and nothing is sent.
         """
         checked = self._steps.checked(steps)
         most, late = self._most or max(checked.steps, 1), None
@@ -100,7 +100,7 @@ class Writer:
             lane.settle(0)
 
     def interrupt(self) -> None:
-        """The next steps do not follow the last ones: the episodes under way are cut.
+        """Interrupt the running episodes: the next steps do not follow the last ones.
 
         Raises:
             LifecycleError: as :meth:`extend`.
@@ -113,20 +113,20 @@ class Writer:
 
 
 class _Lane:
-    """The way of a writer's steps to one shard."""
+    """Sends a writer's steps to one shard."""
 
     def __init__(self, link: Link, parcel: Parcel, in_flight: int, timeout: float) -> None:
         self.columns = parcel.at
         self._link, self._shard, self._envs = link, parcel.shard, tuple(parcel.inside.tolist())
         self._in_flight, self._timeout = in_flight, timeout
         self._claimed: tuple[Rank, int] | None = None
-        """The rank, and how many steps the shard has confirmed. One assignment changes both, for Ctrl-C."""
+        """The rank, and how many steps the shard has confirmed. One assignment sets both, because Ctrl-C may come."""
         self._waiting = deque[tuple[Chunk, Any]]()
         """Chunks that are not confirmed, and the calls that sent them."""
         self._broken: ReliveError | None = None
 
     def claim(self) -> None:
-        """Take the envs, as a writer that begins."""
+        """Take the envs, as a new writer does."""
         self.settle(0)
         token, end, pause = os.urandom(8).hex(), time.monotonic() + self._timeout, PAUSE
         while True:
@@ -138,22 +138,26 @@ class _Lane:
             pause = self._pause(end, pause)
 
     def require_envs(self) -> None:
-        """Have the envs, or raise."""
+        """Take the envs unless this writer has them.
+
+        Raises:
+            LifecycleError: the writer has failed before, or the shard does not answer.
+        """
         if self._broken is not None:
             raise LifecycleError(f"this writer has failed: {self._broken}; make a new one") from self._broken
         if self._claimed is None:
             self.claim()
 
     def send(self, block: Any, count: int, late: ReliveError | None = None) -> ReliveError | None:
-        """Send the next chunk, once few enough are on their way. If that takes too long, the chunk waits here.
+        """Send the next chunk once few enough are on their way. If that takes too long, the chunk waits here.
 
         Args:
             block: the steps.
             count: how many vector steps.
-            late: why chunks already wait; then this one does, too.
+            late: the error for which earlier chunks wait here. Then this one waits, too.
 
         Returns:
-            why the chunk waits, or None if it was sent.
+            the error for which the chunk waits, or None if it was sent.
         """
         try:
             if late is None:
@@ -165,13 +169,13 @@ class _Lane:
         rank, sure = self._known()
         last = self._waiting[-1][0].origin if self._waiting else None
         chunk = Chunk(Origin(rank, self._envs, sure if last is None else last.start + last.steps, count, sure), block)
-        self._waiting.append((chunk, None))  # before the call: after Ctrl-C between the two it is sent again
+        self._waiting.append((chunk, None))  # before the call: if Ctrl-C comes between the two, it is sent again
         if late is None:
             self._waiting[-1] = (chunk, self._link.call(self._shard, "push", chunk))
         return late
 
     def settle(self, most: int) -> None:
-        """Wait until at most ``most`` chunks are not confirmed. What failed is sent again, in order."""
+        """Wait until at most ``most`` chunks are not confirmed. Chunks that failed are sent again, in order."""
         end, pause = time.monotonic() + self._timeout, PAUSE
         while len(self._waiting) > most:
             chunk, call = self._waiting[0]
@@ -192,7 +196,7 @@ class _Lane:
             self._send_again()
 
     def _wait_for_room(self, origin: Origin, end: float) -> bool:
-        """Wait until the limit allows a chunk that the shard has not stored; False if that is not why it has not.
+        """Wait until the limit allows a chunk that the shard has not stored; False if the limit was not the reason.
 
         Raises:
             WaitTimeoutError: the limit has not allowed the steps in time.
@@ -223,7 +227,7 @@ class _Lane:
             self._waiting[i] = (again, self._link.call(self._shard, "push", again))
 
     def _pause(self, end: float, pause: float) -> float:
-        """Wait before another attempt; the pause before the one after it.
+        """Wait before another attempt. Returns the seconds to wait before the attempt after it.
 
         Raises:
             LifecycleError: there is no time for another attempt.
@@ -241,7 +245,7 @@ def chosen_envs(envs: Any, num_envs: int) -> Ints:
     """The envs of a writer, int64 ``[N]``.
 
     Raises:
-        ParameterError: one comes twice, or there is no such env, or none is given.
+        ParameterError: an env comes twice or does not exist, or none is given.
     """
     given = np.arange(num_envs) if envs is None else np.asarray(envs)
     fits = given.ndim == 1 and given.size > 0 and given.dtype.kind in "iu" and len(np.unique(given)) == len(given)

@@ -19,11 +19,11 @@ __all__ = ["count", "directory", "json_object", "require_memory"]
 
 
 def directory(path: str | os.PathLike[str], what: str) -> Path:
-    """``path`` as that of a directory.
+    """``path`` as the Path of a directory that exists.
 
     Raises:
         NoSaveError: nothing is there.
-        FileFormatError: it is a file.
+        FileFormatError: a file is there.
     """
     found = usable(path)
     if not found.exists():
@@ -38,7 +38,7 @@ def json_object(path: Path, what: str) -> dict[str, Any]:
 
     Raises:
         NoSaveError: there is no such file.
-        FileFormatError: it is no regular file, is too large, or is no JSON object.
+        FileFormatError: it is not a regular file, is too large, or does not hold a JSON object.
     """
     try:
         with open_file(path) as stream:
@@ -62,7 +62,7 @@ def count(content: Mapping[str, Any], name: str, path: Path, *, most: int = 2**4
     """The whole number from 0 to ``most`` in a member of a JSON object.
 
     Raises:
-        FileFormatError: it is missing, or something else.
+        FileFormatError: the member is missing, or is something else.
     """
     value = content.get(name)
     if type(value) is not int or not 0 <= value <= most:
@@ -71,7 +71,7 @@ def count(content: Mapping[str, Any], name: str, path: Path, *, most: int = 2**4
 
 
 def require_memory(size: int, path: Path) -> None:
-    """Require that ``size`` bytes are free before a file makes us take them.
+    """Require that ``size`` bytes of memory are free before a file is read that needs them.
 
     Raises:
         ParameterError: fewer are free.

@@ -39,7 +39,7 @@ READERS: dict[str, Callable[[str], Log]] = {
     "torchrl": from_torchrl,
     "velora": from_velora,
 }
-"""Format -> what reads it from a path or an id."""
+"""Format -> the function that reads it from a path or an id."""
 
 
 WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
@@ -47,7 +47,7 @@ WRITERS: dict[str, Callable[[ReplayBuffer, str], Any]] = {
     "minari": to_minari,
     "relive": lambda replay, path: replay.save(path),
 }
-"""Format -> what writes it."""
+"""Format -> the function that writes it."""
 
 
 SIGNS = {
@@ -59,7 +59,7 @@ SIGNS = {
 """Format -> a file in its directory that no other format has."""
 
 ENDINGS = {".pkl": "stable_baselines3", ".npz": "npz", ".safetensors": "velora"}
-"""How the name of a file ends -> its format."""
+"""The ending of a file's name -> its format."""
 
 
 def format_of(path: str | Path) -> str | None:
@@ -74,13 +74,13 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
     """Read experience in one format and write it in another.
 
     Args:
-        source: ``FORMAT:WHERE``, such as ``minari:my/set-v0``, or a path, whose format is found out.
-        target: ``FORMAT:WHERE``, or a path for a save of relive.
-        source_format: the format of ``source``, which is then a path or an id.
-        target_format: the same of ``target``.
+        source: ``FORMAT:WHERE``, such as ``minari:my/set-v0``; or a path, whose files show the format.
+        target: ``FORMAT:WHERE``; or a path for a save of relive.
+        source_format: the format of ``source``. If it is given, ``source`` is only a path or an id.
+        target_format: the same for ``target``.
 
     Returns:
-        what was read, with what the source lacks.
+        the steps that were read, with what the source lacks.
 
     Raises:
         ParameterError: there is no such format.
@@ -94,7 +94,7 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
 
 
 def _side(text: str, known: Mapping[str, Any], given: str | None, side: str) -> tuple[Any, str]:
-    """What reads or writes one side, and where.
+    """The function that reads or writes one side, and its path or id.
 
     Raises:
         ParameterError: the format is not known.

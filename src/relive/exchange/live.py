@@ -40,7 +40,7 @@ def _tree(leaves: Leaves) -> Any:
 
 
 def _cuts(steps: Experience) -> Array:
-    """Which steps were truncated. Where a row of another env follows, and nobody knows what came next, it is a cut."""
+    """Which steps were truncated. A running episode whose next observation is not known counts as truncated, too."""
     truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated.copy()
     if steps.next_obs is None:
         truncated |= ~steps.follows & ~steps.ended

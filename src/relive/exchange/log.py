@@ -1,4 +1,4 @@
-"""Log: the steps of a data set in the order of time, and what the data set does not keep of them."""
+"""Log: the steps of a data set in the order of time, and a list of what the data set does not keep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 class Played(NamedTuple):
-    """An episode of k steps, or as much of one as is known, with the observation after its last step."""
+    """An episode of k steps, or the known part of one, with the observation after its last step."""
 
     obs: Any
     """Arrays ``[k + 1, ...]``, nested as the observations are."""
@@ -90,7 +90,7 @@ def joined(episodes: Iterable[Played], source: str, lacks: Iterable[str] = ()) -
 
 
 def tracked(items: Iterable[Item], doing: str, unit: str) -> Iterator[Item]:
-    """The same items. On a terminal, a bar shows how many there were, if they take long."""
+    """The same items. If they take long, a bar on the terminal shows how many have come."""
     with progress_bar(None, None, doing, unit) as tick:
         for item in items:
             yield item

@@ -29,7 +29,7 @@ def _minari() -> Any:
 def from_minari(dataset: Any) -> Log:
     """The episodes of a Minari data set.
 
-    Nothing is lost but the infos: Minari keeps the final observation of every episode, terminated or truncated.
+    Only the infos are lost. Minari keeps the final observation of every episode, terminated or truncated.
 
     Args:
         dataset: a ``minari.MinariDataset``, or the id of one that is on this machine. Nothing is downloaded.
@@ -57,17 +57,17 @@ def to_minari(
 ) -> Any:
     """Write the episodes of a replay as a new Minari data set, into Minari's own folder; returns the data set.
 
-    Minari wants every episode to have an end. One that was still running, or was interrupted, gets its last step
-    marked as truncated, with the observation that followed it; training sees no difference. Fields other than those of
-    a step become ``infos``. Priorities and indices are left behind.
+    Minari wants every episode to have an end. If an episode was still running or was interrupted, its last step is
+    marked as truncated, with the observation that followed it. Training sees no difference. Fields other than those of
+    a step become ``infos``. Priorities and indices are not written.
 
     Args:
-        replay: its transitions are in the order of time.
+        replay: the replay. Its transitions must be in the order of time.
         dataset_id: such as ``"cartpole/random-v0"``.
-        env: the env that was played, or its id, so that others can make it again.
-        spaces: the observation and the action space, if ``env`` is None; None takes unbounded boxes of the schema's
-            shapes and dtypes, and ``Discrete`` for whole numbers.
-        about: what else ``minari.create_dataset_from_buffers`` takes, such as ``author`` and ``description``.
+        env: the env that was played, or its id, so that others can make the env again.
+        spaces: the observation space and the action space, if ``env`` is None. By default they are unbounded boxes of
+            the schema's shapes and dtypes, and ``Discrete`` for whole numbers.
+        about: further arguments of ``minari.create_dataset_from_buffers``, such as ``author`` and ``description``.
 
     Raises:
         ModuleNotFoundError: minari is not installed.

@@ -1,8 +1,8 @@
-"""Pickles read as data: what a pickle says is written down, and none of it is done.
+"""Pickles read as data: each call in a pickle is written down, and none is made.
 
 A pickle is a program that names functions and calls them. Here a name stays a name, and a call becomes a
 :class:`Made` with the name and the arguments. No name is ever looked up, so no file can run code. Names outside a short
-list are refused all the same: a file that has them is no file of a buffer.
+list are refused anyway, because no file of a buffer has them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..steps.arrays import Array
 __all__ = ["Made", "Pairs", "array_of", "read_pickle"]
 
 MOST_STEPS = 2**24
-"""The most opcodes that are read: a pickle of small objects takes up to a hundred times its size in memory."""
+"""The most opcodes that are read, as a pickle of small objects takes up to a hundred times its size in memory."""
 
 
 OPCODES: dict[str, Any] = {opcode.code: opcode for opcode in pickletools.opcodes}
@@ -48,13 +48,13 @@ class Name:
 
 @dataclass(eq=False, slots=True)
 class Made:
-    """What a pickle would have made by a call.
+    """The object that a pickle would have made by a call.
 
     Args:
-        name: what would have been called.
+        name: the name of the function or class that would have been called.
         args: the arguments.
-        state: what the pickle would have set on the result; None if nothing.
-        items: what it would have put into the result.
+        state: the state that the pickle would have set on the result; None if it sets none.
+        items: the values that the pickle would have put into the result.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Mark:
 
 
 class _Bounded:
-    """A file of ``size`` bytes that refuses to read beyond its end, before room is made for what is not there."""
+    """A file of ``size`` bytes. It refuses to read beyond its end before memory is taken for the missing bytes."""
 
     def __init__(self, stream: io.BufferedReader, size: int) -> None:
         self._stream, self._left = stream, size
@@ -92,11 +92,11 @@ def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
 
     Args:
         stream: the open file.
-        path: of the file, for errors.
-        known: matches every name "module:name" that may be in it.
+        path: the path of the file, for errors.
+        known: matches every name "module:name" that the pickle may have.
 
     Raises:
-        FileFormatError: it is no pickle, is damaged, or has a name that is not known.
+        FileFormatError: the file is not a pickle, is damaged, or has a name that is not known.
     """
     size = os.fstat(stream.fileno()).st_size
     try:
@@ -109,10 +109,10 @@ def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
 
 
 def _opcodes(stream: _Bounded) -> Iterator[tuple[str, Any]]:
-    """The name and the argument of each opcode. One that is not read here is refused before its argument is.
+    """The name and the argument of each opcode. An opcode outside :data:`READ` is refused before its argument is read.
 
     Raises:
-        ValueError: it is unknown, or its argument is damaged.
+        ValueError: an opcode is refused, or its argument is damaged.
     """
     for _ in range(MOST_STEPS):
         code = stream.read(1)
@@ -145,7 +145,7 @@ class _Reader:
         return self.stack.pop()
 
     def group(self) -> list[Any]:
-        """The values above the newest mark, which goes too."""
+        """The values above the newest mark. They leave the stack, and so does the mark."""
         at = next((i for i in range(len(self.stack) - 1, -1, -1) if self.stack[i] is Mark), None)
         if at is None:
             raise ValueError("the end of a group without its beginning")
@@ -187,7 +187,7 @@ class _Reader:
         self.stack.append(made)
 
     def fill(self, kind: type[list[Any]], values: list[Any]) -> None:
-        """Add values to the list, dict or set on the stack, or write down that they were added to what was made."""
+        """Add values to the list, dict or set on the stack. If a :class:`Made` is there, write them down in it."""
         target = self.stack[-1]
         if isinstance(target, Made):
             target.items += values
@@ -197,7 +197,7 @@ class _Reader:
             raise ValueError("values for something that holds none")
 
     def keep(self, place: int) -> None:
-        """Remember the newest value; places count up from 0."""
+        """Remember the newest value under the number ``place``. Places count up from 0."""
         if place != len(self.memo):
             raise ValueError(f"place {place} of the memo after {len(self.memo)}")
         self.memo.append(self.stack[-1])
@@ -274,7 +274,7 @@ def array_of(value: Any) -> Array:
     """The array that a pickle would have made.
 
     Raises:
-        ValueError: it is no array of numbers, or its bytes contradict its shape.
+        ValueError: it is not an array of numbers, or its bytes contradict its shape.
     """
     if isinstance(value, Made) and value.name in FROM_BYTES and len(value.args) == 4:
         data, kind, shape, order = value.args
@@ -302,7 +302,7 @@ def _dtype(value: Any) -> np.dtype[Any]:
     """The dtype that a pickle would have made.
 
     Raises:
-        ValueError: it is none of numbers.
+        ValueError: it is not a dtype of numbers.
     """
     code = value.args[0] if isinstance(value, Made) and value.name == "numpy.dtype" and value.args else None
     if not isinstance(code, str) or not KINDS.fullmatch(code):

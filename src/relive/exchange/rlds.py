@@ -1,4 +1,4 @@
-"""RLDS: episodes of steps, as TensorFlow Datasets serves them, in."""
+"""RLDS: reads episodes of steps, as TensorFlow Datasets serves them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OWN = ("observation", "action", "reward", "discount", "is_first", "is_last", "is
 
 
 class Known(NamedTuple):
-    """What was found of all episodes together."""
+    """Facts about all episodes together."""
 
     texts: set[str]
-    """Members that are no numbers."""
+    """The members that are not numbers."""
     cut: list[int]
-    """Episodes without a last step."""
+    """The numbers of the episodes without a last step."""
 
 
 def from_rlds(episodes: Any) -> Log:
@@ -38,8 +38,8 @@ def from_rlds(episodes: Any) -> Log:
     Args:
         episodes: any iterable of episodes, each with ``steps``: an iterable of dicts with ``observation``, ``action``,
             ``reward``, ``is_first``, ``is_last`` and ``is_terminal``, or one such dict of arrays ``[k + 1, ...]``.
-            Objects with ``as_numpy_iterator``, such as those of TensorFlow Datasets, are iterated by it. A path is
-            that of a data set prepared by TensorFlow Datasets on this machine, of which all splits are read.
+            Objects with ``as_numpy_iterator``, such as those of TensorFlow Datasets, are iterated by it. A path must
+            lead to a data set that TensorFlow Datasets prepared on this machine; all of its splits are read.
 
     Raises:
         ModuleNotFoundError: a path was given, and tensorflow_datasets is not installed.
@@ -65,7 +65,7 @@ def _prepared(path: str) -> Iterator[Any]:
     """The episodes of a data set that TensorFlow Datasets prepared.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        ModuleNotFoundError: TensorFlow Datasets is not installed.
     """
     try:
         tfds = import_module("tensorflow_datasets")
@@ -78,7 +78,7 @@ def _prepared(path: str) -> Iterator[Any]:
 
 
 def _items(given: Any) -> Iterator[Any]:
-    """The members of an iterable, as NumPy where it can serve them so."""
+    """The members of an iterable, as NumPy arrays if it can serve them so."""
     serve = getattr(given, "as_numpy_iterator", None)
     return iter(given if serve is None else serve())
 
@@ -168,7 +168,7 @@ def _flags(values: Any, name: str, size: int, where: str) -> Any:
     """Flags, bool ``[k + 1]``; None if there are none.
 
     Raises:
-        FieldError: they are no flags.
+        FieldError: the values are not flags.
     """
     if values is None and name == "is_first":
         return None

@@ -31,7 +31,7 @@ KNOWN = re.compile(
     r"|torch:device|collections:(OrderedDict|defaultdict)",
     re.ASCII,
 )
-"""The names in files of buffers, with their spaces and the generators of these."""
+"""The names that files of buffers have: buffers, their spaces, and the random generators of the spaces."""
 
 CLASS = re.compile(r"(?:stable_baselines3|sb3_contrib)\..*\.(\w*ReplayBuffer)", re.ASCII)
 
@@ -44,8 +44,8 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
 
     Raises:
         NoSaveError: there is no such file.
-        FileFormatError: it is no pickle of such a buffer, is damaged, or has names that no buffer needs.
-        ParameterError: there is too little memory for it.
+        FileFormatError: the file is not a pickle of such a buffer, is damaged, or has names that no buffer needs.
+        ParameterError: there is too little memory for the buffer.
         ShapeError: its arrays differ in their number of steps.
     """
     file = usable(path)
@@ -74,7 +74,7 @@ def _record(state: Any) -> SimpleNamespace:
     """The attributes of a buffer that hold its steps.
 
     Raises:
-        ValueError: one is missing, or something else.
+        ValueError: an attribute is missing, or has another type.
     """
     given = state.strings() if isinstance(state, Pairs) else {}
 
@@ -101,7 +101,7 @@ def _record(state: Any) -> SimpleNamespace:
         copy_info_dict=given.get("copy_info_dict") is True,
         handle_timeout_termination=given.get("handle_timeout_termination", True) is True and "timeouts" in given,
     )
-    given.setdefault("timeouts", given.get("dones"))  # of releases before it, in which nothing is read from it
+    given.setdefault("timeouts", given.get("dones"))  # older releases had no timeouts; the stand-in is not used
     for name in names if slim else (*names, "next_observations"):
         setattr(found, name, tree(name))
     if not found.handle_timeout_termination:
@@ -115,7 +115,7 @@ def _array(name: str, value: Any, size: tuple[int, ...] | None) -> Any:
     """The array ``[R, N, ...]`` of an attribute.
 
     Raises:
-        ValueError: it is none, or has another number of rows or envs than ``size``.
+        ValueError: it is not an array, or has another number of rows or envs than ``size``.
     """
     try:
         found = array_of(value)

@@ -50,13 +50,13 @@ class Stored(NamedTuple):
 def from_torchrl(path: str | os.PathLike[str]) -> Log:
     """The steps of a TorchRL replay buffer with a tensor storage, from the directory that ``dumps`` wrote.
 
-    Steps are TensorDicts with a "next", as TorchRL's collectors make them. All entries that are in both become
-    observations. Only JSON and raw numbers are read; the pickle in the directory is not.
+    Steps are TensorDicts with a "next", as TorchRL's collectors make them. All entries that both the step and its
+    "next" have become observations. Only JSON and raw numbers are read; the pickle in the directory is not.
 
     Raises:
         NoSaveError: a file is missing.
         FileFormatError: a file is damaged or contradicts another one, or the storage is of another kind.
-        ParameterError: there is too little memory for it.
+        ParameterError: there is too little memory for the steps.
     """
     folder = directory(path, "the directory of a TorchRL dump")
     about = folder / "storage" / "storage_metadata.json"
@@ -85,7 +85,7 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
 
 
 def _entries(folder: Path, keys: Keys) -> tuple[dict[Keys, Stored], list[str]]:
-    """The tensors of a TensorDict and of those in it, and the names of what is something else."""
+    """The tensors of a TensorDict and of the TensorDicts in it, and the names of all other entries."""
     about = folder / "meta.json"
     content = json_object(about, "the metadata of a TensorDict")
     if len(keys) > DEEPEST:
@@ -115,7 +115,7 @@ def _require_name(name: str, about: Path) -> None:
     """Refuse names of entries that would lead out of the directory.
 
     Raises:
-        FileFormatError: it is such a name.
+        FileFormatError: ``name`` would lead out of the directory.
     """
     if not name or name in (".", "..") or any(mark in name for mark in "/\\\0:"):
         raise FileFormatError(f"'{about}': expected names of files, got {name!r:.80}; use another copy")
@@ -135,11 +135,12 @@ def _shape(content: dict[str, Any], about: Path) -> tuple[int, ...]:
 
 
 def _read(entry: Stored, rows: int, first: int, batch_dims: int) -> Tensor:
-    """The first ``rows`` of a tensor, from row ``first`` on and round, with one batch axis.
+    """The first ``rows`` rows of a tensor with one batch axis. They begin with row ``first`` and go on after the end
+    with row 0.
 
     Raises:
         NoSaveError: the file is missing.
-        FileFormatError: it has another size than its shape and dtype say.
+        FileFormatError: the file does not have the size that follows from its shape and dtype.
     """
     try:
         with open_file(entry.file) as stream:

@@ -22,12 +22,13 @@ COLUMNS = ("states", "actions", "rewards", "next_states", "dones")
 def from_velora(path: str | os.PathLike[str], prefix: str = "buffer_") -> Log:
     """The steps of a replay buffer that Velora or its drop-in here saved.
 
-    Velora keeps one flag for ends of both kinds, which becomes ``terminated``, and rows of all envs in one ring. Rows
-    are sorted by env where their observations show which ones follow each other. Observations after steps are kept.
+    Velora keeps one flag for ends of both kinds, which becomes ``terminated``. It keeps the rows of all envs in one
+    ring. If observations show which rows follow each other, the rows are sorted by env. Observations after steps are
+    kept.
 
     Args:
         path: the directory that was saved to, or the ``.safetensors`` file in it.
-        prefix: of the names of the two files; read from the name of a file.
+        prefix: the prefix of the names of the two files. If ``path`` is a file, its name gives the prefix.
 
     Raises:
         NoSaveError: a file is missing.

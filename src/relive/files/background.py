@@ -1,4 +1,4 @@
-"""Saves in the background: the handle of one, and the saves of one buffer, which come one after the other."""
+"""Saves in the background: the handle of a save, and the saves of a buffer, which come one after the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["SaveHandle", "Saves", "detached"]
 class SaveHandle:
     """A save: done, or under way in another thread. ``save`` returns it.
 
-    The thread keeps the interpreter alive until the save is done, as every thread does that is no daemon. If a save
-    failed and nobody has seen its error when the handle is dropped, Python prints the error.
+    The thread is not a daemon, so the interpreter does not end before the save is done. If a save failed and nobody has
+    seen its error when the handle is dropped, Python prints the error.
     """
 
     def __init__(self, path: str | os.PathLike[str], work: Callable[[], object] | None = None) -> None:
@@ -43,8 +43,8 @@ class SaveHandle:
             timeout: seconds to wait at most; None waits as long as it takes.
 
         Raises:
-            FileFormatError, OSError: the save failed, as the call of ``save`` would have said without ``background``.
-            TimeoutError: it is not done yet. It goes on.
+            FileFormatError, OSError: the save failed. Without ``background``, ``save`` would have raised this error.
+            TimeoutError: the save is not done yet. It goes on.
             ParameterError: the timeout is negative or NaN.
             LifecycleError: this process is a fork of the one that saves.
         """
@@ -62,7 +62,7 @@ class SaveHandle:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process saves, of which this one is a fork. Forks have no threads of their parents."""
+        """Whether the parent of this forked process saves. A fork does not have the threads of its parent."""
         return self._thread is not None and self._process != os.getpid()
 
     @property
@@ -71,12 +71,12 @@ class SaveHandle:
         return self._error is not None and not self._seen
 
     def start(self) -> None:
-        """Begin."""
+        """Begin the save, if it is to go on in another thread."""
         if self._thread is not None:
             self._thread.start()
 
     def drop(self) -> None:
-        """Nobody wants to know how it ends."""
+        """Do not print the error if the save fails: nobody needs it."""
         self._seen = True
 
     def _run(self, work: Callable[[], object]) -> None:
@@ -105,7 +105,7 @@ class Saves:
         """Wait for the save under way, if there is one.
 
         Raises:
-            FileFormatError, OSError: the save before failed, and nobody has seen that yet. It is raised once.
+            FileFormatError, OSError: the save before failed, and nobody has seen its error yet. It is raised once.
         """
         last = self._last
         if last is None or last.elsewhere:
@@ -124,13 +124,13 @@ class Saves:
                 self._last = None
 
     def begin(self, handle: SaveHandle) -> SaveHandle:
-        """Start a save; :meth:`settle` comes before."""
+        """Start a save. Call :meth:`settle` before."""
         handle.start()
         self._last = handle
         return handle
 
     def forget(self, handle: SaveHandle) -> None:
-        """Nobody wants this save any more, nor to know how it ends."""
+        """Forget a save that nobody needs any more, and its error."""
         handle.drop()
         self._last = None
 
@@ -140,10 +140,10 @@ class Saves:
 
 
 def detached(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Copies in RAM of what a save writes, so that all of it may change.
+    """Copies in RAM of the tensors that a save writes, so that the originals may change.
 
     Raises:
-        DTypeError, FieldError: something cannot be saved; names it.
+        DTypeError, FieldError: a tensor cannot be saved; names it.
     """
     plan(tensors, "")
     return {name: _copied(value) for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""The directory of a save: whose turn it is to save there, what is in it, and what remains of a save that failed."""
+"""The directory of a save: who may save there now, what is in it, and how the rest of a failed save is removed."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def turn(path: Path) -> Generator[tuple[int | None, bool]]:
                 return
         finally:
             _locked.discard(descriptor)
-            with suppress(OSError):  # closing would not do while a forked child has the descriptor, too
+            with suppress(OSError):  # to close is not enough while a forked child has the descriptor, too
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
         created = make_directory(path)
 
 
 _locked: set[int] = set()
-"""Descriptors of directories that this process holds the lock of, or waits for."""
+"""Descriptors of the directories whose lock this process holds or waits for."""
 
 
 def _let_go() -> None:
-    """In a forked child: close what it inherited. Else a lock would outlive its owner if that is killed."""
+    """In a forked child, close the inherited descriptors. They would keep the lock of a killed parent."""
     while _locked:
         with suppress(OSError):
             os.close(_locked.pop())
@@ -77,18 +77,18 @@ def sync(directory: int | None) -> None:
 
 
 def replaceable(path: Path) -> Contents:
-    """What is intact of the save in a directory, which may be replaced; nothing if there is no save.
+    """The intact part of the save in a directory that may be replaced; empty contents if there is no save.
 
     A tensor counts as intact if its file has the size that the manifest states.
 
     Raises:
-        FileFormatError: the directory holds something else than a save or the remains of one; names the foreign file.
+        FileFormatError: the directory holds files that do not belong to a save; names one of them.
     """
     names = os.listdir(path)
     if MANIFEST in names:
         raw = read_manifest(path)
         parse_kind(path / MANIFEST, raw)
-        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; nothing of it is kept
+        with suppress(FileFormatError):  # a save that contradicts itself may be replaced; no part of it is kept
             _, found = parse(path / MANIFEST, raw)
             whole = {file for file, note in found.files.items() if _has_size(path / file, note.nbytes)}
             return found.of_tensors([name for name, spec in found.specs.items() if spec.file in whole])
@@ -113,14 +113,14 @@ def require_there(path: Path, directory: int | None) -> None:
     """Require that the directory of a save has not been removed meanwhile; ``directory`` is its descriptor.
 
     Raises:
-        FileNotFoundError: it is gone, or another one is in its place.
+        FileNotFoundError: the directory is gone, or another one is in its place.
     """
     if directory is not None and not _is_at(path, directory):
         raise FileNotFoundError(errno.ENOENT, "the directory was removed while a save was written into it", str(path))
 
 
 def advice(path: Path, error: BaseException, size: int) -> str | None:
-    """What to do about an error, if it is that of a disk without room for ``size`` more bytes."""
+    """Advice for an error if the disk has no room for ``size`` more bytes; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return None
     free = "an unknown number"
@@ -133,12 +133,12 @@ def advice(path: Path, error: BaseException, size: int) -> str | None:
 
 
 def take_back(path: Path, directory: int | None, generation: str, manifest: bytes, created: bool) -> str:
-    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome in words.
+    """Remove the files of a failed save, unless its manifest is in place. Returns the outcome as a sentence.
 
     ``directory`` is the descriptor of the directory, and ``manifest`` is empty if it was not yet made.
     """
     if directory is not None and not _is_at(path, directory):
-        with suppress(OSError):  # another one may be in its place, in which half a save helps nobody
+        with suppress(OSError):  # another directory may be in its place, and half a save there helps nobody
             if manifest and manifest == (path / MANIFEST).read_bytes():
                 os.unlink(path / MANIFEST)
         _remove_own(path, generation)

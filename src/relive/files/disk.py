@@ -83,9 +83,9 @@ def write_files(
     files: Mapping[Path, tuple[Iterable[memoryview], int]],
     written: Callable[[], object] | None = None,
 ) -> list[FileNote]:
-    """Write new files to the disk, through all caches: the parts of each, and its size in bytes.
+    """Write new files to the disk, through all caches. ``files`` has the parts of each, and its size in bytes.
 
-    ``written`` is called after the last part of all files is read, and before the first wait for the disk.
+    ``written`` is called once all parts of all files have been read, before the first wait for the disk.
     """
     descriptors, notes = list[int](), list[FileNote]()
     try:
@@ -104,9 +104,9 @@ def write_files(
 
 
 def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> Callable[[], T]:
-    """Begin a call in another thread; returns what waits for its result.
+    """Begin a call in another thread. Returns a function that waits for the result and returns it.
 
-    An interpreter that is ending starts no threads. Then the call is made here.
+    An interpreter that is ending starts no threads. Then the call is made in this thread.
     """
     try:
         return others.submit(function, *args).result
@@ -120,7 +120,7 @@ def _create(path: Path) -> int:
 
 
 def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
-    """Write all parts, which are ``size`` bytes, to a new file; not yet through the system's cache."""
+    """Write all parts, ``size`` bytes together, to a new file. They may still be in the system's cache."""
     crc, start, end = 0, 0, 0
     _allocate(descriptor, size)
     with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
@@ -145,7 +145,7 @@ def _set_going(descriptor: int, start: int, end: int) -> int:
 
 
 def _gathered(parts: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes with small parts joined, as each write has a fixed cost."""
+    """The same bytes with small parts joined, because each write has a fixed cost."""
     small = bytearray()
     for part in parts:
         if len(part) + len(small) > SMALL and small:
@@ -203,7 +203,7 @@ def usable(path: str | os.PathLike[str]) -> Path:
 
 
 def open_file(path: Path) -> io.FileIO:
-    """Open a regular file for reading. Symbolic links, which may lead anywhere, pipes and directories are refused.
+    """Open a regular file for reading. Pipes, directories and symbolic links, which may lead anywhere, are refused.
 
     Raises:
         FileFormatError: the path is not a regular file.
@@ -216,7 +216,8 @@ def open_to_write(path: Path, *, create: bool = False) -> int:
     """Open a regular file for reading and writing; returns its descriptor. With ``create`` a missing one is made.
 
     Raises:
-        FileFormatError: the path is not a regular file, or the file has a second name, under which it would change too.
+        FileFormatError: the path is not a regular file; or the file has a second name (a hard link), and would change
+            under that name, too.
         FileNotFoundError: nothing is at the path.
     """
     descriptor = _open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))

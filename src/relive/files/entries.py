@@ -85,7 +85,7 @@ def fitting(
 
 @contextmanager
 def contradictions(path: str | os.PathLike[str], *innocent: type[ReliveError]) -> Generator[None]:
-    """Blame the save for any error while it is loaded, but for errors of the ``innocent`` kinds.
+    """Turn any error while a save is loaded into an error of the save, except errors of the ``innocent`` kinds.
 
     Raises:
         FileFormatError: replaces any other error, and names the save.

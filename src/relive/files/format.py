@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Streamed:
-    """An array saved piece by piece, never whole in memory. Each call of ``parts`` yields it in pieces of axis 0."""
+    """An array that is saved piece by piece, never whole in memory. ``parts`` yields it in pieces along axis 0."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -62,14 +62,14 @@ FORMAT, VERSION = "relive arrays", 2
 
 
 READABLE = (1, VERSION)
-"""The versions that this release reads: all that any release ever wrote."""
+"""The versions that this release reads: every version that a release ever wrote."""
 
 
 MANIFEST = "manifest.json"
 
 
 OWN_NAME = re.compile(r"data-[0-9a-f]{16}-[0-9]{5}\.safetensors|manifest-[0-9a-f]{16}\.tmp")
-"""The names of all other files of a save. None contains a directory, and no one else is likely to choose one."""
+"""The names of all other files of a save. No name contains a directory, and no other program is likely to use one."""
 
 
 FILE_BYTES = 1 << 28
@@ -121,7 +121,7 @@ class FileNote:
 
 
 class Contents(NamedTuple):
-    """What a save holds besides its JSON."""
+    """The data files and tensors of a save."""
 
     files: dict[str, FileNote]
     """Its data files by name."""
@@ -135,7 +135,7 @@ class Contents(NamedTuple):
 
 
 def new_name(generation: str, number: int | None = None) -> str:
-    """The name of data file ``number`` of a generation, or without a number of its manifest while that is written."""
+    """The name of data file ``number`` of a generation; without a number, that of a manifest being written."""
     return f"manifest-{generation}.tmp" if number is None else f"data-{generation}-{number:05d}.safetensors"
 
 
@@ -186,9 +186,9 @@ def by_file(specs: Mapping[str, Spec]) -> dict[str, dict[str, Spec]]:
 
 
 def header(specs: Mapping[str, Spec], notes: Mapping[str, str] | None = None) -> bytes:
-    """The header of the safetensors file of these tensors. It is always the same bytes, so reading needs no parser.
+    """The header of the safetensors file of these tensors. Its bytes are always the same, so reading needs no parser.
 
-    ``notes`` are the metadata of safetensors; relive's saves have none.
+    ``notes`` are the metadata of safetensors. relive's saves have none.
     """
     entries: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
     end = 0

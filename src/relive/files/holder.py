@@ -1,4 +1,4 @@
-"""Holder: the right to write to a directory, which one process has at a time and which ends with it."""
+"""Holder: the right to write to a directory. One process has it at a time, and it ends with the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Holder:
     """Takes the right to write to a directory. The system takes it back when the process ends, however it ends.
 
     Raises:
-        LifecycleError: another process has it, or another object of this one; names the process.
+        LifecycleError: another process has the right, or another object of this process; names the process.
         FileFormatError: the lock is a link, or no regular file.
         OSError: the directory may not be written to, or its file system has no locks.
     """
@@ -47,7 +47,7 @@ class Holder:
             raise
 
     def require(self) -> None:
-        """Refuse to write if the right was given back, or if the path leads to another directory by now.
+        """Refuse to write if the right was given back, or if another directory is at the path now.
 
         Raises:
             LifecycleError: the right was given back.
@@ -74,7 +74,7 @@ class Holder:
         )
 
     def release(self) -> None:
-        """Give the right back. In a forked child this leaves the parent's as it is. A second time does nothing."""
+        """Give the right back. In a forked child, the parent keeps its right. A second call does nothing."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             with suppress(OSError):

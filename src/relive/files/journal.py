@@ -1,9 +1,9 @@
-"""Journal: records appended to a file one after another, each on the disk before the next, each with a checksum.
+"""Journal: records appended to a file one after another. Each is on the disk before the next, and has a checksum.
 
 A record is ``relive/j``, the run (16 characters), its number and the length of its payload (64 bits each, little
-endian), the payload, and the CRC-32 of all that. Numbers rise by one. A record that was being written when the power
-went is not whole, and no whole one comes after it: it is dropped. When a journal has grown long, a new one that begins
-with its last record takes its place by a rename.
+endian), the payload, and the CRC-32 of all that. Numbers rise by one. If the power goes while a record is written, the
+record is not whole, and no whole record comes after it. So it is dropped. When a journal has grown long, a new one
+takes its place by a rename. The new one begins with the last record of the old one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST = 1 << 26
 
 
 ROTATED = 1 << 24
-"""A journal of this many bytes or more makes way for a new one. A reader takes one that is a record longer."""
+"""A journal of this many bytes or more is replaced by a new one. A reader takes a journal that is a record longer."""
 
 
 class Record(NamedTuple):
@@ -48,7 +48,7 @@ class Journal:
     Args:
         path: the file, which is made if ``create``.
         run: 16 hexadecimal digits.
-        create: begin a new journal in the place of what is there.
+        create: begin a new journal in place of any file that is there.
 
     Raises:
         FileFormatError: the file is missing, of another run, altered or damaged.
@@ -73,7 +73,7 @@ class Journal:
             raise
 
     def _read(self) -> None:
-        """Find the last whole record, and cut off what comes after it."""
+        """Find the last whole record, and cut off the bytes after it."""
         size = os.fstat(self._descriptor).st_size
         if size > ROTATED + LONGEST + HEAD.size + TAIL.size:
             raise damaged(self._path, f"at most {ROTATED + LONGEST} bytes", size)
@@ -88,7 +88,7 @@ class Journal:
             at += HEAD.size + len(found.payload) + TAIL.size
             found = self._record(raw, at)
         rest = raw.find(MARK, at + 1)
-        while rest >= 0:  # a damaged record in the middle is no torn end
+        while rest >= 0:  # a whole record after a damaged one: the file was damaged, and not cut short
             if self._record(raw, rest) is not None:
                 raise damaged(self._path, f"a whole record at byte {at}", f"a damaged one, and a whole one at {rest}")
             rest = raw.find(MARK, rest + 1)
@@ -137,7 +137,7 @@ class Journal:
         return number
 
     def _write(self, descriptor: int, whole: bytes, at: int) -> None:
-        """Write bytes through to the disk, or none."""
+        """Write all bytes through to the disk, or none of them."""
         try:
             done = 0
             while done < len(whole):
@@ -148,10 +148,10 @@ class Journal:
             raise
 
     def _rotate(self, last: Record) -> None:
-        """Begin a new journal with the last record, in the place of this one.
+        """Begin a new journal with the last record, in place of this one.
 
         Raises:
-            FileFormatError: another file is there by now, as after the directory was replaced.
+            FileFormatError: another file is there now, as after the directory was replaced.
         """
         if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
             raise FileFormatError(

@@ -1,7 +1,7 @@
 """MappedDirectory: named arrays in files of one directory, mapped into memory, and a manifest that lists them.
 
-The manifest is swapped by a rename, so a process that dies leaves the old one or the new one. Files that it does not
-name were left by a process that died; they are never read. ``docs/durable.md`` has the format.
+The manifest is replaced by a rename, so a process that dies leaves the old manifest or the new one. Files that the
+manifest does not name were left by a process that died. They are never read. ``docs/durable.md`` has the format.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ ARRAYS = 512
 class MappedDirectory:
     """The arrays of a directory, held by this process alone.
 
-    An array that was there before is :meth:`take`-n as it is; a new one is made with all of its space on the disk.
-    :meth:`commit` then makes the manifest name the arrays that were taken. Until then nothing has changed.
+    :meth:`take` gives an array as it is in its file. If there is no such array, it makes a new one, with all of its
+    space on the disk. :meth:`commit` then makes the manifest name the arrays that were taken. Until then the directory
+    counts as unchanged.
 
     Args:
         path: the directory, which is made if missing.
 
     Raises:
-        LifecycleError: another process holds it.
-        FileFormatError: it holds something else, or is damaged or of another version.
-        OSError: it may not be written to.
+        LifecycleError: another process holds the directory.
+        FileFormatError: the directory holds something else, or is damaged or of another version.
+        OSError: the directory may not be written to.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -82,7 +83,7 @@ class MappedDirectory:
                     f"'{self.path}': expected an empty directory or a replay in files, got one with {foreign[0]!r} in "
                     "it; give another path"
                 ) from None
-            self._remove([name for name in names if name != LOCK])  # of a process that died before it was done
+            self._remove([name for name in names if name != LOCK])  # left by a process that died before it was done
             self.run = os.urandom(8).hex()
             self.journal = Journal(self.path / JOURNAL, self.run, create=True)
             return
@@ -121,14 +122,14 @@ class MappedDirectory:
         return list(self._arrays)
 
     def spec(self, name: str) -> MappedSpec | None:
-        """What an array is that was taken, or that the manifest names; None if there is none."""
+        """The description of an array that was taken or that the manifest names; None if there is none."""
         return self._arrays[name][0] if name in self._arrays else self._known.get(name)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """The array of this name, as it is in its file; zeros in a new file if the manifest does not name it.
+        """The array of this name, as it is in its file. If the manifest does not name it, zeros in a new file.
 
         Raises:
-            FileFormatError: it has another shape or dtype, or its file is not as the manifest says.
+            FileFormatError: the array has another shape or dtype, or its file is not as the manifest says.
             OSError: the disk is full, or fails.
         """
         if name not in self._arrays:
@@ -155,12 +156,12 @@ class MappedDirectory:
         return f"{max(taken, default=-1) + 1:03d}-{text}.safetensors"
 
     def commit(self, content: Mapping[str, Any]) -> None:
-        """Make the manifest name the arrays that were taken, and ``content``; remove the files of all others.
+        """Write a manifest that names the arrays that were taken and has ``content``. Remove all other arrays' files.
 
         Raises:
             FileFormatError: the content is not JSON.
             LifecycleError: this process does not hold the directory any more.
-            OSError: the disk is full, or fails. The old manifest is in place then.
+            OSError: the disk is full, or fails. Then the old manifest stays in place.
         """
         self.require_held()
         arrays = [
@@ -182,9 +183,9 @@ class MappedDirectory:
         """Refuse to write into a directory that was released, or into another one that has taken its place.
 
         Raises:
-            LifecycleError: it was released.
+            LifecycleError: the directory was released.
             FileFormatError: another directory is at the path.
-            OSError: nothing is there.
+            OSError: nothing is at the path.
         """
         self._holder.require()
 
@@ -208,7 +209,7 @@ class MappedDirectory:
         self._remove_if_new()
 
     def release(self) -> None:
-        """Let go of the directory. The arrays stay mapped for as long as something refers to them."""
+        """Release the directory. The arrays stay mapped for as long as something refers to them."""
         for mapped in (*(mapped for _, mapped in self._arrays.values()), *self._ready.values()):
             with suppress(OSError):
                 os.close(mapped.descriptor)

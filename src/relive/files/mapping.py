@@ -1,8 +1,8 @@
 """Arrays in files that are mapped into memory. Each file is a safetensors file with one tensor and a fixed size.
 
-The header is padded with spaces up to a page, as safetensors allows, so that the numbers begin at a page of memory. It
-follows from the manifest, with the run that the file belongs to, so a file of another run or of another array is
-refused without a parser.
+The header is padded with spaces up to a page, as safetensors allows, so that the numbers begin at a page of memory. The
+manifest determines every byte of the header, which also names the run of the file. So a file of another run or of
+another array is refused without a parser.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MappedSpec(NamedTuple):
 
 
 class MappedArray(NamedTuple):
-    """An array over a file, and what its mapping needs."""
+    """An array over a file, with the mapping and the descriptor of the file."""
 
     array: NDArray[Any]
     memory: mmap.mmap
@@ -93,7 +93,7 @@ def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
     """The array in a file that :func:`create` wrote, to be read and written.
 
     Raises:
-        FileFormatError: the file is missing, is no regular file, or is not the one that the manifest describes.
+        FileFormatError: the file is missing, is not a regular file, or is not the one that the manifest describes.
         OSError: the file may not be written, or the disk is full.
     """
     path, header = directory / spec.file, spec.header(run)
@@ -110,7 +110,7 @@ def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
                 f"'{path}': expected the array {spec.name!r} of the run {run}, got another header; the file belongs to "
                 "another replay or was altered: restore the whole directory from a copy"
             )
-        _allocate(descriptor, size, path)  # a copied file may have holes, and to write into one can fail
+        _allocate(descriptor, size, path)  # a copied file may have holes, and a write into a hole can fail
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except BaseException:
         os.close(descriptor)
@@ -120,10 +120,10 @@ def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
 
 
 def _allocate(descriptor: int, size: int, path: Path) -> None:
-    """Reserve disk space, so that a full disk is an error here and not a signal on some later write to memory.
+    """Reserve disk space. Otherwise a full disk would send a signal (SIGBUS) at some later write to memory.
 
     Raises:
-        OSError: the disk has no room. It is not filled up in the attempt.
+        OSError: the disk has no room. The attempt does not fill it up.
     """
     missing, free = size - 512 * os.fstat(descriptor).st_blocks, free_bytes(path.parent)
     try:

@@ -37,10 +37,10 @@ _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def to_json(value: Any) -> tuple[Any, dict[str, Array]]:
-    """A value as JSON, and its tensors by name. The names follow the keys.
+    """A value as JSON, and its tensors by name. The names follow from the keys.
 
     Raises:
-        FileFormatError: a value of another type; names its keys.
+        FileFormatError: a value has a type that cannot be stored; names its keys.
     """
     tensors: dict[str, Array] = {}
     try:
@@ -86,7 +86,7 @@ def _place(keys: tuple[Any, ...]) -> str:
 
 
 def _named(value: Array, keys: tuple[Any, ...], tensors: dict[str, Array]) -> str:
-    """The name under which a tensor is saved: its keys, joined by dots, and a number if that is taken."""
+    """The name under which a tensor is saved: its keys, joined by dots. If that name is taken, a number follows."""
     plain = EXTRA + ".".join(map(str, keys))
     name, number = plain, 1
     while name in tensors:
@@ -97,12 +97,12 @@ def _named(value: Array, keys: tuple[Any, ...], tensors: dict[str, Array]) -> st
 
 
 def read_extra(save: Save, most: int | None) -> Any:
-    """The value in a save, which :func:`to_json` took apart; None if there is none.
+    """The ``extra`` of a save, which :func:`to_json` took apart; None if there is none.
 
-    ``most`` limits the bytes of memory that it may take.
+    ``most`` is the most bytes of memory that its tensors may take.
 
     Raises:
-        FileFormatError: it is damaged.
+        FileFormatError: the save is damaged.
     """
     names = [name for name in save.specs if name.startswith(EXTRA)]
     tensors = save.read(names=names, most=most) if names else {}
@@ -110,7 +110,7 @@ def read_extra(save: Save, most: int | None) -> Any:
 
 
 def from_json(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that :func:`to_json` described. It owns the tensors.
+    """The value that :func:`to_json` described. The value owns the tensors.
 
     Raises:
         FileFormatError: the JSON does not describe a value, or does not name each tensor once.

@@ -1,9 +1,9 @@
 """Named arrays <-> a directory, saved whole or not at all. Reading checks everything and runs nothing.
 
 A save is a ``manifest.json`` and the data files that it names. Data files get new names and never change, so a new save
-may name files of the old one. One rename puts the new manifest in place of the old one, and only then are the data
-files removed that it does not name. So if the writer dies, the directory holds the old save or the new one. Files that
-no manifest names may remain; the next save removes them.
+may name files of the old one. One rename puts the new manifest in place of the old one. Data files that the new
+manifest does not name are removed after that. So if the writer dies, the directory holds the old save or the new one.
+Files that no manifest names may remain. The next save removes them.
 ``docs/files.md`` has the format.
 """
 
@@ -32,14 +32,14 @@ PathLike = str | os.PathLike[str]
 
 
 class Change(NamedTuple):
-    """What a save is to hold: what is kept of the one in its place, and what is new."""
+    """The content of a new save: what it keeps of the save in place, and what is new."""
 
     groups: Sequence[Mapping[str, Array]]
-    """New tensors by name. Those of one group lie in data files that hold no others, and so can be kept together."""
+    """New tensors by name. Each group has data files of its own, so that a later save can keep a group as a whole."""
     content: Mapping[str, Any]
     """The JSON."""
     kept: Contents = Contents({}, {})
-    """Tensors of the save in place, each with its whole data file."""
+    """Tensors of the save in place that stay, each with its whole data file."""
 
 
 def write(
@@ -62,14 +62,14 @@ def update(
     *,
     taken: Callable[[], object] | None = None,
 ) -> Contents:
-    """Replace the save in the directory ``path`` by what ``change`` makes of it. Kept data files are not written again.
+    """Replace the save in the directory ``path``. Data files that are kept are not written again.
 
-    ``change`` gets what is intact of the save that is there, or nothing if there is none.
+    ``change`` gets the intact part of the save that is there, which is empty if there is none. It returns the content
+    of the new save. The result is what the new save holds.
 
-    When this returns, the save is on the disk; the result is what it holds. If it raises or is killed, the old save is
-    unchanged. In rare cases the new one is already in place; the error's last note then says so. Saves into one
-    directory take turns.
-    The trap: do not change the tensors before ``taken`` is called, or reading will refuse the save.
+    When this call returns, the new save is on the disk. If the call raises or is killed, the old save is unchanged. In
+    rare cases the new one is already in place, and the error's last note says so. Saves into one directory take turns.
+    The trap: if you change the tensors before ``taken`` is called, ``read`` will refuse the save.
 
     Raises:
         FileFormatError: ``path`` is a file or a directory with foreign files, or the content is not JSON.
@@ -144,7 +144,7 @@ class Save:
                     self._streams = {f: resources.enter_context(disk.open_file(self.path / f)) for f in self._files}
                     break
                 except FileNotFoundError as error:
-                    # a writer may have replaced the manifest since and removed the files it named
+                    # a writer may have replaced the manifest since, and removed the files that the old one named
                     before, raw = raw, disk.read_manifest(self.path)
                     if raw == before:
                         raise damaged(Path(error.filename), "a data file", "nothing") from error
@@ -164,13 +164,13 @@ class Save:
         most: int | None = None,
         names: Iterable[str] | None = None,
     ) -> dict[str, Tensor]:
-        """The tensors by name, on the CPU; those named in ``into`` are read straight into the tensors given there.
+        """The tensors by name, on the CPU. Tensors named in ``into`` are read straight into the tensors given there.
 
         With ``names``, only the data files that hold one of these tensors are read, each with all of its tensors.
 
-        Sizes and headers are always checked, checksums of the data only with ``verify``. ``most`` limits the bytes of
-        memory for new tensors, because files with holes can be larger than their disk.
-        The trap: when a checksum proves wrong, the tensors of ``into`` are already overwritten.
+        Sizes and headers are always checked, but checksums of the data only with ``verify``. ``most`` limits the bytes
+        of memory for new tensors, because files with holes can be larger than their disk.
+        The trap: if a checksum is wrong, the tensors of ``into`` are already overwritten.
 
         Raises:
             FileFormatError: a file does not match the manifest.

@@ -1,6 +1,7 @@
 """JSON that states its format and ends with its own checksum, written by relive and read from anyone.
 
-The limits on its size and structure are checked before it is parsed, as parsing takes up to a hundred times its memory.
+The limits on its size and structure are checked before it is parsed, because parsed JSON takes up to a hundred times
+the memory of its text.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def seal(parts: Mapping[str, str]) -> bytes:
     """The JSON object with these members, each given as JSON text, and its checksum as the last one.
 
     Raises:
-        FileFormatError: it would be larger than a reader takes.
+        FileFormatError: the result would be larger than a reader takes.
     """
     lines = [f'"{key}": {value}' for key, value in parts.items()]
     body = ("{\n" + ",\n".join(lines)).encode()
@@ -99,7 +100,7 @@ def _require_own(path: Path, raw: bytes) -> None:
 
 
 def excess(raw: bytes) -> tuple[str, int] | None:
-    """The limit on JSON that ``raw`` exceeds and its actual count, or None."""
+    """The limit on JSON that ``raw`` exceeds, and the count that it has; None if it keeps all limits."""
     counts = {f"at most {most} times {mark.decode()!r}": (raw.count(mark), most) for mark, most in STRUCTURE.items()}
     counts[f"at most {MOST_BYTES} bytes"] = len(raw), MOST_BYTES
     return next(((rule, count) for rule, (count, most) in counts.items() if count > most), None)

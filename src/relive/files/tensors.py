@@ -1,4 +1,4 @@
-"""Tensors and arrays of any strides on any device, as pieces of bytes that copy at most one chunk at a time."""
+"""The bytes of tensors and arrays with any strides on any device, in pieces. At most one chunk is copied at a time."""
 
 from __future__ import annotations
 

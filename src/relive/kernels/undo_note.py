@@ -1,17 +1,17 @@
 """The note of how to take back a change of a ring in files: what each of its words means.
 
-The note is int64, in a file like the rows, so that it survives the process. Its first word says what it holds:
+The note is int64, in a file like the rows, so that it survives the process. Its first word is its kind:
 
 - UNDO_NONE: nothing is being changed;
-- UNDO_ADDING: rows are being added. The counters follow, then an entry for each env that gets rows. After room for N
-  of these comes an entry for each row whose bookkeeping may change: those that are written, and the newest row of each
-  env before, which a next step completes. What an entry holds was so before the change;
-- UNDO_REBUILD: entries of all envs, no rows. What can be drawn has to be found anew.
+- UNDO_ADDING: rows are being added. The counters follow, then an entry for each env that gets rows. There is room for N
+  of these. Then comes an entry for each row whose bookkeeping may change: the rows that are written, and the newest row
+  of each env before them, which the next step completes. Entries hold the values from before the change;
+- UNDO_REBUILD: there are entries for all envs, and none for rows. After a kill, what can be drawn is found anew.
 
-The kind is written after all else, and set to UNDO_NONE once the change is done. So where a kill leaves a kind, the
-entries are whole, and where it leaves none, nothing was changed since.
+The kind is written after everything else, and set to UNDO_NONE once the change is done. So if a kill leaves one of the
+other kinds, the entries are whole. If it leaves UNDO_NONE, no change was under way.
 
-Functions without arrays are compiled too, so they take int64 and give int64.
+Functions without arrays are compiled, too, so they take int64 and return int64.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ UNDO_ENVS = 1
 UNDO_ROWS = 2
 """How many rows have an entry."""
 UNDO_COUNTERS = 3
-"""Where the counters before the change are, COUNTERS words."""
+"""Where the counters from before the change begin, COUNTERS words."""
 UNDO_START = UNDO_COUNTERS + COUNTERS
-"""Where the entries of envs begin. Those of rows begin after room for N of them."""
+"""Where the entries of envs begin. The entries of rows begin after room for N entries of envs."""
 UNDO_ENV = 6
 """The words of an env's entry: the env; its HEAD, TAIL, NEXT and COUNT before the change; its HEAD after it."""
 UNDO_AFTER = 5
@@ -61,7 +61,7 @@ UNDO_NONE = 0
 UNDO_ADDING = 1
 """A kind: rows are being added."""
 UNDO_REBUILD = 2
-"""A kind: what can be drawn changes as a whole, and has to be found anew."""
+"""A kind: what can be drawn changes as a whole. After a kill it is found anew."""
 
 
 def undo_size(num_envs: int, most: int) -> int:
@@ -81,7 +81,7 @@ def packed(step: Any, order: Any) -> Any:
 
 def unpacked(words: Any) -> tuple[Any, Any]:
     """``step`` and ``order``, int32 ``[K]``, of the words ``[K]`` that :func:`packed` made."""
-    return (words >> 32).astype("int32"), words.astype("int32")  # which keeps the lower 32 bits
+    return (words >> 32).astype("int32"), words.astype("int32")  # a cast to int32 keeps the lower 32 bits
 
 
 def env_entries(note: Any, count: int) -> Any:

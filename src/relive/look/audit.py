@@ -32,7 +32,7 @@ RULES: tuple[Callable[[Experience], Any], ...] = (
     values.odd_flags,
     values.priorities,
 )
-"""What is asked of every source."""
+"""The rules that look at every source."""
 
 MANY = 1_000_000
 """Steps from which an audit may take long enough for a progress bar."""
@@ -50,26 +50,26 @@ def audit(
     spaces: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
 ) -> Report:
-    """Look for what would teach wrongly in stored experience; nothing is changed.
+    """Look for mistakes in stored experience that would teach the wrong thing. Nothing is changed.
 
     Args:
         source: a :class:`relive.ReplayBuffer` or :class:`relive.RolloutBuffer`; the path of a save; a live buffer of
             another library, see docs/audit.md; or a dict of arrays, ``[T, ...]`` of one env or ``[T, N, ...]``:
-            ``obs``, ``reward``, ``terminated``, and if there are any ``action``, ``truncated``, ``next_obs`` or
-            ``final_obs``; or CleanRL's own names.
-        batch: a drawn batch to compare with what is stored: ``index``, where its rows lie, ``obs``, ``reward``,
-            ``next_obs`` and ``terminated``, of ``n`` steps with ``gamma``.
+            ``obs``, ``reward``, ``terminated``, and, if you have them, ``action``, ``truncated``, ``next_obs`` or
+            ``final_obs``; or arrays under CleanRL's own names.
+        batch: a drawn batch to compare with the stored steps: ``index``, which says where its rows lie, ``obs``,
+            ``reward``, ``next_obs`` and ``terminated``, of ``n`` steps with ``gamma``.
         n: rewards per window of ``batch``.
         gamma: discount per step of ``batch``.
-        reward_fn: (achieved, desired) -> rewards, what rows of ``batch`` with another goal should have.
-        terminated_fn: (achieved, desired) -> bools, the same.
-        draws: rows that were drawn, ``[K, B]``, or sequences ``[K, B, T]``, padded with -1: enough for every row to be
-            expected ten times.
+        reward_fn: (achieved, desired) -> the rewards that rows of ``batch`` with another goal should have.
+        terminated_fn: (achieved, desired) -> the flags, bool, that such rows should have.
+        draws: rows that were drawn, ``[K, B]``, or sequences ``[K, B, T]``, padded with -1. Pass so many that every
+            stored row is expected ten times.
         spaces: ``obs`` and ``action`` -> Gymnasium space of one env.
         max_episode_steps: the time limit of the env, if it is known.
 
     Returns:
-        what was found, the surest first. It is true if nothing was certain or likely.
+        a report of what was found, the surest first. ``bool(report)`` is True if nothing was certain or likely.
 
     Raises:
         FieldError, ShapeError: the source cannot be read.

@@ -89,7 +89,7 @@ def inspect(
 
 
 def _source(path: Path) -> Any:
-    """A save, or the arrays of an .npz file, none of which is ever unpickled."""
+    """A save, or the arrays of an .npz file. Nothing is ever unpickled."""
     if path.suffix != ".npz":
         return path
     with np.load(path, allow_pickle=False) as arrays:

@@ -16,25 +16,25 @@ __all__ = ["DrawCounts"]
 
 
 MOST_WAITING = 2**15
-"""Rows that wait to be counted together: one pass over many costs far less than one per batch."""
+"""How many rows wait to be counted together: one pass over many rows costs far less than one pass per batch."""
 
 
 ONE = np.uint32(1)
-"""Of the dtype of the counts: NumPy adds another dtype a hundred times more slowly."""
+"""A one of the counts' dtype. NumPy adds a one of another dtype a hundred times more slowly."""
 
 
 class DrawCounts:
-    """Counts the draws of each transition that is stored; the count of an overwritten row starts at 0 again.
+    """Counts the draws of each stored transition. When a row is overwritten, its count starts at 0 again.
 
     Args:
-        ring: the rows. It takes 4 bytes for each row of its capacity.
+        ring: the rows. The counts take 4 bytes for each row of its capacity.
     """
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self.by_place = np.zeros(ring.num_envs * ring.rows, np.uint32)
-        """The draws of the row at each place of the ring, as far as they were counted; cannot overflow in practice:
-        one row would have to be drawn 2**32 times."""
+        """The draws of the row at each place of the ring, as far as they were counted. To overflow, one row would have
+        to be drawn 2**32 times, which does not happen in practice."""
         self._heads: Ints = ring.heads.copy()
         """The number of each env's next row when rows were last counted: later rows start at 0."""
         self._waiting: list[Ints] = []
@@ -52,13 +52,13 @@ class DrawCounts:
         return self._rows >= MOST_WAITING
 
     def settle(self) -> None:
-        """Count what waits. Rows that were overwritten meanwhile are left out.
+        """Count the rows that wait. Rows that were overwritten meanwhile are left out.
 
         Raises:
             ParameterError: an index was never issued.
         """
         ring, heads = self.ring, self.ring.heads.copy()
-        taken = len(self._waiting)  # the training thread may add batches meanwhile, which wait on
+        taken = len(self._waiting)  # the training thread may add batches meanwhile; these go on waiting
         index = np.concatenate([*self._waiting[:taken], np.empty(0, np.int64)])
         del self._waiting[:taken]
         self._rows = 0
@@ -92,10 +92,10 @@ class DrawCounts:
         return (numbers * self.ring.num_envs + envs)[rows], draws[rows].astype(np.int64)
 
     def restore(self, index: Array, draws: Array) -> None:
-        """Count on from what :meth:`drawn` gave; rows that were overwritten meanwhile are left out.
+        """Continue the counts that :meth:`drawn` gave. Rows that were overwritten meanwhile are left out.
 
         Raises:
-            ParameterError: they are not whole numbers ``[K]``, a count is out of range, or an index was never issued.
+            ParameterError: these are not whole numbers ``[K]``, a count is out of range, or an index was never issued.
                 Nothing is changed.
         """
         if index.shape != draws.shape or index.ndim != 1 or index.dtype.kind != "i" or draws.dtype.kind != "i":
@@ -125,7 +125,7 @@ def located(ring: Ring, index: Ints) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def places_of(ring: Ring, index: Ints) -> Ints:
-    """Where those rows of a batch ``[B]`` lie that are still stored.
+    """The places of the rows of a batch ``[B]`` that are still stored.
 
     Raises:
         ParameterError: an index was never issued.

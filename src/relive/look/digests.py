@@ -12,7 +12,7 @@ __all__ = ["digests", "words"]
 
 
 def digests(columns: list[Array]) -> Array:
-    """A 64-bit number for each row ``[S]``, equal for equal rows: random odd multiples of their words, summed."""
+    """A 64-bit number for each row ``[S]``, the same for equal rows: a sum of random odd multiples of their words."""
     rng: Any = np.random.default_rng(1)
     total: Any = np.zeros(len(columns[0]), np.uint64)
     for column in columns:

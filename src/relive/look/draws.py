@@ -1,4 +1,4 @@
-"""Rules on what is drawn: n-step batches, relabelled goals, sequences, and rows that never come."""
+"""Rules on draws: n-step batches, relabelled goals, sequences, and rows that are never drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch_findings(
     achieved: str = "achieved_goal",
     desired: str = "desired_goal",
 ) -> Iterator[Finding]:
-    """What is wrong with a drawn batch of n-step transitions, compared with the stored steps."""
+    """The mistakes in a drawn batch of n-step transitions, which is compared with the stored steps."""
     rows = _positions(steps, as_host(batch["index"]).reshape(-1))
     known: Bools = rows >= 0
     window = _windows(steps, np.maximum(rows, 0), n)
@@ -63,7 +63,7 @@ def _sums(
     worth = np.where(inside, powers, 0.0)
     right: Array = (steps.reward[within].astype(np.float64) * worth).sum(1)
     given = as_host(batch["reward"]).reshape(-1).astype(np.float64)
-    # the newest step that is stored may be followed by one that a batch has and the audit has not
+    # the newest stored step may be followed by a step that the batch has and the audit does not have
     known, rows = rows, rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
     off = rows & ~np.isclose(given, right, rtol=1e-4, atol=1e-5)
     if off.any():
@@ -96,7 +96,7 @@ def _sums(
 def _over_the_seam(
     steps: Experience, batch: Mapping[str, Any], within: Ints, known: Bools, gamma: float
 ) -> Iterator[Finding]:
-    """Windows that run from an env's newest step on to its oldest, as they lie side by side in a ring."""
+    """Windows that run from an env's newest step on to its oldest, because the two lie side by side in a ring."""
     n = int(within.shape[1])
     if n < 2 or "next_obs" not in batch or steps.next_obs is None:
         return
@@ -150,7 +150,7 @@ def _goals(
 def _computed(
     batch: Mapping[str, Any], relabelled: Bools, reward_fn: Any, terminated_fn: Any, achieved: str, desired: str, n: int
 ) -> Iterator[Finding]:
-    """Rewards and terminals of relabelled rows that are not those of their new goal; of single steps."""
+    """Rewards and terminals of relabelled rows that are not those of their new goal. Looks at single steps only."""
     if n != 1 or not relabelled.any():
         return
     reached = leaves_of(batch["next_obs"])[achieved,][relabelled]
@@ -167,9 +167,9 @@ def _computed(
 
 
 def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
-    """What is wrong with many drawn rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions.
+    """The mistakes in many draws: rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions.
 
-    Padding is -1. Draws should be enough for every row to be expected ten times or more.
+    Padding is -1. There should be so many draws that every row is expected ten times or more.
     """
     index: Any = np.asarray(draws, np.int64)
     rows = _positions(steps, index.reshape(-1)).reshape(index.shape)
@@ -184,7 +184,7 @@ def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
 
 
 def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
-    """Sequences that run over an end, or over the place where the newest meets the oldest."""
+    """Sequences that run over an end, or over the place where the newest step lies beside the oldest."""
     here, there = rows[:, :-1], rows[:, 1:]
     real = (here >= 0) & (there >= 0)
     goes_on = (~steps.ended & steps.follows)[np.maximum(here, 0)] & (there == here + 1)
@@ -202,7 +202,7 @@ def _same_order(rows: Array) -> Iterator[Finding]:
 
 
 def _never(steps: Experience, counts: Array) -> Iterator[Finding]:
-    """Rows that never come though all should: last steps of episodes, tails, or any."""
+    """Rows that are never drawn though all should be: last steps of episodes, tails, or any others."""
     usual = np.median(counts[counts > 0]) if (counts > 0).any() else 0
     never = counts == 0
     if usual < 8 or not never.any():
@@ -217,11 +217,11 @@ def _never(steps: Experience, counts: Array) -> Iterator[Finding]:
 
 
 VARIED = 5
-"""Different lengths that episodes must have, and half of the episodes there must be."""
+"""How many different lengths episodes must have. There must be at least twice as many episodes."""
 
 
 def _uneven(steps: Experience, counts: Array) -> Iterator[Finding]:
-    """Steps of short episodes that come more often, the more so the shorter the episode is."""
+    """Steps that are drawn the more often, the shorter their episode is."""
     table = episodes_of(steps)
     length = table["length"].astype(np.float64)
     if len(length) < 2 * VARIED or len(np.unique(length)) < VARIED or not len(counts):

@@ -1,7 +1,7 @@
 """Rules on episode ends: what the next episode begins on, flags one row off, time limits, missing final observations.
 
 Each rule takes an :class:`Experience` and gives findings. ``jump`` is how far a step moved the observation, in units of
-a usual step: a step from an episode's end to the next one's start moves far.
+a usual step. A step from an episode's end to the start of the next episode moves far.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ __all__ = [
 
 
 FEW = 3
-"""Ends that must look wrong before anything is said."""
+"""How many ends must look wrong before there is a finding."""
 
 FAR = 3.0
-"""How many times farther than others the steps of one kind must move to be called jumps."""
+"""Steps of one kind count as jumps if they move this many times farther than others."""
 
 MOST = 0.9
 """The share of rows that must agree before a pattern counts as certain."""
 
 VARIED = 5
-"""Different lengths that episodes must have before a limit stands out among them."""
+"""How many different lengths episodes must have before a limit stands out among them."""
 
 NEAR = 10
-"""Episodes up to this many steps shorter than the longest show how many would end there by themselves."""
+"""Episodes up to this many steps shorter than the limit show how many episodes would end there by themselves."""
 
 
 def next_episode_after_end(steps: Experience) -> Iterator[Finding]:
-    """Episodes that begin on the very observation that the last one ended on; two mistakes do that."""
+    """Episodes that begin on the very observation that the last one ended on. Two mistakes have this effect."""
     if steps.next_obs is None:
         yield from _ignored_steps_by_jump(steps)
         return
     if _offset_of_ends(steps):
-        return  # that rule's matter
+        return  # the rule ends_one_row_off reports this
     cut = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated & ~steps.terminated
-    known = steps.ended & steps.follows & ~steps.still  # a last step that changed nothing says nothing
+    known = steps.ended & steps.follows & ~steps.still  # a last step that changed nothing shows nothing
     kinds = {name: ends for name, ends in (("terminated", known & ~cut), ("truncated", known & cut))
              if (ends & steps.chained).sum() >= max(FEW, ends.sum() / 20)}  # fmt: skip
     if kinds:
@@ -61,7 +61,7 @@ def next_episode_after_end(steps: Experience) -> Iterator[Finding]:
 
 
 def _idle_steps(steps: Experience) -> Iterator[Finding]:
-    """Ignored steps where no end is flagged at all: the only steps that earn exactly nothing move far."""
+    """Ignored steps in data without any flagged end: the few steps that earn exactly nothing, and that move far."""
     idle = (steps.reward == 0) & steps.follows & ~steps.still
     if FEW <= idle.sum() < len(steps) / 10 and _typical(steps, idle) > FAR * _typical(steps, ~idle):
         yield found("autoreset-step-stored", "likely",
@@ -72,9 +72,9 @@ def _idle_steps(steps: Experience) -> Iterator[Finding]:
 
 
 def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most: Sureness) -> Finding:
-    """Which mistake it is: an ignored step moves far and earns nothing, a reset observation is far away itself.
+    """Decide which mistake it is. An ignored step moves far and earns nothing. A reset observation is itself far away.
 
-    ``most`` is how sure it can be that a reset observation is ever used.
+    ``most`` is the most that a finding of a reset observation can be sure of, since a flag may keep it from being used.
     """
     after = _next_rows(begun) & ~steps.ended
     calm = ~steps.ended & ~after
@@ -105,12 +105,12 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
 
 
 def _always_the_same(steps: Experience, rows: Bools) -> bool:
-    """Whether the observations of these rows are all one."""
+    """Whether the observations of these rows are all the same."""
     return all(bool((leaf[rows] == leaf[rows][:1]).all()) for leaf in steps.obs.values())
 
 
 def _ignored_steps_by_jump(steps: Experience) -> Iterator[Finding]:
-    """Ignored steps where only the following row says what came next: the row after an end earns nothing and jumps."""
+    """Ignored steps in data without next observations: the row after an end earns nothing and jumps."""
     ends = steps.ended & steps.follows
     after = _next_rows(ends) & ~steps.ended & steps.follows
     calm = ~steps.ended & ~after & steps.follows
@@ -137,7 +137,7 @@ def ends_one_row_off(steps: Experience) -> Iterator[Finding]:
 
 
 def _offset_of_ends(steps: Experience) -> int:
-    """By how many rows flags come after (1) or before (-1) the steps where the chain breaks; 0 if they do not."""
+    """Whether flags come one row after (1) or before (-1) the steps where the chain breaks; 0 if neither."""
     broken, ends = _breaks(steps), steps.ended & steps.follows
     for offset in (1, -1):
         hit = (np.roll(broken, offset) & ends).sum()
@@ -152,8 +152,8 @@ def unmarked_ends(steps: Experience) -> Iterator[Finding]:
         return
     broken = steps.follows & ~steps.chained & ~steps.ended
     looked = int((steps.follows & ~steps.ended).sum())
-    if broken.any() and broken.sum() <= looked / 2:  # more: rows without order, which is no mistake
-        # if one flag says what to bootstrap from, a time limit rightly has none, where steps are read one by one
+    if broken.any() and broken.sum() <= looked / 2:  # if there are more, the rows have no order, which is no mistake
+        # with one flag for all ends, a time limit rightly has no flag if steps are read one by one
         yield found("unmarked-end", "possible" if steps.truncated is None else "certain",
                     "the next observation is not that of the following row, though no end is flagged: returns and "
                     "sequences would run on into other steps",
@@ -166,7 +166,7 @@ def truncation_without_final(steps: Experience) -> Iterator[Finding]:
     if steps.next_obs is None and steps.truncated is not None:
         cut = steps.truncated & ~steps.terminated & steps.follows
         values = steps.others.get(("final_value",))
-        if values is not None:  # what a rollout bootstraps from
+        if values is not None:  # a rollout bootstraps from these, and needs no final observations
             cut &= np.isnan(values.reshape(-1))
         if cut.any() and not any(True for _ in _ignored_steps_by_jump(steps)):  # their rows begin on final observations
             yield found("truncation-without-final-observation", "certain",

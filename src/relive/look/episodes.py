@@ -16,10 +16,10 @@ COLUMNS = ("env", "start", "length", "return", "terminated", "truncated", "compl
 def episodes_of(steps: Experience) -> dict[str, Array]:
     """A table of episodes, env by env in the order of time: a column ``[E]`` for each of :data:`COLUMNS`.
 
-    ``start`` is the position of its first stored step, among the steps as they were read. ``length`` and ``return`` are
-    those of its stored steps; the return is the sum of rewards, without a discount. ``terminated`` and ``truncated``
-    are the flags of its last one. ``complete`` (bool) says that its real first step is stored and that it has ended.
-    Transitions without an order have no episodes.
+    ``start`` is the position of an episode's first stored step, among the steps as they were read. ``length`` counts
+    its stored steps, and ``return`` is the sum of their rewards, without a discount. ``terminated`` and ``truncated``
+    are the flags of its last stored step. ``complete`` (bool) is True if its real first step is stored and the episode
+    has ended. Transitions without an order have no episodes.
     """
     size = len(steps) if steps.ordered else 0
     last = (steps.ended | ~steps.follows)[:size]

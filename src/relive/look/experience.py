@@ -30,29 +30,29 @@ class Experience:
     Args:
         source: what was read, for the report.
         obs: the leaves of the observations ``[S, ...]``.
-        next_obs: the leaves of the observations after each step ``[S, ...]``; None where the source keeps none, so
-            that the observation of the following row has to serve.
-        action: the leaves of the actions ``[S, ...]``; empty where the source keeps none.
+        next_obs: the leaves of the observations after each step ``[S, ...]``; None if the source keeps none. Then the
+            observation of the following row has to serve.
+        action: the leaves of the actions ``[S, ...]``; empty if the source keeps none.
         reward: ``[S]``.
         terminated: bool ``[S]``.
-        truncated: bool ``[S]``; None where the source does not tell truncation from termination.
+        truncated: bool ``[S]``; None if the source has one flag for truncation and termination.
         env: int64 ``[S]``, the env of each step.
         follows: bool ``[S]``, whether the next row is the same env's next stored step.
         others: further leaves ``[S, ...]`` by path.
-        priorities: ``[R]``, with ``live``: what a prioritized sampler would draw row r by.
+        priorities: ``[R]``, with ``live``: the priority of row r in a prioritized sampler.
         live: bool ``[R]``, whether row r holds a transition that may be drawn.
         lacks: sentences on what the source does not keep.
         place: int64 ``[S]``, where each step lies in the source, as its batches name it; None for 0, 1, ...
-        step: int64 ``[S]``, the index of each step in its episode; None where the source does not keep it.
-        age: int64 ``[S]``, how many transitions were completed later; None where the source does not keep it.
-        draws: int64 ``[S]``, how often each step was drawn since a monitor counts, -1 where it can no longer be drawn;
-            None where nobody counted.
-        begins: whether the first step of each env is known to begin an episode, where ``step`` is None.
+        step: int64 ``[S]``, the index of each step in its episode; None if the source does not keep it.
+        age: int64 ``[S]``, how many transitions were completed later; None if the source does not keep it.
+        draws: int64 ``[S]``, how often each step was drawn since a monitor began to count; -1 if the step can no longer
+            be drawn; None if nobody counted.
+        begins: whether the first step of each env is known to begin an episode, for sources without ``step``.
         ordered: whether steps have an order, so that they make up episodes.
-        judge_limits: whether episodes that all end at one length are a mistake to look for; False where rewards hold
-            the bootstrap values of time limits, or where nothing is bootstrapped.
+        judge_limits: whether episodes that all end at one length are a mistake to look for. False if rewards hold the
+            bootstrap values of time limits, or if nothing is bootstrapped.
         last_flags: whether the flag of each env's last step is known.
-        odd_flags: bool ``[S]``, flags that were neither 0 nor 1; None if all were.
+        odd_flags: bool ``[S]``, which flags were neither 0 nor 1; None if none was.
     """
 
     source: str
@@ -88,7 +88,7 @@ class Experience:
 
     @cached_property
     def chained(self) -> Bools:
-        """Whether the observation after a step is that of the following row; False where none follows, bool ``[S]``."""
+        """Whether the observation after a step is that of the following row, bool ``[S]``; False if none follows."""
         found = np.zeros(len(self), np.bool_)
         if self.next_obs is None:
             return self.follows.copy()
@@ -100,7 +100,7 @@ class Experience:
 
     @cached_property
     def still(self) -> Bools:
-        """Whether a step left the observation as it was; always False where it is not known, bool ``[S]``."""
+        """Whether a step left the observation as it was, bool ``[S]``; always False if that is not known."""
         if self.next_obs is None:
             return np.zeros(len(self), np.bool_)
         found = np.ones(len(self), np.bool_)
@@ -116,7 +116,7 @@ class Experience:
 
     @cached_property
     def next_numbers(self) -> Array:
-        """The same of the observations after the steps; those of the following rows where there are no others."""
+        """As :attr:`numbers`, of the observations after the steps; without these, those of the following rows."""
         if self.next_obs is None:
             return np.concatenate([self.numbers[1:], self.numbers[-1:]])
         flat = [self.next_obs[path].reshape(len(self), -1) for path in self.obs]
@@ -131,7 +131,7 @@ class Experience:
         usual = moved.mean(0)
         worth = np.zeros(len(usual), moved.dtype if moved.dtype.kind == "f" else np.float64)
         np.divide(1.0, usual, out=worth, where=np.isfinite(usual) & (usual > 0), casting="same_kind")
-        with np.errstate(invalid="ignore"):  # a number that is not finite is another rule's matter
+        with np.errstate(invalid="ignore"):  # another rule reports numbers that are not finite
             return moved @ worth / max(np.count_nonzero(worth), 1)
 
     @cached_property
@@ -143,7 +143,7 @@ class Experience:
 
 
 WIDE = 512
-"""Numbers of a leaf from which it counts as an image, which distances say little about."""
+"""A leaf of more numbers than this counts as an image. Distances mean little for images."""
 
 
 def same_rows(first: Array, second: Array) -> Bools:
@@ -178,14 +178,13 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     """Arrays by name as experience.
 
     Args:
-        fields: ``obs``, ``reward`` and ``terminated``, with ``action``, ``truncated``, ``next_obs`` (or ``final_obs``,
-            which counts at ends alone) if there are any. Steps of one env are ``[T, ...]``, of N envs ``[T, N, ...]``.
-            ``dones`` may stand for ``terminated``, ``timeouts`` for ``truncated``, and the plural forms and
-            ``observations`` of data sets are known, too. ``episode_start``, whether a step is its episode's first,
-            may stand for all flags, with ``next_done`` ``[N]`` for those of the last steps.
-        source: what to call them.
-        vector: whether arrays are ``[T, N, ...]``; None means that they are if rewards have two axes and more than
-            one column, or one column and flags of the same shape.
+        fields: ``obs``, ``reward`` and ``terminated``; and, if there are any, ``action``, ``truncated``, ``next_obs``
+            or ``final_obs``, which is read at ends only. Steps of one env are ``[T, ...]``, of N envs ``[T, N, ...]``.
+            ``dones`` may stand for ``terminated``, and ``timeouts`` for ``truncated``. The plural forms and
+            ``observations`` of data sets are known, too. Instead of all flags, ``episode_start`` may say whether a step
+            is its episode's first; ``next_done`` ``[N]`` then has the flags of the last steps.
+        source: the name of the source in reports.
+        vector: whether arrays are ``[T, N, ...]``. None means that they are if rewards have two axes.
 
     Raises:
         FieldError: a field is missing.
@@ -223,7 +222,7 @@ ALIASES = {
 
 
 def _ends_before(starts: Array, last: Any) -> Array:
-    """The flags ``[T, ...]`` of steps by those of the steps after them; the last ones' are 0 if they are not given."""
+    """The flags ``[T, ...]`` of steps, found from the starts after them; 0 for the last steps if ``last`` is None."""
     if last is None:
         return np.concatenate([starts[1:], np.zeros_like(starts[:1])])
     after = as_host(last)
@@ -299,7 +298,7 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
 
 
 def _with_finals(found: Experience, finals: Leaves) -> Leaves:
-    """The observation after each step: the final one where an episode ended, else that of the following row."""
+    """The observation after each step: the final one if the episode ended, otherwise that of the following row."""
     joined: Leaves = {}
     for path, leaf in found.obs.items():
         after = np.concatenate([leaf[1:], leaf[-1:]])

@@ -14,7 +14,7 @@ __all__ = ["Finding", "Report", "Sureness"]
 Sureness = Literal["certain", "likely", "possible"]
 
 SHOWN = 5
-"""Rows that a finding names."""
+"""How many rows a finding names."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Finding:
 
     Args:
         rule: the name of the rule, such as "reset-as-final-observation".
-        sure: "certain" where the data proves it, "likely" where nothing else explains it well, "possible" where it
-            may be meant; the last alone does not fail an audit.
+        sure: "certain" if the data proves it, "likely" if nothing else explains it well, "possible" if it may be meant.
+            A "possible" finding alone does not fail an audit.
         what: what was found, in a sentence.
         mend: what to do about it.
-        rows: how many rows it is about.
+        rows: how many rows are wrong.
         share: their share of all rows that the rule looked at, from 0 to 1.
         examples: the first few of these rows, as the source numbers them. The "n-step" rules look at ``batch``, and
             number its rows.
-        field: the field it is about, if it is about one.
+        field: the field that is wrong, if it is one field.
     """
 
     rule: str
@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def extent(self) -> str:
-        """How many rows it is about, and the first few of them, in words."""
+        """How many rows are wrong, and the first few of them, in words."""
         rows = f"{self.rows:,} rows, {self.share:.1%}" if self.rows else "the whole source"
         shown = f" (rows {', '.join(map(str, self.examples))}{', ...' if self.rows > len(self.examples) else ''})"
         return rows + (shown if self.examples else "")
@@ -106,7 +106,7 @@ def found(
     place: Any = None,
     field: str | None = None,
 ) -> Finding:
-    """A finding about ``rows``, a mask or positions, of ``looked`` rows that were looked at."""
+    """A finding about ``rows``, a mask or positions. ``looked`` is the number of rows that the rule looked at."""
     at = np.flatnonzero(rows) if getattr(rows, "dtype", None) == np.bool_ else np.asarray(rows, np.int64)
     shown = at[:SHOWN] if place is None else np.asarray(place)[at[:SHOWN]]
     share = len(at) / looked if looked else 0.0

@@ -1,4 +1,4 @@
-"""inspect: what stored experience consists of."""
+"""inspect: a summary of stored experience."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """The quantiles of each distribution; 0 is the least and 1 the most."""
 
 NOT_COUNTED = ("how often each step was drawn, which relive.Monitor(replay, counts=True) counts",)
-"""What is not known of a replay without a monitor."""
+"""The entry of ``lacks`` for a replay without a monitor that counts."""
 
 Distribution = dict[str, float]
 """``mean``, and a quantile by its name, such as ``p50``."""
@@ -38,11 +38,11 @@ class FieldFacts:
 
     Args:
         name: its path, with dots.
-        dtype: of NumPy.
-        shape: of one step.
-        nbytes: of all steps.
+        dtype: the name of its NumPy dtype.
+        shape: the shape in one step.
+        nbytes: bytes of all steps.
         min: the least finite number; None if there is none.
-        mean: the mean of the finite numbers; of bools, the share that is True.
+        mean: the mean of the finite numbers; for bools, the share that is True.
         max: the largest finite number.
         not_finite: how many numbers are NaN or infinite.
     """
@@ -63,20 +63,20 @@ class Inspection:
 
     Args:
         source: what was read.
-        num_steps: how many transitions.
-        num_envs: of how many envs.
-        fields: the leaves.
+        num_steps: how many transitions there are.
+        num_envs: from how many envs they are.
+        fields: facts about each leaf.
         episodes: a table: column -> ``[E]``; ``env``, ``start``, ``length``, ``return``, ``terminated``, ``truncated``
             and ``complete``. :func:`relive.look.episodes.episodes_of` explains the columns.
-        returns: of the complete episodes; None if there is none. Undiscounted.
-        lengths: of the complete episodes, in steps; None if there is none.
-        truncated_share: the share of the episodes that ended that were cut off and did not terminate; None if none
-            ended, or the source does not keep it.
-        ages: how many transitions were completed later; None if the source does not keep it.
-        priorities: what a prioritized sampler draws in proportion to; None if the source has none.
-        draws: how often each step that can be drawn was drawn, since a monitor counts; None if nobody counted.
+        returns: the returns of the complete episodes, without a discount; None if there is none.
+        lengths: the lengths of the complete episodes, in steps; None if there is none.
+        truncated_share: the share of the ended episodes that were truncated and did not terminate; None if none ended,
+            or if the source does not keep it.
+        ages: the age of a step is how many transitions were completed later; None if the source does not keep it.
+        priorities: the priorities of a prioritized sampler; None if the source has none.
+        draws: how often each step that can be drawn was drawn, since a monitor began to count; None if nobody counted.
         never_sampled: the share of these steps that were never drawn; None if nobody counted.
-        lacks: what the source does not keep.
+        lacks: sentences on what the source does not keep.
     """
 
     source: str
@@ -104,7 +104,7 @@ class Inspection:
         """Steps from ``start`` up to ``stop``: leaf -> ``[K, ...]``, also their position ``step`` and their ``env``.
 
         Raises:
-            ParameterError: they are not positions with ``0 <= start < stop <= num_steps``.
+            ParameterError: not ``0 <= start < stop <= num_steps``.
         """
         if not (is_count(start) and is_count(stop) and start < stop <= self.num_steps):
             raise ParameterError(
@@ -148,7 +148,7 @@ class Inspection:
         """Draw returns, lengths, rewards, and ages or priorities; if a monitor counted, all of these and the draws.
 
         Args:
-            path: the file to write, whose ending names its format; None writes none.
+            path: the file to write. Its ending names its format. None writes no file.
 
         Returns:
             the ``matplotlib.figure.Figure``, which a notebook shows.
@@ -187,7 +187,7 @@ class Inspection:
         return "\n".join(lines + [f"  not known: {lack}" for lack in self.lacks])
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the steps themselves, as plain dicts, lists, numbers and strings."""
+        """The inspection without the steps themselves, as plain dicts, lists, numbers and strings."""
         names = ("source", "num_steps", "num_envs", "nbytes", "returns", "lengths", "truncated_share", "ages",
                  "priorities", "draws", "never_sampled", "lacks")  # fmt: skip
         fields = [asdict(facts) for facts in self.fields]
@@ -195,7 +195,7 @@ class Inspection:
         return plain({name: getattr(self, name) for name in names} | {"fields": fields, "episodes": table})
 
     def to_json(self) -> str:
-        """The same as JSON; numbers that are NaN or infinite are null."""
+        """:meth:`to_dict` as JSON. Numbers that are NaN or infinite are null."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
 
@@ -246,7 +246,7 @@ def leaves_of_steps(steps: Experience) -> dict[Path, Array]:
 
 
 def facts_of(path: Path, leaf: Array) -> FieldFacts:
-    """What a leaf ``[S, ...]`` is like."""
+    """The facts about a leaf ``[S, ...]``."""
     finite = np.isfinite(leaf) if leaf.dtype.kind in "fc" else np.ones(1, np.bool_)
     numbers: Any = leaf if finite.all() else leaf[finite]
     low, mean, high = ((float(numbers.min()), float(numbers.mean(dtype=np.float64)), float(numbers.max()))

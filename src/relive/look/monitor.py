@@ -19,11 +19,11 @@ __all__ = ["Monitor", "counts_in", "is_state"]
 
 
 LOOKED_AT = 256
-"""Batches that are kept between two calls of ``scalars``, at most; older ones are dropped."""
+"""The most batches that are kept between two calls of ``scalars``. Older ones are dropped."""
 
 
 KIND = "relive.Monitor"
-"""Marks the state of a monitor among what else a save has as ``extra``."""
+"""Marks the state of a monitor among the other values in the ``extra`` of a save."""
 
 COUNTED = "index", "draws"
 """The arrays of counts in a state."""
@@ -37,10 +37,10 @@ class Monitor:
     counted, and the monitor knows exactly how often each stored transition was drawn.
 
     Args:
-        replay: the buffer. It is only read, and what it draws does not change.
-        counts: count the draws of each transition. It takes 4 bytes per row of the capacity, and up to half of the
-            time to sample a small batch.
-        every: look at the staleness and the weights of one batch in so many.
+        replay: the buffer. It is only read, and its draws do not change.
+        counts: count the draws of each transition. The counts take 4 bytes per row of the capacity. To count takes up
+            to half of the time to sample a small batch.
+        every: look at the staleness and the weights of one batch in this many.
 
     Raises:
         ParameterError: ``replay`` is not a :class:`relive.ReplayBuffer`, or ``every`` is not a positive whole number.
@@ -75,10 +75,10 @@ class Monitor:
         return 0 if self._counts is None else self._counts.nbytes
 
     def update(self, batch: Any) -> None:
-        """Take note of a batch that the replay drew; call it before you add further steps.
+        """Take note of a batch that the replay drew. Call this before you add further steps.
 
         Args:
-            batch: with ``index``, and with ``weight`` if the sampler gives one.
+            batch: a batch with ``index``, and with ``weight`` if the sampler gives weights.
 
         Raises:
             FieldError: the batch has no ``index``.
@@ -92,7 +92,8 @@ class Monitor:
     def draws(self, index: Any) -> Any:
         """How often the transitions ``index`` ``[B]`` were drawn since the monitor was made, int64 ``[B]``.
 
-        It is exact for the batches that :meth:`update` was given, and -1 where a transition can no longer be drawn.
+        The number is exact for the batches that :meth:`update` was given. It is -1 if a transition can no longer be
+        drawn.
 
         Raises:
             LifecycleError: the monitor does not count.
@@ -105,13 +106,14 @@ class Monitor:
             return self._counts.of_index(np.asarray(as_host(index), np.int64).reshape(-1))
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
-        """The figures, by name. One that is not known, such as a weight without priorities, is left out.
+        """The figures, by name. A figure that is not known, such as a weight without priorities, is left out.
 
-        All of :meth:`relive.ReplayBuffer.stats`, and:
+        All figures of :meth:`relive.ReplayBuffer.stats`, and:
 
-        - ``age_p50``, ``age_p90``: quantiles of the ages of what is stored, in transitions completed later;
-        - ``staleness_mean``, ``staleness_p50``, ``staleness_p90``, ``staleness_max``: the same ages of what was drawn,
-          at the time of the draw, in the batches that were looked at;
+        - ``age_p50``, ``age_p90``: quantiles of the ages of stored transitions. An age is how many transitions were
+          completed later;
+        - ``staleness_mean``, ``staleness_p50``, ``staleness_p90``, ``staleness_max``: the ages of drawn transitions at
+          the time of the draw, in the batches that were looked at;
         - ``replay_ratio_recent``: rows drawn per transition completed;
         - ``weight_min``, ``weight_mean``, ``weight_max``, ``weight_std``, and ``weight_effective``: (Σw)² / (B Σw²),
           the share of a batch that counts, 1 where all weights are equal; of the batches that were looked at;
@@ -120,8 +122,8 @@ class Monitor:
         - with counts: ``never_sampled``: the share of stored transitions that were not drawn since the monitor was
           made; ``draws_mean``, ``draws_max``: draws per stored transition. They are exact.
 
-        What was looked at, and ``replay_ratio_recent``, is about the time since the last call. All of it takes time
-        in proportion to what is stored, so call it once in some hundred batches.
+        Figures of batches that were looked at, and ``replay_ratio_recent``, are about the time since the last call. The
+        call takes time in proportion to the number of stored steps, so make it once in some hundred batches.
 
         Args:
             prefix: put before each name, such as ``"replay/"``.
@@ -134,9 +136,9 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """The counts, for the ``extra`` of a save: ``replay.save(path, extra={"monitor": monitor.state_dict()})``.
 
-        ``relive.inspect`` finds them in the save, and :meth:`load_state_dict` counts on. They take 16 bytes for each
-        row that was drawn. Without counts there are none. What was looked at since the last :meth:`scalars` is not
-        kept.
+        ``relive.inspect`` finds the counts in the save, and :meth:`load_state_dict` continues them. They take 16 bytes
+        for each row that was drawn. A monitor without counts has none to save. Batches that were looked at since the
+        last :meth:`scalars` are not kept.
         """
         if self._counts is None:
             return {"kind": KIND, "counts": None}
@@ -146,11 +148,11 @@ class Monitor:
         return {"kind": KIND, "counts": {"index": index, "draws": draws}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from a :meth:`state_dict`; without counts in it, from 0. Rows that are gone are left out.
+        """Continue the counts of a :meth:`state_dict`. If it has none, begin at 0. Rows that are gone are left out.
 
         Raises:
-            LifecycleError: it has counts, and this monitor does not count.
-            ParameterError: it is no state of a monitor, or that of another replay. Nothing is changed.
+            LifecycleError: the state has counts, and this monitor does not count.
+            ParameterError: this is not the state of a monitor, or it is that of another replay. Nothing is changed.
         """
         counts = counts_in(state)
         if self._counts is None:
@@ -181,7 +183,7 @@ class Monitor:
             self._weights.append(np.array(as_host(batch["weight"]), np.float64).reshape(-1))
 
     def _recent(self, figures: dict[str, float]) -> dict[str, float]:
-        """What happened since the last call; the next one begins anew."""
+        """Figures about the time since the last call."""
         sampled, completed = figures["sampled"] - self._since[0], figures["completed"] - self._since[1]
         self._since = figures["sampled"], figures["completed"]
         found = {"replay_ratio_recent": sampled / completed} if completed > 0 else {}
@@ -197,7 +199,7 @@ class Monitor:
         return found
 
     def _stored(self, figures: dict[str, float]) -> dict[str, float]:
-        """What all stored transitions are like."""
+        """Figures about all stored transitions."""
         ring, count, found = self._ring, figures["size"], dict[str, float]()
         if not count:
             return found
@@ -242,7 +244,7 @@ def counts_in(state: Any) -> Mapping[str, Any] | None:
     """The counts in a state; None if its monitor did not count.
 
     Raises:
-        ParameterError: it is no state of a monitor.
+        ParameterError: this is not the state of a monitor.
     """
     counts = state.get("counts", ()) if is_state(state) else ()
     if counts is None or (isinstance(counts, Mapping) and set(cast("Mapping[Any, Any]", counts)) == set(COUNTED)):

@@ -1,4 +1,4 @@
-"""Rules on rewards and repeats: what a row's numbers say about the steps around it."""
+"""Rules on rewards and repeats: they compare a row's numbers with those of other rows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["duplicate_rows", "features", "reward_one_step_off", "ridge"]
 
 
 SAMPLE, TEST = 3000, 1500
-"""Rows that the reward is learned from, and tested on."""
+"""How many rows the reward is learned from, and how many it is tested on."""
 
 FEATURES = 64
 
 
 def reward_one_step_off(steps: Experience) -> Iterator[Finding]:
-    """Rewards that the step before or after explains, and the row's own does not.
+    """Rewards that follow from the step before or after, and not from the step in their own row.
 
-    The reward is learned from what a row holds, by ridge regression on random Fourier features (Rahimi and Recht 2007),
-    once for the row's own reward and once for those of its neighbours in the same episode.
+    The reward is learned from the other numbers of a row, by ridge regression on random Fourier features (Rahimi and
+    Recht 2007): once for the row's own reward, and once for those of its neighbours in the same episode.
     """
     inside = np.flatnonzero(steps.follows[1:-1] & steps.follows[:-2] & ~steps.ended[1:-1] & ~steps.ended[:-2]) + 1
     reward = steps.reward.astype(np.float64)
@@ -40,7 +40,7 @@ def reward_one_step_off(steps: Experience) -> Iterator[Finding]:
     targets = np.stack([reward[chosen + lag] for lag in lags], 1)
     missed = dict(zip(lags, _unexplained(known(steps, chosen), targets), strict=True))
     best = min(missed, key=lambda lag: missed[lag])
-    if best and missed[best] < 0.1 and missed[best] < 0.2 * missed[0] and missed[0] > 0.05:  # else both explain it
+    if best and missed[best] < 0.1 and missed[best] < 0.2 * missed[0] and missed[0] > 0.05:  # clearly better
         word = "after" if best > 0 else "before"
         yield found("reward-one-step-off", "likely",
                     f"the reward of a step is stored in the row {word} it: there it follows from observation and "
@@ -50,7 +50,7 @@ def reward_one_step_off(steps: Experience) -> Iterator[Finding]:
 
 
 def features(steps: Experience, rows: Array, rng: np.random.Generator) -> Predictors | None:
-    """What the reward of rows ``[K]`` may follow from; None if some of it is not finite, or nothing varies."""
+    """The numbers from which the reward of rows ``[K]`` may follow; None if one is not finite, or nothing varies."""
     raw = _raw(steps, rows)
     if not np.isfinite(raw).all():
         return None
@@ -70,11 +70,11 @@ def _raw(steps: Experience, rows: Array) -> Array:
 
 @dataclass(frozen=True)
 class Predictors:
-    """Numbers that a reward may follow from: what a row holds, its squares, and waves of it.
+    """Numbers from which a reward may follow: the numbers of a row, their squares, and waves of them.
 
     Args:
-        mean: of what rows hold, ``[D]``.
-        spread: its standard deviation, ``[D]``; numbers that do not vary are left out.
+        mean: the mean of the rows' numbers, ``[D]``.
+        spread: their standard deviation, ``[D]``; numbers that do not vary are left out.
         waves: directions ``[D', F]`` of random Fourier features.
     """
 
@@ -105,7 +105,7 @@ def ridge(given: Array, targets: Array) -> Array:
 
 
 def duplicate_rows(steps: Experience) -> Iterator[Finding]:
-    """Steps that are stored more than once, where observations are continuous, so that none comes twice by chance."""
+    """Steps that are stored more than once. Observations must be continuous, so that none comes twice by chance."""
     numbers = steps.numbers
     if len(steps) < 20 or not numbers.shape[1] or numbers.dtype.kind != "f":
         return
@@ -128,9 +128,10 @@ def duplicate_rows(steps: Experience) -> Iterator[Finding]:
 
 
 def _in_step(steps: Experience, back: Ints, again: Bools) -> Bools:
-    """Which rows that come again follow their first copies over ends of episodes, or come right after them.
+    """Which repeated rows are real copies: they repeat their first copies beyond the end of an episode, or come right
+    after them.
 
-    In a deterministic env the same episode comes again and again, too, but each time after another one.
+    In a deterministic env the same episode comes again and again, too, but each time after another episode.
 
     Args:
         steps: the steps.
@@ -139,12 +140,12 @@ def _in_step(steps: Experience, back: Ints, again: Bools) -> Bools:
     """
     begins = np.append(True, (back[1:] != back[:-1]) | ~again[1:] | ~again[:-1])
     run = np.cumsum(begins) - 1
-    inner = steps.ended & again & ~np.append(begins[1:], True)  # an end, and the run goes on
+    inner = steps.ended & again & ~np.append(begins[1:], True)  # an end, after which the run goes on
     return (np.bincount(run, inner)[run] >= OVER_ENDS) | (back == 1)
 
 
 OVER_ENDS = 2
-"""Ends of episodes that a run of copies must go on over."""
+"""How many ends of episodes a run of copies must go beyond."""
 
 
 def _may_repeat(columns: list[Array]) -> bool:

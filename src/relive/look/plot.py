@@ -48,7 +48,7 @@ def _returns(axes: Any, found: Any) -> None:
 
 
 def _lengths(axes: Any, found: Any) -> None:
-    """How long whole episodes are, by how they ended."""
+    """The lengths of whole episodes, in one colour for each kind of end."""
     table = found.episodes
     terminated, whole = table["terminated"], table["complete"]
     kinds = {"terminated": whole & terminated, "truncated": whole & ~terminated}
@@ -74,7 +74,7 @@ def _ages(axes: Any, found: Any) -> None:
 
 
 def _spread(axes: Any, found: Any) -> None:
-    """Where nothing is known of sampling: the returns once more, as a distribution."""
+    """If nothing is known about sampling: the returns once more, as a distribution."""
     _histogram(axes, found.episodes["return"][found.episodes["complete"]], "return of a whole episode", "episodes")
 
 

@@ -1,4 +1,4 @@
-"""Readers: what relive stores, in memory or saved, as experience."""
+"""Readers: relive's own buffers and saves, as experience."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def of_save(path: FilePath) -> Experience:
 
 
 def state_in(extra: Any) -> Any:
-    """The state of a monitor that was saved as ``extra`` or in it, at any depth of dicts; None without one."""
+    """The state of a monitor that was saved as ``extra``, or in it at any depth of dicts; None if there is none."""
     if is_state(extra):
         return extra
     members = cast("dict[Any, Any]", extra).values() if isinstance(extra, dict) else ()
@@ -157,7 +157,7 @@ def of_replay(replay: ReplayBuffer) -> Experience:
 
 
 def _weights(replay: ReplayBuffer, places: Ints) -> tuple[Any, Bools] | None:
-    """The priorities of a replay's transitions, all of which may be drawn; None without any."""
+    """The priorities of a replay's transitions, which may all be drawn; None if there are no priorities."""
     sampler: Any = replay.sampler
     if not replay.has_priorities or not hasattr(sampler, "priorities"):
         return None
@@ -166,7 +166,7 @@ def _weights(replay: ReplayBuffer, places: Ints) -> tuple[Any, Bools] | None:
 
 
 def of_rollout(rollout: RolloutBuffer) -> Experience:
-    """The real steps of a rollout; what comes after a truncated one is in ``final_value``."""
+    """The real steps of a rollout. The value of what comes after a truncated step is in ``final_value``."""
     columns = {name: rollout[name] for name in rollout.keys() if name != "hidden"}
     real = leaves_of(columns.pop("mask"))[()].swapaxes(0, 1).reshape(-1)
     found = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
@@ -200,7 +200,7 @@ def of_drop_in(source: Any) -> Experience | None:
 
 
 def _only(steps: Experience, kept: Bools) -> Experience:
-    """Some of the steps; one follows another if only steps that are left out lie between."""
+    """Some of the steps. One follows another if only steps that are left out lie between them."""
     rows = np.flatnonzero(kept)
     follows = np.append(steps.env[rows[1:]] == steps.env[rows[:-1]], False)
     obs, action, others, after = (

@@ -136,7 +136,7 @@ def _pictures(leaf: Array) -> Array | None:
 
 
 def _format(rerun: Any, pictures: Array) -> Any:
-    """What Rerun has to know of images ``[S, H, W]`` or ``[S, H, W, C]``."""
+    """The format of images ``[S, H, W]`` or ``[S, H, W, C]``, as Rerun needs it."""
     height, width, channels = (*pictures.shape[1:], 1)[:3]
     colors = COLORS[channels]
     return rerun.components.ImageFormat(width=width, height=height, color_model=colors, channel_datatype="U8")

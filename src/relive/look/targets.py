@@ -1,8 +1,8 @@
 """Rules on advantages and returns: whether they stop at ends, and what they bootstrap from at time limits.
 
 Generalized advantage estimation (Schulman et al. 2016) says that the return of a step less its reward is
-γ V(next) + γλ A(next) inside an episode, 0 at a terminal, and γ V(final observation) at a time limit. γ and γλ follow
-from the steps inside episodes, so nothing has to be known of them.
+γ V(next) + γλ A(next) inside an episode, 0 at a terminal, and γ V(final observation) at a time limit. γ and γλ are
+computed from the steps inside episodes, so they need not be known.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["advantages", "rewards_with_values"]
 
 
 FEW = 3
-"""Ends that must look wrong before anything is said."""
+"""How many ends must look wrong before there is a finding."""
 
 MOST = 0.9
 """The share of ends that must agree with one formula."""
 
 EXACT = 1e-3
-"""By how much of the spread of all returns a number may differ from a formula, since columns are float32."""
+"""How far a number may differ from a formula, as a share of the spread of all returns, since columns are float32."""
 
 
 @dataclass(frozen=True)
 class Recursion:
-    """What each step's return adds to its reward, beside what it might add: all ``[S]``.
+    """What each step's return adds to its reward, and what it could add by each formula: all ``[S]``.
 
     Args:
         rest: the return less the reward.
         onward: γ V(next row) + γλ A(next row), as inside an episode.
         next: γ V(next row).
         before: γ V of the row itself.
-        near: differences below this are none.
+        near: smaller differences count as none.
     """
 
     rest: Array
@@ -53,7 +53,7 @@ class Recursion:
         return rows & (np.abs(self.rest - other) < self.near)
 
     def tells_apart(self) -> Bools:
-        """Where all that a row might add differs, so that it shows which of these it adds."""
+        """Where all that a row could add differs, so that it is clear which of these the row adds."""
         values = [np.zeros_like(self.rest), self.onward, self.next, self.before]
         pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
         return np.logical_and.reduce([np.abs(a - b) > 4 * self.near for a, b in pairs])
@@ -113,7 +113,7 @@ def _at_limits(steps: Experience, parts: Recursion, limits: Bools) -> Iterator[F
 def _final_apart(steps: Experience, parts: Recursion) -> Bools:
     """Where the value of the final observation differs from that of the row itself, so that they are told apart.
 
-    If it is not known, it differs as much as values of steps inside an episode do: as good as always, or not at all.
+    If the final value is not known, the values of steps inside episodes decide: they differ almost always, or never.
     """
     final, value = _numbers(steps, "final_value"), np.asarray(_numbers(steps, "value"))
     if final is not None:
@@ -150,7 +150,7 @@ def _recursion(steps: Experience) -> Recursion | None:
 
 
 def _numbers(steps: Experience, name: str) -> Array | None:
-    """A further column as float64 ``[S]``; None if there is none with one number a step."""
+    """A further column as float64 ``[S]``; None if it is missing, or does not have one number per step."""
     column = steps.others.get((name,))
     if column is None or column.size != len(steps) or column.dtype.kind not in "biuf":
         return None
@@ -158,9 +158,10 @@ def _numbers(steps: Experience, name: str) -> Array | None:
 
 
 def rewards_with_values(steps: Experience) -> Iterator[Finding]:
-    """Rewards of last steps that hold a value: more than the steps inside episodes lead to expect, and as V does.
+    """Rewards of last steps that hold a value: they exceed what steps inside episodes lead to expect, and the excess
+    follows V.
 
-    Only if the reward can be learned from what a row holds, or is the same everywhere.
+    The rule needs a reward that can be learned from the other numbers of a row, or that is the same everywhere.
     """
     value = _numbers(steps, "value")
     calm, ends = np.flatnonzero(~steps.ended & steps.follows), np.flatnonzero(steps.ended)
@@ -183,7 +184,7 @@ def rewards_with_values(steps: Experience) -> Iterator[Finding]:
 
 
 def _unexpected(steps: Experience, calm: Array, ends: Array) -> Array | None:
-    """The rewards of rows ``ends`` less what rows ``calm`` lead to expect; None if those say too little."""
+    """The rewards of rows ``ends`` minus those that rows ``calm`` lead to expect; None if these predict too badly."""
     reward, rng = steps.reward.astype(np.float64), np.random.default_rng(0)
     if np.ptp(reward[calm]) == 0:
         return reward[ends] - reward[calm[0]]

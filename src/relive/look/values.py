@@ -84,7 +84,7 @@ def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
 
 
 def actions_as_floats(steps: Experience) -> Iterator[Finding]:
-    """Float actions that hold a few whole numbers: discrete ones, of which float32 loses those beyond 2 ** 24."""
+    """Float actions that hold a few whole numbers: discrete actions. float32 loses whole numbers beyond 2 ** 24."""
     for path, leaf in steps.action.items():
         if leaf.dtype.kind != "f" or len(leaf) < 20:
             continue
@@ -146,12 +146,12 @@ def _outside(space: Any, leaf: Array) -> Array:
         return np.zeros(len(leaf), np.bool_)
     whole = kind != "Box" and flat.dtype.kind == "f"
     with np.errstate(invalid="ignore"):
-        bad = (flat < low) | (flat > high)  # NaN is another rule's
+        bad = (flat < low) | (flat > high)  # another rule reports NaN
         return (bad | (flat != np.round(flat)) if whole else bad).any(1)
 
 
 def priorities(steps: Experience) -> Iterator[Finding]:
-    """Priorities that are not numbers to draw by, of rows that hold nothing, or missing."""
+    """Priorities that are not finite, that belong to rows without a transition, or that are 0."""
     weight, live = steps.priorities, steps.live
     if weight is None:
         return

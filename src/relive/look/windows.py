@@ -1,4 +1,4 @@
-"""Rules on n-step transitions that were stored ready made: where their windows end, and what they keep of the end."""
+"""Rules on n-step transitions that were stored ready-made: where their windows end, and which flags they keep."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["windows"]
 
 
 FEW = 3
-"""Rows that must look wrong before anything is said."""
+"""How many rows must look wrong before there is a finding."""
 
 MOST = 0.9
-"""The share of ends that must lack their tails before they are said to be missing."""
+"""The share of ends that must lack their tails before there is a finding."""
 
 
 def windows(steps: Experience, longest: int = 20) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def windows(steps: Experience, longest: int = 20) -> Iterator[Finding]:
 
 
 def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
-    """Windows of fewer than n steps though no end of their env lies in them, nor the newest row.
+    """Windows of fewer than n steps, though neither an end of their env nor its newest row lies in them.
 
     That is no mistake where a discount is stored with each window.
     """
@@ -68,7 +68,7 @@ def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
 
 
 def _tails(steps: Experience, n: int) -> Iterator[Finding]:
-    """Episodes of which fewer than the last n windows lead to the final observation."""
+    """Episodes whose last n windows do not all lead to the final observation."""
     ends = np.flatnonzero(steps.ended & steps.follows & ~steps.still & np.append(False, steps.follows[:-1]))
     ends = ends[~steps.ended[ends - 1] & (ends + n < len(steps))]  # the first window that reaches the end
     reached = np.zeros(len(steps), np.bool_)
@@ -97,7 +97,7 @@ def _tails(steps: Experience, n: int) -> Iterator[Finding]:
 
 
 def _lead_to_one(steps: Experience, rows: Ints, by: int) -> Bools:
-    """Whether the rows and those ``by`` rows later have one next observation, bool ``[K]``."""
+    """Whether rows and the rows ``by`` places later have the same next observation, bool ``[K]``."""
     equal = np.ones(len(rows), np.bool_)
     for leaf in (steps.next_obs or {}).values():
         equal &= same_rows(leaf[rows], leaf[rows + by])
@@ -105,7 +105,7 @@ def _lead_to_one(steps: Experience, rows: Ints, by: int) -> Bools:
 
 
 def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
-    """Windows that stop at an end and do not say so: their next observation is that of an ended row after them."""
+    """Windows that stop at an end without its flag: their next observation is that of an ended row after them."""
     lost = np.zeros(len(steps), np.bool_)
     open_ = ~steps.ended & steps.follows
     for k in range(1, n):
@@ -138,7 +138,7 @@ def _stored_n(steps: Experience, longest: int) -> int:
 
 
 def _reaches(steps: Experience, n: int) -> Bools:
-    """Whether the next observation of row i is the observation of row i + n, bool ``[S - n]``; in one env."""
+    """Whether the next observation of row i is the observation of row i + n of the same env, bool ``[S - n]``."""
     found_ = steps.env[:-n] == steps.env[n:]
     for path, leaf in steps.obs.items():
         found_ &= same_rows((steps.next_obs or {})[path][:-n], leaf[n:])

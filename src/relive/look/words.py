@@ -26,7 +26,7 @@ def in_words(numbers: dict[str, float]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Nested containers with None for what is not finite, and lists for tuples."""
+    """Nested containers, with None for numbers that are not finite, and lists for tuples."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What shared memory is to the system: an open file, how others open it, and how one byte of it is locked."""
+"""Shared memory as the operating system has it: an open file, a way for others to open it, and locks on its bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if sys.platform != "win32":
 __all__ = ["FLAGS", "IN_MEMORY", "is_locked", "is_that", "lock", "new_file", "path_of", "remove", "reserve", "source"]
 
 IN_MEMORY = sys.platform == "linux"
-"""Whether there are files without a path, which are gone with the last process that has them open."""
+"""Whether the system has files without a path. Such a file is gone when the last process that has it open ends."""
 
 FLOCK = "hhqqi4x"
 """Linux's ``struct flock``: kind, from where, first byte, number of bytes, process."""
@@ -26,10 +26,10 @@ FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
 
 
 def new_file(token: str) -> int:
-    """An open file of no bytes.
+    """Make an empty file and return its descriptor.
 
     Raises:
-        OSError: the system has none, such as Windows.
+        OSError: the system has no such files, as Windows.
     """
     if IN_MEMORY:
         return os.memfd_create(f"relive-{token}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -40,7 +40,7 @@ def new_file(token: str) -> int:
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Give a file its size, for good. If memory is short, this fails, and not some later write.
+    """Give a file its final size and reserve the memory. If memory is short, this call fails, and no later write does.
 
     Raises:
         OSError: there is no room.
@@ -48,13 +48,13 @@ def reserve(descriptor: int, nbytes: int) -> None:
     os.ftruncate(descriptor, nbytes)
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, nbytes)
-    if IN_MEMORY:  # no process can take memory away from the others
+    if IN_MEMORY:  # now no process can shrink the file, which would take memory away from the others
         known: Any = fcntl
         known.fcntl(descriptor, known.F_ADD_SEALS, known.F_SEAL_SHRINK | known.F_SEAL_GROW | known.F_SEAL_SEAL)
 
 
 def source(descriptor: int, token: str) -> str:
-    """What :func:`path_of` takes, in any process, together with the token."""
+    """The place of this process's file. Any process can give it to :func:`path_of`, with the token."""
     if IN_MEMORY:
         return f"{os.getpid()}-{descriptor}"
     path = next(_folder().glob(f"relive-*-{token}"), None)
@@ -62,17 +62,17 @@ def source(descriptor: int, token: str) -> str:
 
 
 def path_of(place: str, token: str) -> str:
-    """The path by which any process can open the file that :func:`source` named, while it exists.
+    """The path by which any process can open the file that :func:`source` gave, while the file exists.
 
     Raises:
-        ValueError: it is no such name.
+        ValueError: ``place`` does not come from :func:`source`.
     """
     process, number = map(int, place.split("-"))
     return f"/proc/{process}/fd/{number}" if IN_MEMORY else str(_path(str(process), token))
 
 
 def is_that(descriptor: int, token: str) -> bool:
-    """Whether an open file is the one of this token; else its number belongs to another file by now."""
+    """Whether an open file is the one with this token. If not, its descriptor has gone to another file meanwhile."""
     return not IN_MEMORY or os.readlink(f"/proc/self/fd/{descriptor}") == f"/memfd:relive-{token} (deleted)"
 
 
@@ -83,16 +83,17 @@ def remove(token: str) -> None:
 
 
 def lock(descriptor: int, byte: int) -> bool:
-    """Lock one byte of a file, until it is closed; False if another has locked it.
+    """Lock one byte of a file until the file is closed; False if somebody else has locked the byte.
 
-    Where the system has no locks of open files, the lock belongs to the process, which does not shut out itself.
+    Some systems have no locks of open files. There the lock belongs to the process, so it does not keep out a second
+    claim of the same process.
     """
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
         else:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except (BlockingIOError, PermissionError):  # as POSIX says, either of them
+    except (BlockingIOError, PermissionError):  # POSIX allows either error for a byte that is locked
         return False
     return True
 
@@ -120,7 +121,7 @@ def _path(process: str, token: str) -> Path:
 
 
 def _sweep() -> None:
-    """Remove what processes left that were killed."""
+    """Remove the files that killed processes left behind."""
     for path in _folder().glob("relive-*-*"):
         with suppress(OSError, ValueError):
             if not _lives(int(path.name.split("-")[1])):

@@ -26,7 +26,7 @@ LINE = 64
 """Bytes of a cache line. Parts begin at multiples of it, so that two processes never write to the same line."""
 
 HEADER = 2 * LINE
-"""Bytes before the first lane: a line with the owner's bell, and one with whether there ever was an owner."""
+"""Bytes before the first lane: a cache line for the owner's bell, and one that notes whether an owner ever came."""
 
 Bytes = NDArray[np.uint8]
 
@@ -48,7 +48,7 @@ class LaneLayout:
         self.num_envs, self.steps, self.own_next_obs = num_envs, steps, own_next_obs
         self.stored = stored_fields(schema, own_next_obs)
         self.fields = self.stored if own_next_obs else self.stored.extend(next_obs=self.stored["obs"])
-        """What a step may have. The leaves of the stored fields come first."""
+        """All fields that a step may have. The leaves of the stored fields come first."""
         self.shapes: dict[Path, tuple[int, ...]] = {
             path: (steps, num_envs, *field.shape) for path, field in self.fields.leaves.items()
         }
@@ -87,13 +87,13 @@ class LaneLayout:
 class Lane:
     """One lane: what its writer writes and its owner reads.
 
-    A step is in the lane once the counter of committed steps says so, which is written last. So nobody reads a step
-    that is not all there, and a writer that is killed leaves at most one step behind that nobody ever reads.
+    The writer first copies a step, and then raises the counter of committed steps. The owner reads only committed
+    steps. So it never reads half a step, and a killed writer leaves at most one unfinished step, which is never read.
 
     Args:
         layout: where the parts lie.
         memory: uint8 ``[layout.nbytes]``.
-        filled: int32 ``[2]``: the bell that rings when steps are committed, and for how many of them in a lane.
+        filled: int32 ``[2]``: the owner's bell, and the number of steps that must wait in a lane before it rings.
     """
 
     def __init__(self, layout: LaneLayout, memory: Bytes, filled: NDArray[np.int32]) -> None:
@@ -109,14 +109,14 @@ class Lane:
     # -- the writer's side --------------------------------------------------------------------------------------
 
     def check(self) -> tuple[StepChecker, StepChecker, StepCopier, StepCopier]:
-        """What checks a step and a step with next observations, and what copies each into a row of the lane."""
+        """Two checkers and two copiers: for a step without next observations, and for a step with them."""
         cpu, layout = torch.device("cpu"), self.layout
         checkers = [StepChecker(s, layout.num_envs, cpu, upload=False) for s in (layout.stored, layout.fields)]
         copiers = [self._copier(len(s.leaves)) for s in (layout.stored, layout.fields)]
         return checkers[0], checkers[1], copiers[0], copiers[1]
 
     def _copier(self, count: int) -> StepCopier:
-        """What copies the first ``count`` leaves."""
+        """The copier of the first ``count`` leaves into a row of the lane."""
         fields = list(self.layout.fields.leaves.values())[:count]
         targets = list(self.columns.values())[:count]
         return StepCopier(
@@ -130,10 +130,10 @@ class Lane:
     # -- the owner's side ---------------------------------------------------------------------------------------
 
     def require_sound(self) -> None:
-        """Test the counters before rows are found by them.
+        """Test the counters before rows are looked up with them.
 
         Raises:
-            InvariantError: a process wrote over them.
+            InvariantError: a process has overwritten them.
         """
         committed, drained = self.committed, self.drained
         if not 0 <= drained <= committed <= drained + self.layout.steps:
@@ -149,11 +149,11 @@ class Lane:
 
     @property
     def drained(self) -> int:
-        """How many of them the owner has taken."""
+        """How many steps the owner has taken."""
         return self._published(self._counters, DRAINED)
 
     def give_back(self, number: int) -> bool:
-        """Let the writer use the rows of all steps before this one; returns whether it sleeps until then."""
+        """Free the rows of all steps before ``number``; returns whether the writer sleeps and must be woken."""
         return bool(self._publish(self._counters, DRAINED, number, self.drained_bell, 0))
 
     def marks(self, low: int, high: int) -> Bytes:
@@ -165,9 +165,9 @@ class Lane:
         """Steps as :meth:`relive.ReplayBuffer.extend` takes them, ``[T, N, ...]``, over the lane's own memory.
 
         Args:
-            number: of the first step.
-            count: T; they lie in one piece.
-            marks: those that any of the steps has.
+            number: the number of the first step.
+            count: T, the number of steps. Their rows lie in one piece of memory.
+            marks: the marks that any of the steps has.
         """
         row, layout = number % self.layout.steps, self.layout
         rows = slice(row, row + count)
@@ -183,18 +183,18 @@ class Lane:
         return steps
 
     def rows(self, number: int, count: int, marks: int) -> int:
-        """How many steps the vector steps have that :meth:`read` gives, over all envs, without those masked out."""
+        """How many steps :meth:`read` gives, counted over all envs, without those that are masked out."""
         if not marks & MASKED:
             return count * self.layout.num_envs
         row = number % self.layout.steps
         return int(np.count_nonzero(self._mask(slice(row, row + count))))
 
     def _mask(self, rows: slice) -> NDArray[np.bool_]:
-        """Which rows of steps are kept, ``[T, N]``; those of a step without a mask all are."""
+        """Which steps are kept, bool ``[T, N]``. A vector step without a mask keeps those of all envs."""
         unmasked = self._marks[rows] & MASKED == 0
         return (self.mask[rows] | unmasked[:, None]).view(np.bool_)
 
 
 def _up(nbytes: int) -> int:
-    """The next multiple of a cache line."""
+    """Round up to whole cache lines."""
     return -(-nbytes // LINE) * LINE

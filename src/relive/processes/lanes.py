@@ -24,7 +24,7 @@ from .writer import LaneWriter
 __all__ = ["Lanes"]
 
 OWNER = 0
-"""The place of the block that the process which drains has claimed. The writer of lane k has claimed place k + 1."""
+"""The draining process claims this place of the block. The writer of lane k claims place k + 1."""
 
 STEPS_RULE: Rule = (lambda steps: is_count(steps, 2), "expected a whole number of at least 2")
 
@@ -32,9 +32,9 @@ STEPS_RULE: Rule = (lambda steps: is_count(steps, 2), "expected a whole number o
 class Lanes:
     """Bring steps from many processes to one replay: each writer has a lane of its own, in shared memory.
 
-    Give the lanes to the writers' processes, as an argument or by a fork. There :meth:`writer` gives the end at which
-    steps go in. The process with the replay calls :meth:`drain`, which moves them into it. A step is in the replay once
-    and whole, or, if its writer is killed before ``add`` returns, perhaps not at all.
+    Give the lanes to the writers' processes, as an argument or by a fork. There, :meth:`writer` returns the object that
+    adds steps. The process that owns the replay calls :meth:`drain`, which moves the steps into the replay. Each step
+    gets there once and whole. Only a step whose writer is killed before ``add`` returns may be missing.
 
     The envs of writer k are the replay's envs from ``k * num_envs`` on.
 
@@ -72,7 +72,7 @@ class Lanes:
         self._share(schema, int(writers), layout, debug, SharedBlock.create(HEADER + int(writers) * layout.nbytes))
 
     def _share(self, schema: Schema, writers: int, layout: LaneLayout, debug: bool, block: SharedBlock) -> None:
-        """Look at lanes that lie in a block."""
+        """Use the lanes that lie in a block."""
         self.schema, self.writers, self.debug = schema, writers, debug
         self.num_envs, self.steps, self.own_next_obs = layout.num_envs, layout.steps, layout.own_next_obs
         self._layout, self._block = layout, block
@@ -83,15 +83,17 @@ class Lanes:
         self._lock = shared_lock()
         self._claim: Claim | None = None
         self._note: tuple[Intake, Lane, int, int] | None = None
-        """The piece that is being added: where it goes, its lane, the number of the step after it, and the mark of the
-        intake before it. Not None after a call that was broken off."""
+        """The piece that is being added: its intake, its lane, the number of the first step after it, and the mark that
+        the intake had before. A call that was broken off leaves it; otherwise it is None between calls."""
         self._limit: RateLimit | None = None
         self._counted = np.zeros(1, np.int64)
         """How many steps the limit has counted that are not in the replay yet."""
         self._first = 0
-        """The lane to begin with: the one after the last that gave steps, as a limit may leave none for the others."""
+        """The lane to begin with: the one after the last that gave steps. If each call began with lane 0, a limit could
+        leave nothing for the other lanes."""
         self._blocked: float | None = None
-        """Since when the limit allows no step, if steps wait for it."""
+        """When the limit began to hold back steps that are there, in seconds of ``time.monotonic``; None if it does not
+        hold any back."""
         self._intakes: tuple[ReplayBuffer, list[Intake]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,10 +122,10 @@ class Lanes:
     # -- writers ------------------------------------------------------------------------------------------------
 
     def writer(self, lane: int, *, timeout: float | None = None) -> LaneWriter:
-        """The end of a lane at which steps go in, for this process alone, until it is closed or the process ends.
+        """Take a lane for this process alone, until the writer is closed or the process ends.
 
-        After a writer's process ended, however, another one can take its place. The episodes under way are interrupted
-        then: no step of the new writer follows one of the old.
+        After that, however the process ended, another process can take the lane. The running episodes are then
+        interrupted: no step of the new writer follows a step of the old one.
 
         Args:
             lane: its number, from 0 on.
@@ -144,11 +146,12 @@ class Lanes:
     def recorded(self, env: Any, lane: int, *, timeout: float | None = None) -> Any:
         """A single ``gymnasium.Env`` that writes each of its steps into a lane, in whichever process it is stepped.
 
-        So the workers of an ``AsyncVectorEnv`` write what they play. It takes the lane at its first reset, until it is
-        closed. A step has ``obs``, ``action``, ``reward``, ``terminated`` and ``truncated``, and no other fields.
+        With it, the workers of an ``AsyncVectorEnv`` write the steps that they play. The env takes the lane at its
+        first reset, and keeps it until the env is closed. A step has the fields ``obs``, ``action``, ``reward``,
+        ``terminated`` and ``truncated``, and no others.
 
         Args:
-            env: the env; ``num_envs`` of these lanes is 1.
+            env: the env. These lanes must have ``num_envs=1``.
             lane: its number, from 0 on.
             timeout: as for :meth:`writer`.
 
@@ -162,7 +165,7 @@ class Lanes:
         return RecordedEnv(env, partial(self.writer, lane, timeout=timeout))
 
     def _owner_ended(self) -> bool:
-        """Whether a process drained these lanes, and none does any more."""
+        """Whether some process has drained these lanes, and no process does so now."""
         return bool(self._had_owner[0]) and not self._block.is_claimed(OWNER)
 
     @property
@@ -178,12 +181,12 @@ class Lanes:
         return [lane.committed - lane.drained for lane in self._lanes]
 
     def wait(self, timeout: float | None = None, *, steps: int = 1) -> bool:
-        """Sleep until a lane has steps; False if that took longer than ``timeout`` seconds. None waits for ever.
+        """Sleep until a lane has steps. Returns False if no lane has them within ``timeout`` seconds.
 
         Args:
-            timeout: seconds. With 0, it looks once.
-            steps: how many vector steps one lane has to hold. To wake for each single step costs far more than to take
-                many at once, so an owner that only waits should ask for some dozens, and give a timeout.
+            timeout: seconds. None waits for ever, and 0 looks once.
+            steps: how many vector steps must wait in one lane. To wake for each single step costs far more than to take
+                many at once. So an owner that has nothing else to do should ask for some dozens, and give a timeout.
 
         Raises:
             ParameterError: an argument is out of range.
@@ -199,23 +202,24 @@ class Lanes:
     def drain(self, replay: ReplayBuffer, *, limit: RateLimit | None = None, timeout: float | None = 0.0) -> int:
         """Move the steps that are in the lanes into a replay; returns how many, over all envs.
 
-        With a limit, it moves as many as that allows, and counts them there. Lanes that it leaves fill up, and then
-        their writers wait.
+        With a limit, this call moves as many steps as the limit allows, and counts them in it. The other steps stay in
+        their lanes. When a lane is full, its writer waits.
 
-        An exception that comes meanwhile, such as Ctrl-C, loses no step and stores none twice: the next call continues.
-        It may interrupt the episodes of the lane that was being drained.
+        An exception during the call, such as Ctrl-C, loses no step and stores none twice: the next call continues. The
+        running episodes of the lane that was being drained may be interrupted.
 
         Args:
             replay: gets the steps.
-            limit: how many steps may be added: :class:`relive.SamplesPerInsert`. Nobody else counts these steps.
-            timeout: seconds to sleep at most if the limit allows no step of those that are there. None is for ever;
-                by default it does not wait.
+            limit: says how many steps may be added, such as :class:`relive.SamplesPerInsert`. This call counts the
+                steps in the limit, so do not count them again.
+            timeout: seconds to sleep at most if steps are there and the limit allows none. None is for ever; the
+                default does not wait.
 
         Raises:
             SchemaError: the replay has other fields, another number of envs, or needs next observations that these
                 steps do not have.
-            ParameterError: the replay refuses NaN, but the writers do not; or with the limit, one step of a writer's
-                envs could wait for ever.
+            ParameterError: the replay refuses NaN, but the writers do not; or one vector step of a writer is so many
+                inserts that the limit could hold both sides back for ever.
             LifecycleError: another process drains these lanes.
         """
         require("Lanes.drain", TIMEOUT_RULE, timeout=timeout)
@@ -255,7 +259,7 @@ class Lanes:
             self._had_owner[0] = 1
 
     def _intakes_of(self, replay: ReplayBuffer) -> list[Intake]:
-        """The ways into a replay that fits."""
+        """The intake of each lane into this replay, after a test that the replay fits the lanes."""
         if self._intakes is None or self._intakes[0] is not replay:
             self._require_fit(replay)
             envs = np.arange(self.writers * self.num_envs).reshape(self.writers, self.num_envs)
@@ -276,7 +280,7 @@ class Lanes:
             raise SchemaError("drain: this replay needs next_obs with every step; make Lanes(own_next_obs=True)")
 
     def _settle(self) -> None:
-        """After a call that was broken off: count its last piece, if that is in."""
+        """After a call that was broken off, count its last piece if the replay has it."""
         if self._note is not None:
             intake, lane, after, mark = self._note
             with intake.replay.lock:
@@ -304,7 +308,7 @@ class Lanes:
             except BaseException:
                 self._settle()
                 raise
-            self._confirm()  # before the note goes, which says that it is in
+            self._confirm()  # before the note is cleared: without it, nobody could find out that the piece is in
             _give_back(lane, at + count)
             self._note = None
             moved += rows
@@ -312,14 +316,14 @@ class Lanes:
         return moved
 
     def _confirm(self) -> None:
-        """What the limit has counted is in the replay."""
+        """Note in the limit that the steps which it has counted are in the replay."""
         if self._limit is not None:
             self._limit.confirm(self._counted)
 
     def _allowed(self, lane: Lane, at: int, end: int, most: int) -> tuple[int, int, int]:
-        """The piece from step ``at`` on that may be added now: its steps, its marks, and its steps over all envs.
+        """The piece from step ``at`` on that may be added now: its vector steps, its marks, its steps over all envs.
 
-        They are counted in the limit. The number of steps is 0 if that allows none.
+        The limit has counted these steps. If the limit allows none, the number of vector steps is 0.
         """
         while True:
             count, marks = _piece(lane, at, end, most)
@@ -340,8 +344,8 @@ class Lanes:
 def _piece(lane: Lane, at: int, end: int, most: int) -> tuple[int, int]:
     """How many steps from number ``at`` on a replay can take at once, and the marks that any of them has.
 
-    They lie in one piece of memory, and no episode is interrupted between them. The count is a power of two, so that
-    few sizes occur: a replay keeps memory for each.
+    The steps lie in one piece of memory, and no episode is interrupted between them. A replay keeps memory for each
+    size that it gets. So the count is a power of two, which keeps the sizes few.
     """
     marks = lane.marks(at, min(end, at + most))
     if marks[0] & ALONE:
@@ -353,6 +357,6 @@ def _piece(lane: Lane, at: int, end: int, most: int) -> tuple[int, int]:
 
 
 def _give_back(lane: Lane, number: int) -> None:
-    """The steps before this one are in the replay: their rows are free."""
+    """Free the rows of all steps before ``number``, which are in the replay, and wake the writer if it waits."""
     if lane.give_back(number):
         Bell(lane.drained_bell).wake()

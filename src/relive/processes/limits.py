@@ -1,4 +1,4 @@
-"""The limits of samples per insert that there are, as in Reverb (Cassirer et al. 2021)."""
+"""The two limits that relive has, SamplesPerInsert and MinSize, as in Reverb (Cassirer et al. 2021)."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class SamplesPerInsert(RateLimit):
 
     @property
     def most_at_once(self) -> int:
-        """Inserts that are worth ``error_buffer`` samples."""
+        """The largest number of inserts that stands for at most ``error_buffer`` samples."""
         most = int(self.error_buffer / self.ratio)
-        return most - (most * self.ratio > self.error_buffer)  # as the division is rounded
+        return most - (most * self.ratio > self.error_buffer)  # the rounded division can be one too large
 
     def __repr__(self) -> str:
         return f"SamplesPerInsert({self.ratio:g}, min_size={self.min_size}, error_buffer={self.error_buffer:g})"
@@ -88,11 +88,11 @@ class MinSize(RateLimit):
         return 1.0, self.min_size, -math.inf, math.inf
 
     def _require_possible(self, side: int, count: int) -> None:
-        """Nothing is impossible."""
+        """Every count is possible, as inserts never wait."""
 
     @property
     def most_at_once(self) -> None:
-        """Any number will do."""
+        """None: inserts may be of any number."""
 
     def __repr__(self) -> str:
         return f"MinSize({self.min_size})"

@@ -21,10 +21,10 @@ from .waiting import Bell
 __all__ = ["LIMIT_RULE", "NUMBER_RULE", "SHARES", "RateLimit"]
 
 WAITS, WAITED = 4, 6
-"""Places of the first side's number of waits and of the nanoseconds that it waited; the second side's follow."""
+"""Places of the number of waits and of the nanoseconds waited, both for inserts. Those for samples are one further."""
 
 SHARES = 8
-"""The place of the number of processes that share the room for inserts; 0 is one."""
+"""The place of the number of processes that share the room for inserts; 0 means one process."""
 
 WORDS = 10
 """Numbers of 64 bits: four counts, two numbers of waits, two times, shares, and two bells of half the size."""
@@ -33,7 +33,7 @@ BELLS = 18
 """The place of the first bell among numbers of 32 bits."""
 
 MOST = 2**53
-"""Counts and sizes stay below: up to there, doubles have every whole number."""
+"""Counts and sizes stay below this number. Up to it, doubles hold every whole number."""
 
 NUMBER_RULE: Rule = (lambda count: is_count(count, 1) and count < MOST, "expected a whole number of at least 1")
 NONE_RULE: Rule = (lambda count: is_count(count) and count < MOST, "expected a whole number of at least 0")
@@ -42,10 +42,10 @@ NONE_RULE: Rule = (lambda count: is_count(count) and count < MOST, "expected a w
 class RateLimit(ABC):
     """Holds back those who add and those who draw, so that neither gets too far ahead.
 
-    Before it adds k steps, a side calls ``wait_to_insert(k)``; before it draws n rows, ``wait_to_sample(n)``. A call
-    counts them once it may go on. :meth:`relive.Lanes.drain` and all that draws batches ahead make these calls for you.
-    Threads, forked children and, by pickle, spawned ones share one limit. Who waits sleeps. A process that is killed
-    leaves nothing locked.
+    Call ``wait_to_insert(k)`` before you add k steps, and ``wait_to_sample(n)`` before you draw n rows. Both sleep
+    until the limit allows the number, and then count it. :meth:`relive.Lanes.drain` and everything that draws batches
+    ahead make these calls for you. Threads, forked children and, by pickle, spawned ones share one limit. A process
+    that is killed leaves nothing locked.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class RateLimit(ABC):
         """Wait until ``count`` steps may be added, and count them.
 
         Args:
-            count: K, all or none.
+            count: K, the number of steps. All of them are counted, or none.
             timeout: seconds; None is for ever.
 
         Raises:
@@ -117,11 +117,11 @@ class RateLimit(ABC):
         self._ring()
 
     def note_sample_wait(self, seconds: float) -> None:
-        """Count a wait for samples of somebody who looked again and again with :meth:`may_sample`."""
+        """Add a wait for samples to :meth:`stats`, for a caller that asked :meth:`may_sample` again and again."""
         self._note_wait(SAMPLES, int(seconds * 1e9))
 
     def note_insert_wait(self, seconds: float) -> None:
-        """Count a wait for inserts of somebody who looked again and again."""
+        """Add a wait for inserts to :meth:`stats`, for a caller that asked again and again."""
         self._note_wait(INSERTS, int(seconds * 1e9))
 
     def reset(self) -> None:
@@ -134,20 +134,20 @@ class RateLimit(ABC):
     # -- for owners of rings ------------------------------------------------------------------------------------
 
     def admit_inserts(self, count: int, note: NDArray[np.int64]) -> bool:
-        """Count ``count`` inserts if they may be made now, and add them to ``note``, int64 ``[1]``, in one instant.
+        """Count ``count`` inserts if they may be made now, and add them to ``note``, int64 ``[1]``; returns whether.
 
-        No sample passes because of them before :meth:`confirm`. An owner that is broken off before the steps are in
-        calls :meth:`take_back`.
+        Both numbers change in one instant. The inserts let no sample pass before :meth:`confirm`. If the owner is
+        broken off before the steps are in the replay, it calls :meth:`take_back`.
         """
         return kernels.fast().admit_noted(self._counts, note, count, *self._rule)
 
     def confirm(self, note: NDArray[np.int64]) -> None:
-        """The inserts that ``note`` has are in the replay: samples may pass because of them. Clears it."""
+        """Confirm that the inserts in ``note`` are in the replay, so they may let samples pass. Sets ``note`` to 0."""
         kernels.fast().confirm(self._counts, note)
         self._bells[SAMPLES].ring()
 
     def take_back(self, note: NDArray[np.int64]) -> None:
-        """The inserts that ``note`` has do not go into the replay. Clears it."""
+        """Uncount the inserts in ``note``, which do not go into the replay. Sets ``note`` to 0."""
         kernels.fast().take_back(self._counts, note)
         self._ring()
 
@@ -171,20 +171,20 @@ class RateLimit(ABC):
     # -- for several rings with one limit -----------------------------------------------------------------------
 
     def share(self, shares: int) -> None:
-        """So many processes share the room for inserts, each with a limit of its own that :meth:`grant` keeps right."""
+        """Set how many processes share the room for inserts. :meth:`grant` keeps the limit of each one up to date."""
         self._counts[SHARES] = shares
 
     def counted(self) -> tuple[int, int, int]:
-        """The inserts counted here, those of them that are in the replay, and the samples."""
+        """Three counts: the inserts counted here, the inserts that are in the replay already, and the samples."""
         inserts, samples, pending, _ = self._counts[: OTHERS + 1].tolist()
         return inserts, inserts - pending, samples
 
     def allows_samples(self, count: int, inserts: int, samples: int) -> bool:
-        """Whether ``count`` rows may be drawn after so many inserts and samples of all rings. Nothing is counted."""
+        """Whether ``count`` rows may be drawn after these inserts and samples of all rings. Nothing is counted."""
         return allows(SAMPLES, count, inserts, samples, self._rule)
 
     def room(self, inserts: int, samples: int) -> int | None:
-        """How many more inserts all rings together may make after so many; None if there is no bound."""
+        """How many more inserts all rings together may make after these; None if there is no bound."""
         ratio, min_size, _, high = self._rule
         if math.isinf(high):
             return None
@@ -199,24 +199,27 @@ class RateLimit(ABC):
         """The most inserts at a time with which both sides never wait for ever; None if any number will do."""
 
     def grant(self, inserts: int, samples: int, most: int) -> None:
-        """Allow inserts here until there are ``most`` of them, while all rings made ``inserts``, ``samples`` drawn.
+        """Allow this ring to insert until it has made ``most`` inserts.
 
-        ``most`` counts inserts here alone, from the start.
+        Args:
+            inserts: the inserts of all rings so far.
+            samples: the samples of all rings so far.
+            most: counts the inserts of this ring alone, from the start.
         """
         room = self.room(inserts, samples)
-        # inserts of others first: in between, fewer may be made here than before and after
+        # inserts of others first: between the two lines this ring may insert fewer than before or after, never more
         self._counts[OTHERS] = 0 if room is None else inserts + room - most
         self._counts[SAMPLES] = samples
         self._ring()
 
     def count(self, *, inserts: int = 0, samples: int = 0) -> None:
-        """Count what was inserted or drawn, without a question."""
+        """Count what was inserted or drawn, whether the limit allows it or not."""
         kernels.fast().add_count(self._counts, INSERTS, inserts)
         kernels.fast().add_count(self._counts, SAMPLES, samples)
         self._ring()
 
     def wait_for_steps(self, ready: int, timeout: float) -> None:
-        """Sleep until other than ``ready`` steps are in the replay, or the time is over."""
+        """Sleep until the number of steps in the replay is no longer ``ready``, for ``timeout`` seconds at most."""
 
         def changed() -> bool:
             return self.counted()[1] != ready
@@ -228,17 +231,18 @@ class RateLimit(ABC):
         self._require_possible(SAMPLES, count)
 
     def late_sample(self, count: int, timeout: float | None) -> WaitTimeoutError:
-        """The error of whoever waited too long to draw ``count`` rows."""
+        """The error for a caller that waited too long to draw ``count`` rows."""
         return self._late("sample", "row", count, timeout, "does anybody insert?")
 
     # -- figures ------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, float]:
-        """Who waits for whom.
+        """Figures that show which side waits for the other.
 
-        ``inserts``, ``samples``: counted; ``samples_per_insert``: of the inserts after the first ``min_size``, 0 before
-        them; ``insert_waits``, ``sample_waits``: how many calls had to wait, those that were late included;
-        ``insert_waited``, ``sample_waited``: seconds that they waited in all.
+        - ``inserts``, ``samples``: how many were counted;
+        - ``samples_per_insert``: samples for each insert after the first ``min_size``; 0 before that;
+        - ``insert_waits``, ``sample_waits``: how many calls had to wait, those that timed out included;
+        - ``insert_waited``, ``sample_waited``: seconds that they waited in all.
         """
         found = self._counts.tolist()
         since = found[INSERTS] - self._rule[1]
@@ -319,4 +323,4 @@ class RateLimit(ABC):
 
 
 LIMIT_RULE: Rule = an_instance(RateLimit, "a limit, such as relive.SamplesPerInsert(...)")
-"""The rule for the limit of everything that adds or draws."""
+"""The rule for the argument ``limit`` of everything that adds or draws."""

@@ -19,8 +19,8 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """An env that writes each of its steps into a lane; made by :meth:`relive.Lanes.recorded`.
 
     Args:
-        env: plays.
-        make_writer: gives the lane's writer; called at the first reset, in the process that plays.
+        env: the env that is stepped.
+        make_writer: makes the lane's writer; called at the first reset, in the process that plays.
     """
 
     def __init__(self, env: gym.Env[Any, Any], make_writer: Callable[[], LaneWriter]) -> None:
@@ -37,11 +37,11 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._writer = self._make_writer()
         if self._goes_on:
             self._writer.interrupt()
-        self._obs, self._goes_on = deepcopy(obs), True  # a copy: an env may use the memory again
+        self._obs, self._goes_on = deepcopy(obs), True  # a copy, because an env may use the memory again
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env, and write the step; that waits while the lane is full.
+        """Step the env and write the step. The call waits while the lane is full.
 
         Raises:
             LifecycleError: the env was not reset since it was made or closed.

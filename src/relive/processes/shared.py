@@ -21,21 +21,22 @@ __all__ = ["Claim", "SharedBlock"]
 
 
 class SharedBlock:
-    """Zeroed memory that processes share. It is free again when the last of them ends, however it ends.
+    """Zeroed memory that processes share. The memory is free again when the last of them ends, however it ends.
 
-    Make one with :meth:`create`. A child that is forked has it too. Pickled, for a process that is spawned or through
-    a queue, it is only a name, so the receiver must get it while the sender lives. A copy is the same memory.
+    Make one with :meth:`create`. A forked child has the block, too. A pickle of a block holds only its name, so a
+    spawned process, or the reader of a queue, must load the pickle while the sender lives. A copy of a block is the
+    same memory.
 
     On Linux the memory has no path: the size of ``/dev/shm`` does not matter, and a kill leaves nothing behind.
-    Elsewhere it is a file in the folder for temporary files. The process that made it removes that at its end; if it is
-    killed, the next process that makes a block does. Windows has neither.
+    Elsewhere the memory is a file in the folder for temporary files. The process that made the file removes it at its
+    end. If that process is killed, the next one that makes a block removes it. Windows has neither.
     """
 
     array: NDArray[np.uint8]
     """The memory, uint8 ``[nbytes]``. It is valid for as long as an array over it exists."""
 
     def __init__(self, descriptor: int, token: str) -> None:
-        """Map an open file; :meth:`create` and :meth:`attach` do."""
+        """Map an open file. Use :meth:`create` and :meth:`attach`, which call this."""
         self._descriptor, self._token = descriptor, token
         self.array = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
         finalize(self, os.close, descriptor)
@@ -64,10 +65,10 @@ class SharedBlock:
 
     @classmethod
     def attach(cls, name: str) -> SharedBlock:
-        """The block of that name, which a process that is still alive has.
+        """The block of this name. A process that has the block must still be alive.
 
         Raises:
-            ParameterError: it is no name of a block.
+            ParameterError: this is not the name of a block.
             LifecycleError: the process that gave the name has ended, or has dropped the block.
         """
         gone = f"shared memory {name!r}: it is gone; send it while a process that has it is alive"
@@ -120,7 +121,7 @@ class Claim:
         self.drop = finalize(self, _close_all, files)
         """Lets others claim the place."""
         _claims.add(self)
-        # on one line, so that an exception such as Ctrl-C finds the file where it will be closed
+        # on one line: an exception such as Ctrl-C finds the file either not open, or in the list that is closed
         files.append(os.open(path, backing.FLAGS))
         if not backing.lock(files[0], place):
             self.drop()
@@ -140,7 +141,7 @@ _claims = WeakSet[Claim]()
 
 
 def _drop_claims() -> None:
-    """In a child: close what would keep the parent's places claimed after the parent has ended."""
+    """In a forked child, close the inherited files. They would keep the parent's claims after the parent's end."""
     for claim in list(_claims):
         claim.drop()
 

@@ -1,4 +1,4 @@
-"""Slots: batches in memory that processes share; one process fills a slot, another reads it in place."""
+"""Slots: batches in shared memory. One process fills a slot, and another one reads it in place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BatchForm:
     hidden: Any
     """The nesting of the states, each as its number; None where there are none."""
     time_first: bool | None
-    """The axes of a batch of sequences; None of transitions."""
+    """Whether time is the first axis of a batch of sequences; None for a batch of transitions."""
 
     @cached_property
     def offsets(self) -> list[int]:
@@ -88,8 +88,8 @@ class Slot:
 
     Args:
         memory: uint8, at least as large as the batch; a tensor may be on a device.
-        form: of the batch that it holds now.
-        block: the shared memory that this is.
+        form: the form of the batch that the slot holds now.
+        block: the shared memory that ``memory`` belongs to, if it is shared.
     """
 
     def __init__(self, memory: NDArray[np.uint8] | Tensor, form: BatchForm, block: SharedBlock | None = None) -> None:
@@ -123,9 +123,9 @@ class Slot:
         return self._handed
 
     def expire(self) -> None:
-        """Make the batch that was handed out refuse all use, and have autograd notice that its tensors change.
+        """Make the batch that was handed out refuse all use, and let autograd see that its tensors change.
 
-        Tensors that were taken out of it can still be read; what they show is undefined.
+        Tensors that were taken out of the batch can still be read, but what they show is undefined.
         """
         batch, self._handed = self._handed, None
         if isinstance(batch, SequenceBatch):
@@ -137,7 +137,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Packed:
-    """A batch on its way to another process: tensors alone would be sent as open files."""
+    """A batch as bytes, to send to another process. Tensors would be sent as open files."""
 
     form: BatchForm
     memory: NDArray[np.uint8]
@@ -161,7 +161,7 @@ def is_batch(value: Any) -> bool:
 
 
 class _Expired(dict[Any, Any]):
-    """The fields of a batch whose slot holds another one by now."""
+    """The fields of a batch that was given back: its slot may hold another batch by now."""
 
     def _refuse(self, *_: Any) -> Never:
         raise LifecycleError(

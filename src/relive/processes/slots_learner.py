@@ -1,4 +1,4 @@
-"""Learner: the end of a server at which batches come out."""
+"""Learner: takes the batches of a server, in the process that learns from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .wire import Address, Failure, Line, Parcel
 __all__ = ["Learner"]
 
 GLANCE = 0.25
-"""Seconds after which a learner looks whether the owner is alive. Mostly the end of the line says so at once."""
+"""Seconds between two checks whether the owner is alive. Usually the end of the line shows its death at once."""
 
 
 class Learner(Iterator[Any]):
@@ -56,13 +56,14 @@ class Learner(Iterator[Any]):
         self._address, self._process = address, os.getpid()
         self._slots: dict[int, Slot] = {}
         self._batches = deque[Any]()
-        """What came and was not taken: the numbers of slots with how many transitions were completed, or failures."""
+        """What came and was not taken yet: failures, or pairs of the slot's number and the transitions completed."""
         self._replies, self._late = deque[Any](), deque[Failure]()
         self._used: int | None = None
         self._calls = self._errors = 0
         self._asked = False
         self._is_whole = True
-        """Whether no call was broken off where it is then unknown what the owner knows. Else the line is of no use."""
+        """False while a message is sent or read. If it is still False when the next call begins, a call was broken off
+        there. What the owner has received is then unknown, so the line is closed."""
         self._taken, self._at_once, self._waited, self._completed = 0, 0, 0.0, 0
         self._line = self._connected()
         _learners.add(self)
@@ -74,15 +75,15 @@ class Learner(Iterator[Any]):
         return self.take(self._timeout)
 
     def take(self, timeout: float | None = None) -> Any:
-        """The next batch, or an error of its draw. The batch before is given back.
+        """The next batch, or the error of its draw. The batch before is given back.
 
         Args:
             timeout: seconds; None is for ever.
 
         Raises:
-            WaitTimeoutError: it did not come in time. The next call waits for the same batch.
+            WaitTimeoutError: the batch did not come in time. The next call waits for the same batch.
             LifecycleError: the owner has ended, or this learner is closed or belongs to another process.
-            Exception: what the draw raised, such as EmptyError, or what an earlier call raised at the owner's.
+            Exception: what the draw raised, such as EmptyError, or what an earlier call raised in the owner's process.
         """
         require("take", TIMEOUT_RULE, timeout=timeout)
         self._begin()
@@ -115,14 +116,14 @@ class Learner(Iterator[Any]):
         return slot.batch() if self._uploads is None else self._uploads.upload(slot)
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> None:
-        """As :meth:`relive.ReplayBuffer.update_priorities`, without a result: errors of it come with a later call."""
+        """As :meth:`relive.ReplayBuffer.update_priorities`, but a later call raises the errors of this one."""
         errors = None if mask is None else as_host(mask)
         self._begin()
         given = np.array(as_host(index)), np.array(as_host(td_error)), errors
         self._send(("rate", Parcel("update_priorities: an argument", given)))
 
     def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
-        """As :meth:`relive.ReplayBuffer.add`, but errors of it come with a later call. Lanes are quicker."""
+        """As :meth:`relive.ReplayBuffer.add`, but a later call raises the errors of this one. Lanes are quicker."""
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
         self._begin()
@@ -131,9 +132,9 @@ class Learner(Iterator[Any]):
         self._send(("add", Parcel("add: a field", (plain, envs))))
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the replay at the owner's, such as ``call("save", path)``, or read a property there.
+        """Call a method of the replay in the owner's process, such as ``call("save", path)``, or read a property there.
 
-        It comes after all earlier calls. Raises what the method raises.
+        The owner makes this call after all earlier ones of this learner. Raises what the method raises.
         """
         self._begin()
         given = Parcel(f"call(name={name!r}): an argument", (name, args, kwargs))
@@ -154,15 +155,15 @@ class Learner(Iterator[Any]):
     def stats(self) -> dict[str, float]:
         """Figures of this learner.
 
-        ``batches``: taken; ``ready``: those that were there when it came; ``waited``: seconds in all that it waited;
-        ``pinned``: slots that a GPU copies from by itself.
+        ``batches``: how many it took; ``ready``: how many were there when it asked; ``waited``: seconds that it waited
+        for the others; ``pinned``: slots in page-locked memory, from which a GPU copies by itself.
         """
         pinned = 0 if self._uploads is None else self._uploads.locked
         found = {"batches": self._taken, "ready": self._at_once, "waited": self._waited, "pinned": pinned}
         return {name: float(value) for name, value in found.items()}
 
     def close(self) -> None:
-        """Give everything back, and leave the place to another process."""
+        """Give everything back, and leave the rank to another process."""
         if self._uploads is not None:
             self._uploads.close()
         if self._used is not None:
@@ -201,7 +202,7 @@ class Learner(Iterator[Any]):
             raise self._ended() from error
 
     def _wait_for(self, kept: deque[Any], timeout: float | None, what: str) -> None:
-        """Read messages until one of this kind is there."""
+        """Read messages until ``kept`` has one."""
         end = None if timeout is None else time.monotonic() + timeout
         while not kept:
             left = GLANCE if end is None else min(GLANCE, end - time.monotonic())
@@ -264,7 +265,7 @@ class Learner(Iterator[Any]):
         )
 
     def hang_up(self) -> None:
-        """Close the line in a child that was forked, which must not keep it open once this process ends."""
+        """Close the line in a forked child. If the child kept it open, the owner could not see this process end."""
         self._line.close()
 
 

@@ -1,4 +1,4 @@
-"""The owner of a replay that is served to other processes: it draws into slots, and does what learners ask for."""
+"""The owner of a replay that is served to other processes: it draws into slots, and answers the learners' calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .wire import HELLO, Address, Failure, Line, Parcel, accept
 __all__ = ["Order", "Owner", "run_owner"]
 
 TICK = 0.5
-"""Seconds after which an owner looks whether the process that started it is still there."""
+"""Seconds between two checks whether the process that started the owner is still there."""
 
 NAME_RULE: Rule = (
     lambda name: isinstance(name, str) and not name.startswith("_") and hasattr(ReplayBuffer, name),
@@ -37,7 +37,7 @@ NAME_RULE: Rule = (
 )
 
 REFUSED = 10.0
-"""Seconds that a process has, once it is connected, to say who it is."""
+"""Seconds within which a process must say who it is after it has connected."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Seat:
 
     line: Line | None = None
     gone: bool = False
-    """Whether it was there and is not any more. Then it is passed over; one that never came is waited for."""
+    """Whether it was connected once and has left. Then its turns are passed over; one that never came is waited for."""
     wants: bool = False
-    """Whether it has asked for a batch, and no error came since."""
+    """Whether it has asked for a batch, and was sent no error since."""
     slots: list[Slot | None] = field(default_factory=list[Any])
     free: deque[int] = field(default_factory=deque[int])
     ready: deque[Drawn] = field(default_factory=deque[Drawn])
-    """What was drawn for it and not asked for yet."""
+    """Batches that were drawn for it, and that it has not asked for yet."""
     errors: int = 0
     """How many errors it was sent."""
     asked: int = 0
-    """Batches that it asked for and that are not drawn yet."""
+    """How many batches it has asked for that are not drawn yet."""
 
 
 class Owner:
@@ -78,9 +78,9 @@ class Owner:
         replay: what is served.
         order: batch size, depth and learners.
         listener: where learners come in, at ``address``.
-        control: the line to the process that started the server; its end ends the server.
+        control: the line to the process that started the server. When the line ends, the server ends.
         lanes: where steps come from, besides learners.
-        limit: must allow each batch, and each step of the lanes.
+        limit: each batch, and each step of the lanes, waits until the limit allows it.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class Owner:
                 self._hang_up(line)
 
     def _greet(self, line: Line) -> None:
-        """Give a process that comes in the seat that it asks for."""
+        """Give the seat of the rank that it asks for to a process that has connected."""
         if not line.waits(0):
-            return  # what the system reported was of another line, which had the same number
+            return  # what the system reported was of an older line, whose descriptor had the same number
         self._strangers.pop(line.fileno(), None)
         try:
             rank = self._address.admits(line.receive_bytes(HELLO))
@@ -199,7 +199,7 @@ class Owner:
         if message[0] == "next":
             if message[1] is not None:
                 seat.free.append(message[1])
-            if message[2] == seat.errors:  # else an error that is on its way answers
+            if message[2] == seat.errors:  # otherwise an error that is on its way is the answer
                 seat.wants = True
                 self._take(seat)
         else:
@@ -238,7 +238,7 @@ class Owner:
         return Parcel(f"call(name={name!r}): its result", Packed.of(value) if is_batch(value) else value)
 
     def _tell(self, line: Line, message: Any) -> None:
-        with suppress(OSError, EOFError):  # whoever is gone is noticed when their line is read
+        with suppress(OSError, EOFError):  # a process that is gone is noticed when its line is read
             line.send(message)
 
     # -- draws --------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Owner:
         return True
 
     def _drawn(self, seat: Seat) -> bool:
-        """Draw the next batch; False if it may not be drawn yet, or if that failed, which the learner is told."""
+        """Draw the next batch; False if it may not be drawn yet, or if the draw failed. The learner gets the error."""
         if not self._is_allowed():
             return False
         ahead = self._served.ahead
@@ -286,7 +286,7 @@ class Owner:
             if self._limit is not None:
                 self._limit.uncount(samples=self._order.batch_size)
             if isinstance(error, EmptyError) and self._lanes is not None:
-                return False  # its first steps are on their way
+                return False  # the first steps have yet to come through the lanes
             self._fail(seat, Failure.of(error))
             return False
         self._held = ahead.ready[-1]
@@ -305,7 +305,11 @@ class Owner:
         return False
 
     def _slot_for(self, seat: Seat, form: BatchForm) -> tuple[int, Any]:
-        """The learner's next free slot, made ready for a batch, and what the learner has to know of it, if anything.
+        """Make the learner's next free slot ready for a batch.
+
+        Returns:
+            the slot's number; and the name of its memory with the form of the batch if they are new to the learner,
+            otherwise None.
 
         Raises:
             OSError, ParameterError: there is no memory for it, or too many files are open. Nothing has changed.
@@ -321,7 +325,7 @@ class Owner:
         return place, (block.name, form)
 
     def _hand_over(self, seat: Seat, drawn: Drawn, place: int, changed: Any, tensors: list[torch.Tensor]) -> None:
-        """Copy a batch into a slot of a learner, and tell it."""
+        """Copy a batch into a slot of a learner, and send the learner the slot's number."""
         slot = seat.slots[seat.free.popleft()]
         assert slot is not None
         slot.write(tensors)
@@ -333,7 +337,7 @@ class Owner:
             self._note_taken(seat.ready.popleft())
 
     def _take(self, seat: Seat) -> None:
-        """A learner takes its next batch: then it counts as drawn."""
+        """A learner takes its next batch, which counts as drawn from then on."""
         if seat.ready:
             self._note_taken(seat.ready.popleft())
         else:
@@ -344,7 +348,7 @@ class Owner:
             self._served.ahead.note_taken(drawn)
 
     def _fail(self, seat: Seat, failure: Failure) -> None:
-        """Answer a learner with an error. It draws no more for it until it has asked again."""
+        """Answer a learner with an error. Nothing more is drawn for this learner until it asks again."""
         seat.wants, seat.asked = False, 0
         seat.errors += 1
         if seat.line is not None:
@@ -353,12 +357,12 @@ class Owner:
     # -- lanes --------------------------------------------------------------------------------------------------
 
     def _drain(self, lanes: Lanes) -> None:
-        """Move steps from the lanes into the replay, and have the other thread look again."""
+        """Move steps from the lanes into the replay, and let the other thread look whether it can draw now."""
         try:
             while not self._ended:
                 if lanes.wait(TICK) and lanes.drain(self._replay, limit=self._limit, timeout=TICK):
                     self._poke.send(b"!")
-        except Exception as error:  # the learners are told
+        except Exception as error:  # the learners get the error
             self._failure = Failure.of(error)
             self._poke.send(b"!")
 
@@ -372,8 +376,8 @@ def run_owner(
     lanes: Lanes | None,
     limit: RateLimit | None,
 ) -> None:
-    """What the process of a server does: make the replay, say how that went, and serve it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the one that started this ends it
+    """Run in the process of a server: make the replay, report whether that went well, and serve the replay."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the starter ends this one if it ends
     torch.set_num_threads(1)
     line = Line(control)
     try:

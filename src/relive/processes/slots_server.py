@@ -25,7 +25,7 @@ from .wire import Line, Parcel, listen
 __all__ = ["ReplayServer"]
 
 GLANCE = 0.5
-"""Seconds after which it is looked whether the process is alive. Mostly the end of the line says so at once."""
+"""Seconds between two checks whether the process is alive. Usually the end of the line shows its death at once."""
 
 SLOTS_RULE: Rule = (lambda count: is_count(count, 1) and count <= 2**16, "expected a whole number from 1 to 65,536")
 
@@ -37,21 +37,21 @@ class ReplayServer:
     """A process that owns a replay, and serves its batches to learners in other processes.
 
     The batches are those that ``sample`` gives, in the same order. Batch t goes to learner t mod ``learners``. It is
-    drawn when that learner is done with the batch ``depth`` before it, and has all that this learner had added and
-    rated before that moment, and none that it added or rated after.
+    drawn when that learner is done with the batch that came ``depth`` batches before it. At that moment, the replay has
+    all steps and priorities that the learner sent before, and none that it sends later.
 
-    Give the server to the learners' processes as an argument, or have them fork. There :meth:`learner` gives the end at
-    which batches come out. The process ends with :meth:`close`, with a ``with`` block, or when the process that started
-    it ends, however it ends.
+    Give the server to the learners' processes as an argument or by a fork. There, :meth:`learner` returns the iterator
+    over the batches. The process ends with :meth:`close`, at the end of a ``with`` block, or when the process that
+    started it ends, however that ends.
 
     Args:
         make: makes the replay, in the new process. It is pickled, so it is a function of a module.
         batch_size: B.
         depth: how many batches each learner has at most, the one in use included.
         learners: how many learners there are.
-        lanes: where steps come from; the process drains them.
-        limit: batches are drawn, and lanes drained, as far as it allows.
-        context: "spawn" or "fork", how the process starts.
+        lanes: lanes from which the process takes steps, if there are any.
+        limit: batches are drawn, and lanes drained, as far as the limit allows.
+        context: "spawn" or "fork": how the process starts.
 
     Raises:
         ParameterError: an argument is out of range, or the limit would never allow a batch, or a step of the lanes.
@@ -93,19 +93,19 @@ class ReplayServer:
             listener.close()
             inside.close()
         self.close = finalize(self, _end, self._process, self._control, self._starter)
-        """End the process. What it holds is lost: save first, with ``call("save", path)``."""
+        """End the process. The replay is lost: save it first, with ``call("save", path)``."""
         self._pid: int = self._answer("ReplayServer(make)")
 
     def learner(
         self, rank: int = 0, *, timeout: float | None = None, device: str | torch.device | None = None
     ) -> Learner:
-        """The end at which the batches of learner ``rank`` come out, in the process that calls this.
+        """Connect this process as learner ``rank``; returns the iterator over its batches.
 
         Args:
             rank: 0 up to, not including, ``learners``.
             timeout: seconds that ``next`` waits for a batch; None is for ever.
-            device: where batches go, in one copy each. For CUDA, the slots are page-locked, and the GPU copies by
-                itself. By default batches are views of the slots.
+            device: where each batch is copied, in one piece. For CUDA, the slots are page-locked, and the GPU copies
+                from them by itself. By default, batches are views of the slots.
 
         Raises:
             ParameterError: an argument is out of range.
@@ -126,8 +126,8 @@ class ReplayServer:
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the replay in its process, such as ``call("save", path)``, or read a property there.
 
-        Only in the process that started the server. It may overtake calls of learners; :meth:`Learner.call` keeps their
-        order. Raises what the method raises.
+        Only the process that started the server can use this. It may overtake calls of learners; :meth:`Learner.call`
+        comes after the earlier calls of its learner. Raises what the method raises.
         """
         if self._control is None or self._control.closed:
             raise LifecycleError("call: the server has ended, or was started by another process; use a learner's call")
@@ -151,7 +151,7 @@ class ReplayServer:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: a handle of the same server, whose drop does not end it."""
+        """For pickle: a handle of the same server. To drop or close a handle does not end the server."""
         return _handle, ({"_order": self._order, "_address": self._address, "_pid": self._pid},)
 
     def __repr__(self) -> str:
@@ -161,11 +161,11 @@ class ReplayServer:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _answer(self, what: str) -> Any:
-        """What the process says to the last request."""
+        """The answer of the process to the last request."""
         kind, number, value, line = "", -1, cast("Any", None), self._control
         assert line is not None
         try:
-            while number != self._calls:  # others are of calls that were broken off
+            while number != self._calls:  # other numbers answer calls that were broken off
                 while not line.waits(GLANCE):
                     if not self._is_alive():
                         raise self._ended()
@@ -201,11 +201,11 @@ def _handle(state: Mapping[str, Any]) -> ReplayServer:
 
 
 def _nothing() -> None:
-    """What closing a handle does: the server belongs to the process that started it."""
+    """Close a handle. That does nothing, because the server belongs to the process that started it."""
 
 
 def _end(process: BaseProcess, control: Line, starter: int) -> None:
-    """End a server's process, in the one that started it: ask, then insist."""
+    """End a server's process: first ask, then terminate, then kill. Only the process that started it may do so."""
     control.close()
     if os.getpid() != starter:
         return

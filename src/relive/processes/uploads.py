@@ -1,4 +1,4 @@
-"""Uploads: batches from slots to a device, one copy each, from memory that a GPU reads by itself."""
+"""Uploads: copies batches from slots to a device, each in one copy, from memory that a GPU reads by itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Uploads:
     """Copies batches of slots to a device. A slot may be given back once :meth:`wait` returns.
 
     For CUDA, the shared memory of each slot is page-locked in this process. So the GPU copies a batch while the learner
-    goes on. Where the system refuses to lock it, the copy is an ordinary one.
+    goes on. If the system refuses to lock the memory, the learner waits for the copy.
 
     Args:
         device: where batches go.
@@ -28,7 +28,7 @@ class Uploads:
         self.device = device
         self._locks = device.type == "cuda" if locks is None else locks
         self._locked: dict[int, finalize[Any, Any]] = {}
-        """What unlocks the memory of each slot, by the address of the memory."""
+        """The call that unlocks the memory of each slot, by the address of the memory."""
         self._copied: Any = None
         """The event after the last copy."""
 
@@ -38,7 +38,7 @@ class Uploads:
         return sum(unlock.alive for unlock in self._locked.values())
 
     def prepare(self, block: SharedBlock) -> None:
-        """Lock the memory of a slot, until the block is dropped or this ends."""
+        """Lock the memory of a slot, until the block is dropped or :meth:`close` is called."""
         if not self._locks:
             return
         address, runtime = block.array.ctypes.data, _runtime()

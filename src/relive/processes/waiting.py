@@ -1,7 +1,7 @@
 """Bell: lets processes sleep until another one has changed something in memory that they share.
 
 A bell has no owner, so a process that is killed leaves nothing locked. On Linux its sleepers wait in the kernel, by the
-system call futex(2); elsewhere they look again every millisecond.
+system call futex(2). Elsewhere they look again every millisecond.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAIT, WAKE, EVERYBODY = 0, 1, 2**31 - 1
 """Operations of futex(2), and how many sleepers to wake."""
 
 GLANCE = 0.25
-"""Seconds after which a sleeper looks again although no bell rang: the process that should ring may be dead."""
+"""Seconds after which a sleeper looks again even if no bell rang: the process that should ring may be dead."""
 
 PAUSE = 0.001
 """Seconds between two looks where there is no futex."""
@@ -40,8 +40,8 @@ PAUSE = 0.001
 class Bell:
     """Wakes those who wait, in whichever process, for a condition over shared memory.
 
-    Any number of processes and threads may wait, and any number may ring. Who changes what others wait for rings
-    afterwards: with :meth:`ring`, or with the kernel ``publish`` and then :meth:`wake`.
+    Any number of processes and threads may wait, and any number may ring. A process that changes what others wait for
+    rings afterwards: with :meth:`ring`, or with the kernel ``publish`` and then :meth:`wake`.
 
     Args:
         word: int32 ``[1]`` in shared memory, zeroed when it was made.
@@ -53,7 +53,7 @@ class Bell:
         self._mark = kernels.fast().mark_bell
 
     def ring(self) -> None:
-        """Wake all who wait. It costs a system call only if somebody does."""
+        """Wake all who wait. It costs a system call only if somebody waits."""
         if kernels.fast().ring_bell(self.word, 0):
             self.wake()
 
@@ -67,9 +67,9 @@ class Bell:
         """Sleep until ``ready()`` is true; returns False if the time is over before.
 
         Args:
-            ready: looked at once at the start, after each ring, and every quarter of a second. What it raises ends the
-                wait, such as an error that says that the other process is dead.
-            timeout: seconds; None waits for ever. With 0, it looks once.
+            ready: called at the start, after each ring, and every quarter of a second. If it raises an error, for
+                instance because the other process is dead, the wait ends with that error.
+            timeout: seconds. None waits for ever, and 0 looks once.
         """
         if ready():
             return True
@@ -99,7 +99,7 @@ def _futex() -> Callable[[int, int, int, float | None], None] | None:
     if sys.platform != "linux" or number is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     syscall: Any = ctypes.CDLL(None, use_errno=True).syscall
-    harmless = errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT  # it changed before, a signal, the time is over
+    harmless = errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT  # the word had changed already; a signal; the time is over
 
     def call(address: int, operation: int, value: int, seconds: float | None) -> None:
         span = None

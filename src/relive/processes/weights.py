@@ -23,21 +23,21 @@ LINE = 64
 """Bytes of a cache line."""
 
 COPIES = 2
-"""Versions in memory: one that is read, one that is written."""
+"""How many versions are in memory: one to read, and one to write."""
 
 
 class Weights:
     """The newest weights of a network: one process publishes them, others fetch them, always a whole version.
 
-    No process waits for another: one that is killed while it publishes or fetches stops nobody. Give the weights to
-    other processes as an argument or by a fork, as with :class:`relive.Lanes`.
+    No process waits for another. A process that is killed while it publishes or fetches stops no other one. Give the
+    weights to other processes as an argument or by a fork, as with :class:`relive.Lanes`.
 
     Args:
         network: a module, or a mapping from names to tensors such as a ``state_dict``. Its tensors' shapes and dtypes
             are those of all that is published. Nothing is published yet.
 
     Raises:
-        ParameterError: it is neither, or has no tensors.
+        ParameterError: ``network`` is neither, or has no tensors.
         OSError: the system has no memory that processes share, such as Windows.
     """
 
@@ -50,7 +50,7 @@ class Weights:
         self._share(facts, SharedBlock.create(2 * LINE + COPIES * -(-size // LINE) * LINE))
 
     def _share(self, facts: dict[str, tuple[tuple[int, ...], torch.dtype]], block: SharedBlock) -> None:
-        """Look at weights that lie in a block."""
+        """Use the weights that lie in a block."""
         layout = _layout(facts)
         self._facts, self._layout, self._block = facts, layout, block
         self._versions = block.array[:8].view(np.int64)
@@ -94,7 +94,7 @@ class Weights:
             self._bell.wake()
 
     def fetch(self, network: nn.Module | Mapping[str, Tensor]) -> bool:
-        """Copy the newest weights into a network, in place; False, and no change, if it has been fetched already.
+        """Copy the newest weights into a network, in place. Returns False, and changes nothing, if they are not new.
 
         Raises:
             SchemaError: the network has other names, shapes or dtypes.
@@ -103,7 +103,7 @@ class Weights:
         self._require_alike(state)
         while (number := self.version) > self._fetched:
             row = self._copies[number % COPIES].copy()
-            if self.version == number:  # else its memory may hold half of a newer one by now
+            if self.version == number:  # otherwise the copy may hold parts of a newer version
                 break
         else:
             return False

@@ -1,7 +1,7 @@
 """Wire: messages between the owner of a replay and its learners, over sockets of this machine.
 
-Both ends belong to one user, which the system vouches for. The first message proves that its sender has the server's
-token. Later ones are what :mod:`multiprocessing` makes of Python objects.
+Both ends belong to one user; the system makes sure that they do. The first message proves that its sender has the
+server's token. Later messages are Python objects, pickled as :mod:`multiprocessing` pickles them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..errors import LifecycleError, ParameterError
 __all__ = ["HELLO", "Address", "Failure", "Line", "Parcel", "accept", "listen"]
 
 _unpickled: Callable[[Any], Any] = cast("Any", ForkingPickler).loads
-"""What ``Connection.recv`` calls. All that comes here is from processes of this user that have the token."""
+"""What ``Connection.recv`` calls. It only gets bytes from processes of this user that have the token."""
 
 HELLO = 200
 """The most bytes of the first message."""
 
 HASTE = 1
-"""Seconds that the rest of the first message may take, so that a stranger who sends half of one holds nobody back."""
+"""Seconds that the rest of the first message may take. So a stranger who sends half a message holds nobody up."""
 
 
 class Address:
@@ -45,7 +45,7 @@ class Address:
         self.name, self.token = name, token
 
     def connect(self, hello: str) -> Line:
-        """A line to the server; ``hello`` is what it should know first.
+        """A line to the server; ``hello`` is sent first, with the token.
 
         Raises:
             LifecycleError: nobody listens.
@@ -61,13 +61,13 @@ class Address:
         return line
 
     def admits(self, hello: bytes) -> str | None:
-        """What a first message says; None if it lacks the token."""
+        """The first message without the token; None if it has another token, or none."""
         token, _, rest = hello.decode("utf-8", "replace").partition(" ")
         return rest if secrets.compare_digest(token.encode(), self.token.encode()) else None
 
 
 def listen() -> tuple[socket.socket, Address]:
-    """A socket that listens. On Linux it has no file, so none is left; elsewhere it is in a folder of its own."""
+    """A socket that listens. On Linux it has no file, so none is left behind; elsewhere it has a folder of its own."""
     token = secrets.token_hex(16)
     if sys.platform == "linux":
         name = f"\0relive-{os.getpid()}-{token[:8]}"
@@ -81,7 +81,7 @@ def listen() -> tuple[socket.socket, Address]:
 
 
 def accept(listener: socket.socket) -> Line | None:
-    """The next line to come in, if it is of the same user."""
+    """The next line that comes in; None if there is none, or if it comes from another user."""
     try:
         end, _ = listener.accept()
     except OSError:
@@ -98,7 +98,10 @@ def accept(listener: socket.socket) -> Line | None:
 
 
 class Line:
-    """One end of a connection. Where a call is broken off within a message, the line is closed: the rest is lost."""
+    """One end of a connection.
+
+    If a call is broken off within a message, the rest of that message is lost. So the next call closes the line.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -107,7 +110,7 @@ class Line:
         self._within = False
 
     def fileno(self) -> int:
-        """For select."""
+        """The descriptor, for ``select`` and ``poll``."""
         return self._connection.fileno()
 
     @property
@@ -124,7 +127,7 @@ class Line:
         self._whole(self._connection.send_bytes, message)
 
     def set_patience(self, seconds: int) -> None:
-        """How long to wait for the rest of a message that has begun; 0 is for ever."""
+        """Set how many seconds to wait for the rest of a message that has begun; 0 is for ever."""
         with socket.socket(fileno=os.dup(self.fileno())) as end:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
@@ -137,7 +140,7 @@ class Line:
         return _unpickled(self._whole(self._connection.recv_bytes))
 
     def receive_bytes(self, most: int) -> bytes:
-        """The next message as bytes, at most so many."""
+        """The next message as bytes, at most ``most`` of them."""
         return self._whole(self._connection.recv_bytes, most)
 
     def close(self) -> None:
@@ -156,16 +159,16 @@ class Line:
 
 
 class Parcel:
-    """What a caller gives or gets, inside a message. It is pickled before the message is sent, and opened after that.
+    """The arguments or the result of a call, pickled before the message that carries them.
 
-    So an object that cannot be pickled, or not unpickled over there, is an error of that call alone.
+    So an object that cannot be pickled here, or unpickled at the other end, is an error of that call alone.
 
     Args:
-        what: what it is, for errors: ``"call(name='stats')"``.
+        what: names the object in errors, such as ``"call(name='stats')"``.
         value: any object that can be pickled.
 
     Raises:
-        ParameterError: it cannot be pickled.
+        ParameterError: the object cannot be pickled.
     """
 
     def __init__(self, what: str, value: Any) -> None:
@@ -179,7 +182,7 @@ class Parcel:
         """The object.
 
         Raises:
-            ParameterError: it cannot be unpickled here.
+            ParameterError: the object cannot be unpickled here.
         """
         try:
             return _unpickled(self._bytes)
@@ -195,7 +198,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error on its way to another process: the name of its class, its message and its traceback."""
+    """An error to send to another process: the name of its class, its message and its traceback."""
 
     kind: str
     message: str
@@ -203,7 +206,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """What can be sent of an error."""
+        """The parts of an error that can be sent."""
         return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 
     def raised(self, what: str) -> Exception:

@@ -1,4 +1,4 @@
-"""LaneWriter: the end of a lane at which steps go in."""
+"""LaneWriter: writes the steps of one process into its lane."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = ["LaneWriter"]
 class LaneWriter:
     """Writes the steps of one process into its lane; made by :meth:`relive.Lanes.writer`.
 
-    :meth:`add` takes what :meth:`relive.ReplayBuffer.add` takes, and checks it as that does. When it returns, the step
-    is acknowledged: the owner of the replay gets it, even if this process is killed at once. The first step starts new
-    episodes. A :class:`relive.Collector` takes a writer as its buffer.
+    :meth:`add` takes what :meth:`relive.ReplayBuffer.add` takes, and makes the same checks. When it returns, the step
+    is acknowledged: the owner of the replay gets the step, even if this process is killed at once. The first step
+    starts new episodes. A :class:`relive.Collector` takes a writer as its buffer.
 
     One thread at a time may use it, in the process that made it.
 
     Args:
         schema: the fields of a step.
         lane: where steps go.
-        place: its number.
-        claim: what keeps other writers out.
-        owner_ended: whether there was an owner and is none any more.
+        place: the number of the lane.
+        claim: keeps other writers out.
+        owner_ended: returns whether there was an owner and is none any more.
         timeout: seconds that :meth:`add` waits while the lane is full.
         debug: whether to refuse NaN and infinity.
     """
@@ -67,7 +67,7 @@ class LaneWriter:
         """Whether the next step starts new episodes."""
 
     def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, **fields: Any) -> None:
-        """Append one step of every env; it waits while the lane is full.
+        """Append one step of every env. The call waits while the lane is full.
 
         Args:
             step: field -> ``[N, ...]``, with ``next_obs`` and ``mask`` as :meth:`relive.ReplayBuffer.add` takes them.
@@ -79,9 +79,10 @@ class LaneWriter:
             NotFiniteError: in debug mode, a number is NaN or infinite. Nothing is written.
             WaitTimeoutError: the lane was full for ``timeout`` seconds. Nothing is written, and the same step can be
                 added again.
-            LifecycleError: the writer is closed or another process's, or the process that drained the lane has ended.
+            LifecycleError: the writer is closed, or belongs to another process; or the lane is full, and the process
+                that drained it has ended.
         """
-        cut, self._cut = self._cut, True  # whatever breaks this off, the next step does not follow the last one
+        cut, self._cut = self._cut, True  # if anything breaks this off, the next step does not follow the last one
         try:
             if more or not (step is None or hasattr(step, "keys")):
                 raise FieldError(not_named(step))
@@ -99,7 +100,7 @@ class LaneWriter:
     def extend(self, steps: Mapping[str, Any]) -> None:
         """Append many steps ``[T, N, ...]`` in the order of time, such as those of :meth:`relive.Collector.steps`.
 
-        Each is committed by itself: after an error the steps before it are in.
+        Each step is committed by itself. After an error, the steps before the one that failed are in the lane.
 
         Raises:
             ShapeError: the fields differ in their number of steps. Nothing is written.
@@ -111,7 +112,7 @@ class LaneWriter:
             self.add(map_leaves(itemgetter(slice(t * n, t * n + n)), rows))
 
     def interrupt(self) -> None:
-        """The next step starts new episodes: those under way do not go on. Call it after a reset in mid-episode."""
+        """Let the next step start new episodes: the running ones do not go on. Call it after a reset in mid-episode."""
         self._cut = True
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class LaneWriter:
             raise missing_final(-1 - found)
 
     def _refuse_not_finite(self, leaves: Sequence[Any], kept: Any) -> None:
-        """Raise if a number that is learned from is NaN or infinite."""
+        """Raise NotFiniteError if a number that is learned from is NaN or infinite."""
         fields, final = self._lane.layout.stored.leaves, leaves[self._leaves :]
         envs = np.arange(self.num_envs)
         rows = np.ones(self.num_envs, np.bool_) if kept is None else as_host(kept)

@@ -35,7 +35,7 @@ def require_rows(batch_size: int) -> None:
     Raises:
         ParameterError: it is not a whole number from 1 to ``MOST``.
     """
-    if batch_size.__class__ is int and 1 <= batch_size <= MOST:  # as most often; what follows takes 1 us
+    if batch_size.__class__ is int and 1 <= batch_size <= MOST:  # the usual case; the full test takes 1 us
         return
     if not is_count(batch_size, 1) or batch_size > MOST:
         raise ParameterError(
@@ -47,12 +47,12 @@ def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None = None
     """Refuse another buffer whose rows do not fit into this one.
 
     Args:
-        buffer: takes the rows.
-        other: has them.
-        envs: env of ``other`` -> env of ``buffer``; None for each to its own.
+        buffer: the buffer that gets the rows.
+        other: the buffer that has the rows.
+        envs: env of ``other`` -> env of ``buffer``; None keeps every env's number.
 
     Raises:
-        SchemaError: they differ in their schema, number of envs or order.
+        SchemaError: the buffers differ in their schema, number of envs or order.
         ParameterError: there is no such env.
     """
     for name in ("schema", "num_envs", "ordered", "own_next_obs"):
@@ -68,10 +68,10 @@ def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None = None
 
 
 def whole_numbers(values: Any, name: str) -> Ints:
-    """A vector of whole numbers as int64; bools and floats are mistakes.
+    """A vector of whole numbers as int64.
 
     Raises:
-        DTypeError: it holds something else.
+        DTypeError: the numbers are not integers. Bools and floats are refused, too.
     """
     given = as_host(values)
     if given.size and given.dtype.kind not in "iu":

@@ -22,13 +22,13 @@ ALIASES = {
 """The names of a data set -> those of a step."""
 
 STEP = "obs", "action", "reward", "terminated", "truncated"
-"""The fields of a step that a schema is inferred from; all others need a schema."""
+"""The fields from which a schema is inferred. Other fields need a schema."""
 
 CUTS_UNKNOWN = (
     ". 'truncated' is also called 'timeouts': without it and without next observations nobody knows where episodes "
     "were cut off. Pass zeros if none was"
 )
-"""What to do where an array of truncations is missing."""
+"""Advice for an error if the array of truncations is missing."""
 
 PIECE = 2**16
 """Rows that are prepared and added at once."""
@@ -37,19 +37,20 @@ PIECE = 2**16
 def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema | None, options: dict[str, Any]) -> Any:
     """A replay of one env that holds the transitions of flat arrays: :meth:`relive.ReplayBuffer.from_arrays`.
 
-    With ``next_obs``, every row becomes a transition, also where the next row does not go on from it: an episode is
-    interrupted there. Without, the observation after a row is that of the next row. A row that was truncated, and a
-    last row that has not ended, are then left out, since nobody knows what came after them. After a terminal the row's
-    own observation stands for the next one: its discount is 0, so no target reads it, but hindsight goals would.
+    With ``next_obs``, every row becomes a transition. If the next row does not go on from a row, the episode is
+    interrupted there. Without ``next_obs``, the observation after a row is the observation of the next row. Then a
+    truncated row, and a last row that has not ended, are left out, since nobody knows what came after them. After a
+    terminal, the row's own observation stands for the next one: the discount is 0, so no target reads it, but hindsight
+    goals would.
 
     Args:
         make: the class of the buffer.
         arrays: in the order of time, NumPy or torch, nested where observations are: ``obs`` (or ``observations``),
             ``action`` (``actions``), ``reward`` (``rewards``, ``[S]`` or ``[S, 1]``), ``terminated`` (``terminals``)
-            and ``truncated`` (``timeouts``), bools or 0 and 1. If there are any, ``next_obs`` (``next_observations``)
-            and ``done`` (``dones``), which has to agree. With ``next_obs``, ``truncated`` may be missing. Other arrays
-            are read only if the schema has fields of their names.
-        schema: the fields to store; None infers those of a step, with the dtypes of the arrays.
+            and ``truncated`` (``timeouts``), bools or 0 and 1. Also read, if given: ``next_obs``
+            (``next_observations``) and ``done`` (``dones``), which must agree with the other flags. With ``next_obs``,
+            ``truncated`` may be missing. Other arrays are read only if the schema has fields of their names.
+        schema: the fields to store; None infers the fields of a step, with the dtypes of the arrays.
         options: of the buffer. Without a capacity, the rows that are needed are counted.
 
     Raises:
@@ -106,10 +107,10 @@ class _Log:
         self.cut = self._cut()
 
     def _require_done(self) -> None:
-        """Compare ``done``, if there is one, with the flags.
+        """Compare ``done``, if there is one, with the other flags.
 
         Raises:
-            ParameterError: it contradicts them.
+            ParameterError: ``done`` contradicts them.
         """
         if "done" in self.fields:
             wrong = np.flatnonzero(_flags(self.fields["done"], "done", self.size) != self.ended)
@@ -149,11 +150,11 @@ class _Log:
 
     @property
     def unknown(self) -> Any:
-        """Rows whose next observation nobody knows, although training needs it: these cannot be drawn, bool ``[S]``."""
+        """Rows that cannot be drawn, bool ``[S]``: training needs their next observation, and nobody knows it."""
         return (self.truncated & ~self.terminated) | self.cut if self.after is None else np.zeros(self.size, np.bool_)
 
     def capacity(self, own: bool) -> int:
-        """Rows of memory that keep every transition that can be known."""
+        """How many rows of memory keep every transition whose next observation is known."""
         if own:
             return self.size - int(self.unknown.sum())
         finals = self.ended & ~self.unknown
@@ -162,8 +163,8 @@ class _Log:
     def rows(self, low: int, high: int, own: bool) -> dict[str, Any]:
         """Rows from ``low`` up to ``high``, as :meth:`relive.ReplayBuffer.extend` takes them, of one env.
 
-        After a row that the next does not go on from comes a row that is left out: its observation is the one that the
-        row before it led to, and its mask interrupts the episode.
+        If the next row does not go on from a row, an extra row is put between the two. Its observation is the one that
+        the row before led to. Its mask leaves it out, which interrupts the episode.
         """
         span = slice(low, high)
         again = self.cut[span] if self.after is not None else np.zeros(high - low, np.bool_)
@@ -183,7 +184,7 @@ class _Log:
         return steps
 
     def _following(self, take: Any) -> dict[Path, Any]:
-        """The observations after the rows ``take``. After a terminal without one it is that of the row itself."""
+        """The observations after the rows ``take``. If none is known after a terminal, the row's own one is taken."""
         if self.after is not None:
             return {path: leaf[take] for path, leaf in self.after.items()}
         ended: Any = self.ended[take]

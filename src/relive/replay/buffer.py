@@ -47,14 +47,14 @@ __all__ = ["ReplayBuffer"]
 class ReplayBuffer(OpenedReplay[S_co, V_co]):
     """The newest steps of each env, in a ring per env.
 
-    ``add`` stores what an env did, in the order it happened. ``sample`` draws transitions with a ``sampler`` and reads
+    ``add`` stores steps in the order in which they happened. ``sample`` draws transitions with a ``sampler`` and reads
     them through a ``view``. A transition can be drawn once its next observation is known: when the next step of its env
-    comes, or at once if it ended its episode.
+    comes, or at once if the transition ended its episode.
 
     Several threads may use a replay: one call ends before the next begins. ``with replay.lock`` groups calls.
 
-    Type checkers know the sampler and the view that it was made with: ``ReplayBuffer[Prioritized, NStep]``. If you
-    replace the view by one of another kind, annotate ``replay: ReplayBuffer[Prioritized, View]``.
+    Type checkers know the sampler and the view of a replay: ``ReplayBuffer[Prioritized, NStep]``. If you replace the
+    view by one of another kind, annotate ``replay: ReplayBuffer[Prioritized, View]``.
 
     Args:
         schema: the fields of a step; ``obs``, ``reward``, ``terminated`` and ``truncated`` are required.
@@ -67,11 +67,11 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         own_next_obs: store a ``next_obs`` with every step, although steps come in order. Observations take twice the
             memory. In return a step can be drawn as soon as it is added, and ``capacity`` counts transitions. Sequences
             and frame stacks cannot be read from such a replay.
-        check_ends: warn if the first episodes begin with the observation that the last ones ended on; see
-            :class:`relive.errors.EpisodeEndWarning`. Pass False if they really do. Unused where ``ordered`` is False.
-        store: keep all fields but rewards and flags in a store of your own, such as files: a function or class that is
-            called with the fields (path -> :class:`relive.Field`) and the number of rows, and gives an object with the
-            two methods of :class:`relive.memory.home.Home`.
+        check_ends: warn if the first episodes begin with the observation that the episode before ended on; see
+            :class:`relive.errors.EpisodeEndWarning`. Pass False if they really do. Unused if ``ordered`` is False.
+        store: keep all fields but rewards and flags in a store of your own, such as files. It is a function or class
+            that is called with the fields (path -> :class:`relive.Field`) and the number of rows. It returns an object
+            with the two methods of :class:`relive.memory.home.Home`.
         device: where rows and batches live. If it is not the CPU, rewards, flags and bookkeeping stay in RAM (32 bytes
             a row), and so does the sampler. Batches have the same values on every device.
         debug: refuse steps in which a reward, an action or an observation is NaN or infinite.
@@ -81,8 +81,8 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
 
     Raises:
         SchemaError: the schema lacks a required field, or has a field that batches add.
-        ParameterError: the capacity is less than 2 rows per env or more than the free memory; or the sampler or view is
-            not one.
+        ParameterError: the capacity is less than 2 rows per env or more than the free memory; or ``sampler`` is not a
+            sampler, or ``view`` is not a view.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         self._sampler = completed(self._given_sampler)
         near = stored.leaves if store is None or isinstance(store, Keeper) else in_ram(stored.leaves)
         plan = storage_plan(near, num_envs, capacity, capacity_bytes, self.device, self._sampler.nbytes)
-        if not isinstance(store, Keeper):  # which takes its own space
+        if not isinstance(store, Keeper):  # a Keeper takes its own space
             plan.require_memory()
         self._plan, self.num_envs = plan, plan.num_envs
         home = _home(stored.leaves, plan.rows, self.device, store)
@@ -161,9 +161,9 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
 
         Args:
             step: field -> ``[N, ...]`` for every field of the schema; with one env the leading axis may be left out.
-                ``next_obs`` is read where the episode ended: the true final observation, ``[N, ...]``. With
-                ``ordered=False`` or ``own_next_obs=True`` every row needs it. ``mask`` (bool ``[N]``) False leaves a
-                row out, such as the reset step of ``NEXT_STEP`` autoreset.
+                ``next_obs``, ``[N, ...]``, is the true final observation where an episode ended; other rows of it are
+                not read. With ``ordered=False`` or ``own_next_obs=True``, every row needs it. ``mask``, bool ``[N]``,
+                leaves out the rows where it is False, such as the reset steps of ``NEXT_STEP`` autoreset.
             envs: int64 ``[K]``, which envs stepped, each at most once; all fields are then ``[K, ...]``.
             fields: like ``step``.
 
@@ -205,12 +205,12 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
 
         Args:
             rewind: store the next steps from each env's first row on, for code that reads :attr:`block` by position.
-                Only where every step has a next observation of its own.
+                It needs a next observation of its own in every step.
 
         Raises:
-            LifecycleError: ``rewind`` where steps share observations.
+            LifecycleError: ``rewind`` is True, and steps share observations.
         """
-        if rewind:  # then rows are not overwritten in the order of time
+        if rewind:  # after this, rows are not overwritten in the order of time
             self._saver.await_rows()
         self._writer.clear(rewind)
 
@@ -241,10 +241,10 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         Args:
             index: int64 ``[B]``, ``batch["index"]``. If a transition occurs twice, its last error counts. A transition
                 that was overwritten is ignored and counted.
-            td_error: ``[B]``; the sign does not matter. If :attr:`view` reads sequences, ``[T, B]`` or ``[B, T]`` as
-                its batches are; the sampler reduces them to one error per sequence.
-            mask: bool, required for errors of sequences, of their shape: ``batch["mask"]``, True for the errors that
-                count. The others may be NaN.
+            td_error: ``[B]``; the sign does not matter. If :attr:`view` reads sequences, ``[T, B]`` or ``[B, T]``, as
+                its batches are. The sampler reduces these errors to one per sequence.
+            mask: required for errors of sequences: ``batch["mask"]``, bool, of the shape of ``td_error``. It is True
+                for the errors that count. The others may be NaN.
 
         Raises:
             LifecycleError: the sampler has no priorities.
@@ -266,8 +266,9 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
 
         Args:
             other: a buffer of the same schema and order.
-            envs: env of ``other`` -> env of this buffer, for some of them. They are then added env after env, and TD
-                errors come with them if both samplers are :class:`relive.Prioritized`. Default: each to its own.
+            envs: env of ``other`` -> env of this buffer, for some or all envs. Transitions are then added env after
+                env, and their TD errors with them if both samplers are :class:`relive.Prioritized`. By default, every
+                env keeps its number.
 
         Raises:
             SchemaError: the buffers differ in their schema or order; without ``envs``, also in their number of envs.
@@ -305,16 +306,17 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved. It draws the batches that the saved one would have drawn next.
 
-        :attr:`extra` is what was saved with it.
+        Its :attr:`extra` is the value that was saved with it.
 
         Args:
             path: the directory.
             device: where its rows live from now on.
             capacity: another number of rows over all envs. If it is smaller, the newest rows of each env are kept.
-            num_envs: another number of envs, where ``ordered`` is False. The transitions get new indices.
+            num_envs: another number of envs. It can change only if ``ordered`` is False. The transitions get new
+                indices.
             sampler: needed if the saved one was your own. A sampler of another kind than the saved one starts empty.
             view: needed if the saved one was your own.
-            seed: draw other batches, of which number 0 comes next. Give each process that loads the same save a seed of
+            seed: another seed; the next batch is then number 0. Give each process that loads the same save a seed of
                 its own, or all of them draw the same batches.
             changes: fields to drop, rename, cast or add.
             store: as the constructor takes it. A save does not know where its rows were; the default is RAM.
@@ -351,28 +353,30 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """A replay that lives in the files of a directory: a new one, or the one that is there.
 
-        Its rows may take more room than there is memory, and they outlive the process: every step that ``add`` stored
-        is there again after a kill. ``docs/durable.md`` says what holds when. One process at a time may have it open.
+        Its rows may take more room than there is memory, and they outlive the process: after a kill, every step that
+        ``add`` stored is there again. ``docs/durable.md`` has the promises in detail. One process at a time may have
+        the replay open.
 
         Args:
             path: the directory.
-            schema: the fields of a step, for a new replay. If one is there, it has to have this schema, if any.
-            capacity: rows of all envs together; as ``schema``.
-            num_envs: N, by default 1; as ``schema``.
-            sampler: what draws; by default as it was, or :class:`relive.Uniform`. A sampler of another kind than the
-                one before starts anew.
-            view: what reads; by default as it was, or :func:`relive.Transition`.
-            ordered: see :class:`relive.ReplayBuffer`; as ``schema``.
-            own_next_obs: see :class:`relive.ReplayBuffer`; as ``schema``.
+            schema: the fields of a step. A new replay needs them. If a replay is there, None takes its schema, and any
+                other schema than its own is an error.
+            capacity: rows of all envs together; None as for ``schema``.
+            num_envs: N; None as for ``schema``, and 1 for a new replay.
+            sampler: what draws; by default the sampler that the replay had, or :class:`relive.Uniform`. A sampler of
+                another kind than before starts anew.
+            view: what reads; by default the view that the replay had, or :func:`relive.Transition`.
+            ordered: see :class:`relive.ReplayBuffer`; None as for ``schema``.
+            own_next_obs: see :class:`relive.ReplayBuffer`; None as for ``schema``.
             check_ends: see :class:`relive.ReplayBuffer`.
             debug: see :class:`relive.ReplayBuffer`.
-            seed: draw other batches, of which number 0 comes next. By default they go on as they were.
-            flush: call :meth:`flush` after so many rows, or after a ``timedelta``. None leaves it to you.
+            seed: another seed; the next batch is then number 0. By default the batches go on as they were.
+            flush: call :meth:`flush` after this many rows, or after a ``timedelta``. None leaves it to you.
             verify: read all rows and test all invariants, which takes as long as reading the files.
 
         Raises:
-            LifecycleError: another process has it open, or this one has.
-            SchemaError, ParameterError: what is there differs from an argument; or a new replay lacks one.
+            LifecycleError: the replay is open already, in another process or in this one.
+            SchemaError, ParameterError: the replay that is there differs from an argument; or a new replay lacks one.
             FileFormatError: the directory holds something else, or the files are damaged or of several times.
             OSError: the disk is full or fails, or the directory may not be written to.
         """

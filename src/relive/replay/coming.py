@@ -1,4 +1,4 @@
-"""Coming: has the rows of the next batch of a replay in files come into memory while the learner has this one."""
+"""Coming: brings the rows of the next batch of a replay in files into memory while the learner has this batch."""
 
 from __future__ import annotations
 
@@ -22,42 +22,46 @@ __all__ = ["Coming", "coming_of"]
 
 
 WRITTEN = 2**16
-"""The bytes of each env, after its newest row, that are asked for before they are overwritten."""
+"""How many bytes of each env, after its newest row, are asked for before they are overwritten."""
 
 
 FARTHEST = 4096
-"""So many rows before and after that of a guess are asked for at most."""
+"""The most rows that are asked for before and after the row of a guess."""
 
 
 class Coming:
-    """Guesses the next batch, which is a function of the seed and its number, and asks for its rows.
+    """Guesses the next batch, which is a function of the seed and its number, and asks the system for its rows.
 
-    A guess is a hint: what is drawn never depends on it. The caller holds the replay's lock.
+    A guess is only a hint: no draw depends on it. The caller holds the replay's lock.
 
     Args:
         ring: the rows.
-        sampler: what draws.
+        sampler: the sampler that draws.
         progress: the seed, and the number of the next batch.
-        ahead: asks the system.
+        ahead: asks the system for rows.
     """
 
     def __init__(self, ring: Ring, sampler: Any, progress: Progress, ahead: LookAhead) -> None:
         self._ring, self._sampler, self._progress, self.ahead = ring, sampler, progress, ahead
         self._last = 0, 1, 1
-        """The size of the last batch, and which of how many in its round it was."""
+        """The last batch: its size, its number in its round, and the number of batches in the round."""
         self._rated = self._waits = False
         self._heads: Ints = ring.heads.copy()
         self._asked: Ints = np.full(ring.num_envs, -1, np.int64)
         self._batch_rows = max(WRITTEN // max(1, ring.store.layout.nbytes), 1)
 
     def after_batch(self, view: View, batch_size: int, update: int, of: int) -> None:
-        """A batch was drawn. If priorities follow each batch, the next one depends on them, so this waits for them."""
+        """Note that a batch was drawn, and look ahead.
+
+        If priorities come after each batch, the next batch depends on them. Then the look waits for
+        :meth:`after_rating`.
+        """
         self._last, self._waits, self._rated = (batch_size, update, of), self._rated, False
         if not self._waits and self.ahead.is_wanted():
             self._look(view)
 
     def after_rating(self, view: View) -> None:
-        """Priorities were updated."""
+        """Note that priorities were updated, and look ahead if a look waits for them."""
         self._rated = True
         if self._waits and self.ahead.is_wanted():
             self._waits = False
@@ -69,7 +73,7 @@ class Coming:
         key = stream(stream_of(come.seed), come.draws - come.first)
         try:
             places = guess(self._sampler, ring, batch_size, key, update % of + 1, of)
-        except ReliveError:  # the next draw will raise it, if it has to
+        except ReliveError:  # if it is a real error, the next draw raises it
             places = None
         before, after = self._reach(view)
         begins, ends = self._written()
@@ -82,21 +86,22 @@ class Coming:
             self.ahead.ask(begins, ends)
 
     def _reach(self, view: View) -> tuple[int, int]:
-        """How many rows before the rows of a guess may be read, and up to which after them.
+        """How many rows before and after the row of a guess to ask for.
 
-        As steps come, the rows that can be drawn move on. So the next batch is as far off as the last one moved on.
+        As steps come, the rows that can be drawn move on. The rows are expected to move on as far before the next batch
+        as they did before the last one.
         """
         ring, inner = self._ring, getattr(view, "window", view)
         added = int((ring.heads - self._heads).sum())
         moved = -(-added // ring.num_envs)
         self._heads = ring.heads.copy()
         back = 0 if not self._sampler.watches else 2 * added
-        n = getattr(inner, "n", 1)  # a view of the user may mean anything by it
+        n = getattr(inner, "n", 1)  # in a user's own view, n may mean anything
         ahead = (n if is_count(n) else 1) + 1 + moved + back
         return min(rule_of(view).history + back, FARTHEST), min(ahead, FARTHEST)
 
     def _written(self) -> tuple[Ints, Ints]:
-        """The next rows of each env that has come to a new part of its ring: begins and ends."""
+        """The rows that will be overwritten next, in each env that has reached a new part of its ring: begins, ends."""
         ring, part = self._ring, self._batch_rows
         envs = np.flatnonzero(ring.heads // part != self._asked)
         self._asked[envs] = ring.heads[envs] // part
@@ -106,7 +111,7 @@ class Coming:
 
 
 def coming_of(ring: Ring, sampler: Any, progress: Progress) -> Coming | None:
-    """What looks ahead for a replay, if it is in files and this system takes advice."""
+    """The look-ahead of a replay; None if the replay is not in files, or if this system takes no advice."""
     store = ring.store
     if not (isinstance(store, ReplayRows) and isinstance(store.keeper, MappedKeeper) and can_look_ahead()):
         return None

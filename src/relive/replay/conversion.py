@@ -22,7 +22,7 @@ class Conversion:
 
     Args:
         saved: the saved leaves, with ``next_obs`` if each row has its own.
-        leaves: those of the new buffer.
+        leaves: the leaves of the new buffer.
         origins: where each leaf of the new schema comes from; None if nothing changes.
     """
 
@@ -41,8 +41,9 @@ class Conversion:
     ) -> tuple[Any, dict[Path, Tensor]]:
         """The rows (uint8 ``[K, W]``) and large fields ``[K, *shape]`` for the new buffer.
 
-        ``under_way`` is called if needed, for flags ``[K]``: the newest rows of episodes that go on. These and complete
-        transitions have all fields. Other rows are final observations, and hold any bytes in their other fields.
+        ``under_way`` is called if needed. It returns flags ``[K]``, True for the newest rows of running episodes. These
+        rows and complete transitions have all fields. Other rows are final observations; their other fields hold
+        arbitrary bytes.
 
         Raises:
             DoesNotFitError: a saved number does not fit into its new dtype.

@@ -1,4 +1,4 @@
-"""Dealing: transitions without an order, as those of another number of envs."""
+"""Dealing: gives transitions without an order to another number of envs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["dealt", "require_unordered"]
 
 
 INDICES = ("sampler.order", "sampler.inner.order")
-"""Arrays of samplers that name transitions by their index, which has another meaning for another number of envs."""
+"""Arrays of samplers that name transitions by index. An index means something else with another number of envs."""
 
 
 def require_unordered(content: Mapping[str, Any], num_envs: Any, store: Any) -> None:
-    """Refuse another number of envs where it would tear episodes, or a number that is none.
+    """Refuse another number of envs if it would tear episodes, or a value that is not such a number.
 
     Raises:
         ParameterError: the steps of the saved replay have an order; or ``num_envs`` is not a positive whole number; or

@@ -1,4 +1,4 @@
-"""Durable: keeps a replay in files safe: what is on the disk and when, and what a kill or a power cut left."""
+"""Durable: keeps a replay in files safe: decides when it is on the disk, and repairs it after a kill or a power cut."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Durable", "FlushPolicy", "recover", "require_policy", "whereabouts"]
 
 
 FlushPolicy = int | timedelta | None
-"""After how many rows, or how much time, a replay in files flushes by itself; None: never."""
+"""After how many rows, or how much time, a replay in files flushes by itself; None is never."""
 
 
 SMALL = "facts", "progress"
@@ -38,18 +38,18 @@ SMALL = "facts", "progress"
 
 
 RESERVE_SHARE = 16
-"""One in so many rows of each env is in reserve: it may be overwritten before the journal has to be written again."""
+"""One in this many rows of each env is in reserve: it may be overwritten without a new record in the journal."""
 
 
 RESERVE_LEAST = 256
-"""A small replay has at least so many rows in reserve, or half of its rows, as a record takes milliseconds."""
+"""A small replay has this many rows of each env in reserve, or half of its rows, since a record takes milliseconds."""
 
 
 def require_policy(flush: Any) -> None:
     """Require a policy of flushing.
 
     Raises:
-        ParameterError: it is none.
+        ParameterError: ``flush`` is not such a policy.
     """
     known = flush is None or is_count(flush, 1) or (isinstance(flush, timedelta) and flush > timedelta(0))
     if not known:
@@ -64,9 +64,9 @@ class Durable:
     Args:
         keeper: the memory.
         ring: the ring in it.
-        progress: what was drawn.
+        progress: the counts of what was drawn.
         policy: when to flush without being asked.
-        last: the mark of the last flush, of the process before; None in a new replay.
+        last: the mark of the last flush of the process before; None in a new replay.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Durable:
         self.keeper.directory.journal.append(self._mark.encode(kind, whereabouts(self.keeper)))
 
     def flush(self, kind: Kind = "flush") -> None:
-        """Write everything through to the disk, then a record that says so."""
+        """Write everything through to the disk. Then append a record of it to the journal."""
         self.keeper.directory.flush()
         self._mark = self._marked()
         self.note(kind)
@@ -106,7 +106,7 @@ class Durable:
         self._rows, self._flushed = 0, time.monotonic()
 
     def _renew(self, count: int) -> bool:
-        """Declare more of the oldest rows dead, as ``count`` further ones come. False if enough are dead already."""
+        """Declare more of the oldest rows dead, because ``count`` new rows come. False if enough are dead already."""
         wanted = self.ring.heads - self.ring.rows + 2 * count + self._in_reserve()
         if (wanted <= self._mark.dead).all():
             return False
@@ -125,13 +125,13 @@ class Durable:
 
 
 def whereabouts(keeper: MappedKeeper) -> list[Any]:
-    """What tells this boot of the machine, and these files, from others. A copy of a directory has other files."""
+    """What identifies this boot of the machine and these files. A copy of a directory has other files."""
     found = os.fstat(keeper.directory.memory("state").descriptor)
     return [_boot(), found.st_dev, found.st_ino]
 
 
 def _boot() -> str:
-    """The system's name for the time since it was started; empty if it gives none."""
+    """The system's name for this boot; empty if it gives none."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -139,11 +139,11 @@ def _boot() -> str:
 
 
 def recover(keeper: MappedKeeper, num_envs: int, rows: int) -> Mark:
-    """Make ready what another process left. Nothing of it has been used yet.
+    """Make ready the files that another process left, before anything uses them.
 
-    After a clean end the files are as the journal says. After the death of the process alone they have all that it
-    wrote, and the ring takes back what it was in the middle of. After the power went, or in a copy of the directory,
-    pages of several times are mixed: then the ring goes back to the last flush.
+    After a clean end, the files are as the journal says. If only the process died, the files have everything that it
+    wrote, and the ring takes back the call that was broken off. After a power cut, or in a copy of the directory, pages
+    of several times may be mixed. Then the ring goes back to the last flush.
 
     Returns:
         the mark of the last flush.
@@ -192,12 +192,12 @@ def _restore_small(keeper: MappedKeeper, small: Mapping[str, list[Any]]) -> None
 
 
 def _require_unmixed(packed: Array, rows: int, mark: Mark) -> None:
-    """Refuse rows of another time than the cursors, as far as the newest row of each env shows it.
+    """Refuse rows of another time than the cursors. Only the newest row of each env is compared.
 
-    The bookkeeping of a row is in its last 16 bytes: stamp (int64), step and order (int32).
+    The bookkeeping of a row is in its last 16 bytes: stamp (int64), step and order (int32 each).
 
     Raises:
-        FileFormatError: they are of another time.
+        FileFormatError: the rows are of another time.
     """
     heads = mark.state[:, HEAD]
     envs = np.flatnonzero(heads > 0)

@@ -31,8 +31,8 @@ class EndCheck:
     Two mistakes make every episode begin so. Under ``NEXT_STEP`` autoreset the env ignores the step after an end; if
     that step is stored, the next episode seems to begin with the final observation. Under ``SAME_STEP`` autoreset
     ``step()`` returns the next episode's first observation; if that is passed as ``next_obs``, it becomes the final
-    one. One episode that begins with another observation rules both mistakes out, and the check stops. Episodes whose
-    last step did not change the observation are skipped, such as those of a bandit.
+    observation. One episode that begins with another observation rules both mistakes out, and the check stops. Episodes
+    whose last step did not change the observation are skipped, such as those of a bandit.
 
     Args:
         leaves: the stored fields of a step, in order.
@@ -55,7 +55,8 @@ class EndCheck:
             episodes: how many episodes have ended so far.
             envs: int64 ``[K]``, the env of each step.
             leaves: the checked leaves ``[K, ...]``.
-            final: the leaves of the final observations; None if no episode ended, or if each step has a next one.
+            final: the leaves of the final observations; None if no episode ended, or if each step has a next
+                observation of its own.
             kept: bool ``[K]``, False for steps that were left out.
         """
         if episodes == self._episodes and not self._ended_on:

@@ -27,9 +27,9 @@ class Episode(NamedTuple):
     steps: TensorDict
     """The transitions ``[k]`` in the order of time: the fields of a step, ``next_obs`` and ``index``."""
     begins: bool
-    """Whether the first of them is the first step of the episode. A ring that came round has lost older ones."""
+    """Whether the first of them is the first step of the episode. A full ring overwrites the oldest steps."""
     ended: bool
-    """Whether the last of them terminated or was truncated. An episode under way, or interrupted, has not ended."""
+    """Whether the last of them terminated or was truncated. A running or interrupted episode has not ended."""
 
     @property
     def whole(self) -> bool:
@@ -72,7 +72,7 @@ def runs_of(ring: Ring) -> list[Run]:
 
 
 def read_run(ring: Ring, run: Run) -> Episode | None:
-    """What is still stored of an episode; None if nothing is."""
+    """The part of an episode that is still stored; None if no step is."""
     first = max(run.first, int(ring.oldest[run.env]))
     if first >= run.until:
         return None
@@ -85,8 +85,8 @@ def read_run(ring: Ring, run: Run) -> Episode | None:
 def table(ring: Ring, next_obs: bool) -> dict[Path, Array]:
     """All complete transitions as columns ``[S, ...]``, env by env in the order of time.
 
-    ``env``, ``episode``, ``step`` and ``index`` come first: the number of the episode in this table, and the step's
-    index within its episode. Transitions without an order come in that of completion, and have no episodes.
+    ``env``, ``episode``, ``step`` and ``index`` come first. ``episode`` is the number of the episode in this table, and
+    ``step`` counts within the episode. Transitions without an order come in the order of completion, and have neither.
     """
     if ring.alone and not ring.linked:
         anchors = ring.anchors()

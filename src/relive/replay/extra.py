@@ -13,7 +13,7 @@ __all__ = ["load_extra"]
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:
-    """What was passed as ``extra`` to the ``save`` of a replay or rollout; None if nothing was. No row is read.
+    """The value that was passed as ``extra`` to the ``save`` of a replay or rollout; None if none was. Reads no row.
 
     Tensors are on the CPU, and dicts of all kinds are plain dicts.
 

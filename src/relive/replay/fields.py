@@ -18,7 +18,7 @@ NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.
 RESERVED = frozenset(
     ("next_obs", "mask", "index", "next_index", "discount", "steps", "weight", "probability", "complete", "source")
 )
-"""Names that a schema must not use: those of further arguments of ``add`` and of fields that batches add."""
+"""Names that a schema must not use: further arguments of ``add``, and fields that batches add."""
 
 
 def stored_fields(schema: Schema, own_next_obs: bool) -> Schema:

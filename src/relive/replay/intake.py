@@ -1,4 +1,4 @@
-"""Intake: adds steps from elsewhere in pieces, so that after an interruption it is known whether a piece is in."""
+"""Intake: adds steps from elsewhere in pieces. After an interruption, it is known whether a piece is in the replay."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["Intake"]
 class Intake:
     """Adds pieces of steps to some envs of a replay, each as a whole or not at all.
 
-    The caller holds the replay's lock from :meth:`mark` on until it has looked whether the piece is in.
+    The caller takes the replay's lock before it calls :meth:`mark`, and holds it until it knows whether the piece is
+    in.
 
     Args:
-        replay: gets the steps.
-        envs: int64 ``[K]``: the envs that the steps are of.
+        replay: the replay that gets the steps.
+        envs: int64 ``[K]``, the envs of the steps.
     """
 
     def __init__(self, replay: ReplayBuffer, envs: Ints) -> None:
@@ -27,19 +28,19 @@ class Intake:
         inside: Any = replay
         self._ring = inside._ring
         self.most = max(min(self._ring.rows // 2, PIECE) // len(envs), 1)
-        """The most vector steps of a piece: as many as the replay stores in one call that nothing can break off."""
+        """The most vector steps of a piece: the replay stores this many in one call that nothing can break off."""
 
     def mark(self) -> int:
-        """A number that changes as soon as a piece with steps is in, and not before."""
+        """A number that changes at the moment when a piece with steps is in."""
         return int(self._ring.heads[self.envs].sum())
 
     def add(self, steps: Mapping[str, Any]) -> None:
         """Add a piece: vector steps as :meth:`relive.ReplayBuffer.extend` takes them, no more than :attr:`most`.
 
-        If there are several, none of them leaves out a row that interrupts an episode.
+        In a piece of several vector steps, no row may be left out if that would interrupt an episode.
         """
         self.replay.extend(steps, envs=self.envs)
 
     def interrupt(self) -> None:
-        """The next steps start new episodes."""
+        """Interrupt the running episodes: the next steps start new ones."""
         self.replay.interrupt(self.envs)

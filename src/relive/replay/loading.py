@@ -1,4 +1,4 @@
-"""Loading a replay: the arguments of its constructor, as they were saved and as the caller changes them."""
+"""Loading a replay: the saved arguments of its constructor, and how the caller of ``load`` changes them."""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ Replay = TypeVar("Replay")
 
 
 def one_at_a_time(method: Callable[Concatenate[Replay, P], R]) -> Callable[Concatenate[Replay, P], R]:
-    """Let other threads wait. First mend what an earlier call left half done, and draw the served batches that are due.
+    """Make other threads wait while the method runs. Before it, mend what an earlier call left half done, and draw the
+    served batches that are due.
 
-    Kernels run without Python's own lock, so another thread could write a row while this one reads it.
+    Kernels run without Python's own lock, so another thread could otherwise write a row while this one reads it.
     """
 
     @wraps(method)

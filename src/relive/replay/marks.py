@@ -1,4 +1,4 @@
-"""Mark: what a journal's record says of a replay, so that it can be found again after the power went."""
+"""Mark: the content of a journal's record about a replay. With it, the replay is restored after a power cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["open", "flush", "close"]
 
 
 BOOKKEEPING = 3
-"""Stamp, step and order of a row."""
+"""How many numbers the bookkeeping of a row has: stamp, step and order."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
     """Further arrays by name, of a few numbers each."""
 
     def encode(self, kind: Kind, where: list[Any]) -> bytes:
-        """The mark as bytes, with what happened and ``where``: what tells this boot and these files from others."""
+        """The mark as bytes, with the ``kind`` of event and with ``where``, which identifies the boot and the files."""
         facts = {"kind": kind, "where": where, "num_envs": len(self.state), "small": self.small}
         text = json.dumps(facts, allow_nan=False).encode()
         arrays = (self.state, self.counters, self.newest, self.dead)
@@ -47,10 +47,10 @@ class Mark(NamedTuple):
 
     @staticmethod
     def decode(payload: bytes, num_envs: int) -> tuple[Mark, str, list[Any]]:
-        """The mark, what happened, and where.
+        """The mark, the kind of event, and where it happened, as :meth:`encode` takes them.
 
         Raises:
-            FileFormatError: these bytes are no mark of a ring of so many envs.
+            FileFormatError: these bytes are not a mark of a ring of ``num_envs`` envs.
         """
         try:
             (length,) = _LENGTH.unpack_from(payload)
@@ -74,7 +74,7 @@ class Mark(NamedTuple):
 
 
 def mark_of(ring: Ring, small: dict[str, list[Any]]) -> Mark:
-    """The mark of a ring as it is, with nothing but rows that are gone declared dead."""
+    """The mark of a ring as it is. Only rows that are gone are declared dead."""
     return Mark(ring.state.copy(), ring.counters.copy(), bookkeeping(ring, ring.heads - 1), ring.oldest, small)
 
 

@@ -26,9 +26,10 @@ __all__ = ["Mixture"]
 class Mixture:
     """Batches in which every buffer has a fixed share (Ball et al. 2023 mix offline and online data half and half).
 
-    Each buffer draws with its own sampler and view. A batch of B has share · B rows of each buffer, one after
-    another, rounded such that they add up to B. ``source`` (int64) is the number of the buffer that a row comes from. A
-    batch has the fields that the batches of every buffer have, whether or not that buffer has rows in this one.
+    Each buffer draws with its own sampler and view. A batch of B rows has share · B rows of each buffer, one buffer
+    after another. The numbers are rounded so that they add up to B. ``source`` (int64) is the number of the buffer that
+    a row comes from. A batch has the fields that the batches of all buffers have in common, even if a buffer has no
+    rows in this batch.
 
     Args:
         buffers: name -> buffer, of one schema.

@@ -38,7 +38,7 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
     """What keeps the files safe; None if the replay is in private memory."""
 
     def _verify(self) -> None:
-        """Refuse files that contradict themselves; reads all of them.
+        """Read all files, and refuse files that contradict themselves.
 
         Raises:
             FileFormatError: names the first row or number that is wrong.
@@ -54,7 +54,7 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
 
     @one_at_a_time
     def flush(self) -> None:
-        """Write everything that is stored through to the disk. What it holds now survives a power cut.
+        """Write everything that is stored through to the disk. All of it then survives a power cut.
 
         Raises:
             LifecycleError: this replay is not in files.
@@ -95,7 +95,7 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
         self.close()
 
     def _refuse_files(self) -> None:
-        """Refuse to take another's order of completion, of which a kill could leave a half.
+        """Refuse to append in another buffer's order of completion. A kill could leave half of it done.
 
         Raises:
             LifecycleError: this replay is in files.
@@ -117,7 +117,7 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
             directory.commit(content)
 
     def _content(self) -> dict[str, Any]:
-        """What the manifest says of this replay."""
+        """The manifest's JSON about this replay."""
         return {
             "kind": KIND,
             "schema": json.loads(self.schema.to_json()),
@@ -143,7 +143,8 @@ def opened(
 ) -> Any:
     """A replay of the class ``cls`` in the files of a directory; see :meth:`relive.ReplayBuffer.open`.
 
-    ``wanted`` has the arguments that must be those of the replay that is there, if one is; None where not given.
+    ``wanted`` has arguments by name; None for an argument that was not given. If a replay is there already, the others
+    must be equal to its own.
     """
     require_policy(flush)
     keeper = MappedKeeper(path)
@@ -157,7 +158,7 @@ def opened(
 def _opened(
     cls: Any, keeper: MappedKeeper, wanted: dict[str, Any], sampler: Any, view: Any, seed: int | None, flush: Any
 ) -> Any:
-    """The replay in the memory of a keeper: new, or what is kept there."""
+    """The replay in the memory of a keeper: the one that is kept there, or a new one."""
     directory, content = keeper.directory, keeper.directory.content
     if content is None:
         missing = [name for name in ("schema", "capacity") if wanted[name] is None]
@@ -210,7 +211,7 @@ def _flush_if_due(buffer: Callable[[], Any], count: int) -> None:
 
 
 def _end_in_child(ring: ReferenceType[Ring]) -> None:
-    """Every further call in this process, a forked child, is an error."""
+    """Make every further call in this process, a forked child, an error."""
     found = ring()
     if found is not None:
         found.pending = Ended(
@@ -242,10 +243,10 @@ def _kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[st
 
 
 def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse arguments that differ from what is there.
+    """Refuse arguments that differ from those of the replay that is there.
 
     Raises:
-        SchemaError, ParameterError: names the first that differs.
+        SchemaError, ParameterError: names the first argument that differs.
     """
     for name, value in wanted.items():
         got = kept[name]

@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     completed: int
     """How many transitions had been completed when it was drawn."""
     batch: Any
-    """What the view read."""
+    """The batch as the view read it."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Progress:
     late: int = 0
     """Priorities that came after their transition was overwritten."""
     slots: ProgressSlots | None = None
-    """Where the counts are kept for the next process, of a replay in files."""
+    """Where a replay in files keeps the counts for the next process; None for any other replay."""
     ahead: deque[Drawn] = field(default_factory=deque[Drawn])
     """Batches that wait for their learner, in order. They are in ``draws`` and ``sampled`` already."""
 
@@ -65,12 +65,12 @@ class Progress:
 
     @property
     def counts(self) -> list[int]:
-        """What a save has of it: ``draws``, ``sampled`` and ``late``; without what can be drawn again."""
+        """The counts for a save: ``draws``, ``sampled`` and ``late``, without batches that can be drawn again."""
         undone = (self.draws_taken, self.rows_taken) if self._is_undoable else (self.draws, self.sampled)
         return [int(count) for count in (*undone, self.late)]  # batch sizes may have been NumPy's
 
     def keep(self) -> None:
-        """Have the next process of a replay in files go on from here, with the batches that nobody took."""
+        """Keep the counts of a replay in files, so that its next process goes on with the batches that nobody took."""
         if self.slots is not None:
             self.slots.write(self.draws_taken, self.rows_taken, self.late)
 
@@ -88,9 +88,9 @@ class Progress:
             sampler.undo_draws(now)
 
     def undo(self, sampler: Sampler) -> None:
-        """Have drawn nothing ahead, so that the next batches are those that nobody took.
+        """Undo the draws ahead, so that the next batches are those that nobody took.
 
-        If other batches were drawn in between, the numbers of all of them are used up.
+        If other batches were drawn in between, this is not possible, and the numbers of all of them are used up.
         """
         if self._is_undoable:
             sampler.undo_draws(self.ahead[0].draw_state)

@@ -17,8 +17,8 @@ _SLOT = Struct("5q")
 class ProgressSlots:
     """The counts of a replay in files: two slots, written in turn, so that a kill leaves one of them whole.
 
-    A slot is its number, the three counts and its number again. The slot with the larger number counts, of those whose
-    two numbers agree.
+    A slot is its number, the three counts, and its number again. A slot whose two numbers differ is not whole. The
+    whole slot with the larger number counts.
 
     Args:
         words: int64 ``[10]``, in a file.
@@ -33,7 +33,7 @@ class ProgressSlots:
         if not whole or min(self._number, *counts) < 0:
             raise InvariantError(f"progress: {[*map(self._read, self._slots)]} are not two slots of counts")
         self.on_seed: Callable[[], object] = bool
-        """Called when the seed was set, which is kept elsewhere."""
+        """Called when the seed was set. The seed is kept elsewhere."""
         self.counts: list[int] = counts
         """Batches drawn, rows drawn and late priorities, as they were when this was made."""
 

@@ -54,7 +54,7 @@ class Ratings:
         return late
 
     def take_over(self, other: Ratings, env: int, to: int) -> None:
-        """Give the newest transitions of env ``to`` the TD errors of those in env ``env`` that they are copies of."""
+        """Give the newest transitions of env ``to`` the TD errors of their originals, in env ``env`` of ``other``."""
         mine, its = self.prioritized, other.prioritized
         if mine is None or its is None:
             return
@@ -91,7 +91,7 @@ class Ratings:
         return places
 
     def _update_checked(self, sampler: Prioritized, view: View, index: Any, td_error: Any, mask: Any) -> int:
-        """The same, with errors for what is wrong."""
+        """As :meth:`update`, with checks that raise an error for what is wrong."""
         where = whole_numbers(index, "index")
         errors, real = by_item(view, where, doubles(td_error), None if mask is None else as_host(mask))
         sizes = magnitudes(errors)
@@ -151,10 +151,11 @@ def doubles(values: Any) -> Any:
 
 
 def by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
-    """Errors ``[B]``, or those of sequences and their mask, item by item: ``[B, T]``, 0 where they do not count.
+    """TD errors and their mask, item by item. Errors of transitions are ``[B]`` and have no mask. Errors of sequences
+    and their mask become ``[B, T]``, with 0 for errors that do not count.
 
     Raises:
-        ShapeError: they are not those of the items ``index`` as ``view`` reads them.
+        ShapeError: the errors do not fit the items ``index`` as ``view`` reads them.
         ParameterError: errors of sequences come without their mask.
     """
     time_first, count = time_first_of(view), index.size

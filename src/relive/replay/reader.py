@@ -50,8 +50,8 @@ class Reader:
         """Use this view from now on.
 
         Raises:
-            ParameterError: it is not a view.
-            SchemaError: it cannot read what is stored.
+            ParameterError: ``view`` is not a view.
+            SchemaError: the view cannot read what is stored.
             LifecycleError: it is the view of another buffer.
         """
         refuse_class("view", view)
@@ -157,16 +157,16 @@ class Reader:
 
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
-"""Readers by the id of their view, since not every view can be hashed or weakly referenced."""
+"""Readers by the id of their view, because some views can be neither hashed nor weakly referenced."""
 
 
 def _parts(view: View) -> list[Any]:
-    """A view, and those inside it."""
+    """A view, and the views inside it."""
     return [view, *_parts(view.window)] if isinstance(view, (FrameStack, ReturnsToGo)) else [view]
 
 
 def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
-    """The places and fields that a user's sampler drew, checked.
+    """Check what a user's sampler drew, and return its places and fields.
 
     Raises:
         ParameterError, SchemaError: the draw has another form, or a place cannot be drawn.

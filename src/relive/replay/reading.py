@@ -40,7 +40,7 @@ __all__ = ["ReadableReplay"]
 
 
 class ReadableReplay(ABC, Generic[S_co, V_co]):
-    """The half of a replay buffer that reads. :class:`relive.ReplayBuffer` is the one replay there is."""
+    """The half of a replay buffer that reads. Only :class:`relive.ReplayBuffer` is made from it."""
 
     schema: Schema
     num_envs: int
@@ -50,7 +50,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
     lock: Any
     _ahead: Ahead | None = None
     _coming: Coming | None = None
-    """Asks for the rows of the next batch, of a replay in files; else None."""
+    """Asks for the rows of the next batch of a replay in files; None for any other replay."""
     _given_sampler: Any
     _own_sampler: bool
     _plan: StoragePlan
@@ -158,16 +158,17 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
     ) -> Any:
         """Batches ``[batch_size]`` that a thread draws while you learn: ``for batch in replay.serve(256): ...``.
 
-        They are the batches that :meth:`sample` gives, in the same order. Batch t is drawn when batch t - depth is done
-        with, that is, when the learner asks for the batch after it. So it has all steps and priorities that came
-        before that moment, and none that came after: every other call of this replay waits for the draws that are
-        due.
+        They are the batches that :meth:`sample` gives, in the same order. Batch t is drawn when the learner is done
+        with batch t - depth, that is, when it asks for the batch after that one. So batch t has all steps and
+        priorities that came before that moment, and none that came after: every other call of this replay waits for the
+        draws that are due.
 
         Args:
             batch_size: B.
             depth: how many batches there are at most, the one in use included. 1 draws each when you ask for it.
             count: how many batches; they are one round of updates, as in :meth:`batches`. None is without end.
-            limit: a :class:`relive.SamplesPerInsert` or :class:`relive.MinSize`; batches are drawn when it allows them.
+            limit: a :class:`relive.SamplesPerInsert` or :class:`relive.MinSize`; a batch is drawn when the limit
+                allows it.
             timeout: seconds to wait for the limit; None is for ever.
 
         Returns:
@@ -197,12 +198,14 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
     def stats(self) -> dict[str, float]:
         """Figures about what is stored and how it is used.
 
-        ``size``: transitions that can be drawn; ``completed``: all that ever could; ``episodes``: ended ones;
-        ``age_mean``, ``age_max``: how many transitions were completed later; ``batches``, ``sampled``: batches and rows
-        drawn; ``replay_ratio``: rows drawn per completed transition; ``late_updates``: priorities that came after their
-        transition was overwritten; ``not_finite_rewards``: NaN or infinite ones ever added. With priorities also
-        ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``: (Σp)² / Σp², the number of equal
-        priorities that would spread draws as evenly.
+        - ``size``: transitions that can be drawn; ``completed``: all transitions that ever could be drawn;
+        - ``episodes``: episodes that have ended;
+        - ``age_mean``, ``age_max``: the age of a transition is how many transitions were completed later;
+        - ``batches``, ``sampled``: batches and rows drawn; ``replay_ratio``: rows drawn per completed transition;
+        - ``late_updates``: priorities that came after their transition was overwritten;
+        - ``not_finite_rewards``: NaN or infinite rewards ever added;
+        - with priorities also ``priority_min``, ``priority_mean``, ``priority_max`` and ``effective_size``, which is
+          (Σp)² / Σp²: the number of equal priorities that would spread draws as evenly.
         """
         ring, places = self._ring, self._ring.anchors()
         return figures(ring, places, len(self), self._progress, self._ratings.prioritized)
@@ -238,8 +241,8 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
     def episodes(self) -> Iterator[Episode]:
         """The stored episodes one by one, env by env in the order of time, whatever :attr:`view` is.
 
-        Each is read when its turn comes. The replay may change meanwhile: what is overwritten by then is left out, and
-        steps that were added after this call are not read.
+        Each episode is read when its turn comes. The replay may change meanwhile: steps that were overwritten by then
+        are left out, and steps that were added after this call are not read.
 
         Raises:
             SchemaError: the transitions have no order.
@@ -323,7 +326,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             self._ahead.settle()
 
     def _draw_ahead(self, batch_size: int, of: int, update: int) -> None:
-        """Draw a batch that waits for its learner. The caller holds the lock. A draw that fails was none."""
+        """Draw a batch that waits for its learner. The caller holds the lock. A draw that fails does not count."""
         progress, draw_state = self._progress, self._sampler.draw_state()
         number, sampled, completed = progress.draws, progress.sampled, self._ring.completed
         try:
@@ -337,7 +340,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             raise
 
     def _end_serving(self, ahead: Ahead) -> None:
-        """Put back what nobody took, and serve no more. The caller holds the lock."""
+        """Put back the batches that nobody took, and end the serving. The caller holds the lock."""
         if ahead is self._ahead:
             ahead.give_back()
             self._progress.undo(self._sampler)

@@ -1,4 +1,4 @@
-"""What :meth:`relive.ReplayBuffer.load` does."""
+"""The work of :meth:`relive.ReplayBuffer.load`."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def loaded(
 
 def loaded_for(num_envs: int, kind: Any, path: str | os.PathLike[str], device: Any, capacity: int | None,
                parts: tuple[Any, Any], changes: SchemaChanges | None, store: Any) -> Any:  # fmt: skip
-    """The same with another number of envs.
+    """As :func:`loaded`, with another number of envs.
 
     Raises:
-        ParameterError: its steps have an order; see :func:`relive.replay.dealing.require_unordered`.
+        ParameterError: the steps have an order; see :func:`relive.replay.dealing.require_unordered`.
         FileFormatError, SchemaError, ParameterError: as above.
     """
     with open_save(path) as save:

@@ -1,4 +1,4 @@
-"""What a sampler of a replay in files keeps beside them, written at a flush: all but the priorities."""
+"""The state of a sampler of a replay in files, all but its priorities. It is saved beside the files at each flush."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SAMPLER = "sampler"
 
 
 IN_FILES = Uniform, Prioritized
-"""Samplers that keep nothing else."""
+"""Samplers that have no state outside the replay's files."""
 
 
 def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     """Save the state of a sampler, if it has any that is not in the replay's files.
 
     Raises:
-        OSError: the disk is full, or fails. The save before is still there then.
+        OSError: the disk is full, or fails. Then the save before is still there.
     """
     if type(sampler) in IN_FILES:
         return
@@ -50,7 +50,9 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
 
 
 def read_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
-    """Give a sampler the state that was saved last, if it is of the same kind. Rows may have come and gone since.
+    """Give a sampler the state that was saved last, if the sampler is of the same kind.
+
+    Rows may have been added and overwritten since that save.
 
     Raises:
         FileFormatError: the save is damaged.
@@ -86,7 +88,7 @@ def _refuse_link(path: Path) -> None:
     """Refuse a symbolic link, which could lead to a save elsewhere.
 
     Raises:
-        FileFormatError: the path is one.
+        FileFormatError: the path is a symbolic link.
     """
     if path.is_symlink():
         raise FileFormatError(f"'{path}': expected a directory, got a symbolic link; copy the replay with its files")

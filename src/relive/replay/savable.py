@@ -27,26 +27,28 @@ class SavableReplay(ReadableReplay[S_co, V_co]):
     """The part of a replay buffer that saves, pickles and copies it. ``load`` is in :class:`relive.ReplayBuffer`."""
 
     extra: Any
-    """What was passed to :meth:`save` as ``extra``, in a buffer that was loaded; else None."""
+    """In a buffer that was loaded, the value that was passed to :meth:`save` as ``extra``; otherwise None."""
     _saver: Saver
 
     def save(self, path: str | os.PathLike[str], *, extra: Any = None, background: bool = False) -> SaveHandle:
         """Write everything stored, and the number of the next batch, to the directory ``path``.
 
-        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded it, only new rows are
-        written. ``docs/files.md`` describes the format.
+        An earlier save there is replaced as a whole or not at all. If this buffer wrote or loaded that save, only new
+        rows are written. ``docs/files.md`` describes the format.
 
         Args:
             path: the directory.
-            extra: what else belongs to the same instant, such as the ``state_dict`` of the model and the optimizer:
-                nested dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. :attr:`extra` of the
-                loaded buffer is equal, and so is :func:`relive.load_extra`. Do not change it before this returns.
-            background: return at once, and write in another thread what there is now. ``extra`` is copied. You may add,
+            extra: further values of the same instant, such as the ``state_dict`` of the model and the optimizer: nested
+                dicts, lists and tuples of tensors, arrays, numbers, bools, text and bytes. They come back as
+                :attr:`extra` of the loaded buffer, and from :func:`relive.load_extra`. Do not change them before this
+                call returns.
+            background: return at once, and write the present state in another thread. ``extra`` is copied. You may add,
                 sample and train meanwhile, and change everything. A buffer has one such save at a time: the next call
-                waits for it, and raises its error if it failed and :meth:`~relive.files.SaveHandle.wait` did not.
+                waits for it. If that save failed and :meth:`~relive.files.SaveHandle.wait` has not raised its error,
+                the next call raises it.
 
         Returns:
-            the save: ``save(path, background=True).wait()`` raises what went wrong. Without ``background`` it is done.
+            the save. ``save(path, background=True).wait()`` raises its error. Without ``background`` it is done.
 
         Raises:
             FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
@@ -69,7 +71,7 @@ class SavableReplay(ReadableReplay[S_co, V_co]):
         Row k of env e is at ``e * R + k % R``; each env has R rows. Rows that were never written are included, and so
         are those of final observations. Reward and flags are always in RAM.
 
-        The rows can be written to, and :meth:`save` cannot see that. So once this was read, every save is a full one.
+        You can write to the rows, and :meth:`save` cannot see that. So once this was read, every save writes all rows.
         """
         self._saver.segments.give_up()
         self._saver.await_rows()
@@ -77,7 +79,7 @@ class SavableReplay(ReadableReplay[S_co, V_co]):
 
     @one_at_a_time
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: what :meth:`save` writes, and parts that are not relive's own."""
+        """For pickle: the content of a save, and parts that are not relive's own."""
         return type(self)._unpickled, self._saver.pickled(self._given_sampler)
 
     @classmethod

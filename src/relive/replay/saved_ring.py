@@ -1,4 +1,4 @@
-"""The ring of a replay to a save and back: the live rows, the cursors and the sampler's state."""
+"""The ring of a replay in a save: writes and restores the live rows, the cursors and the sampler's state."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def row_fields(store: Store) -> dict[str, RowField]:
 def row_arrays(ring: Ring, span: Span, prefix: str = "") -> dict[str, Any]:
     """The rows of a span by name: the packed fields, and a block for each large one.
 
-    They are copied, if at all, piece by piece while they are written, and have to stay as they are so long.
+    If they are copied, then piece by piece while they are written. So they must not change before that.
     """
     return {f"{prefix}{name}": _streamed(ring, span, field) for name, field in row_fields(ring.store).items()}
 
@@ -108,9 +108,9 @@ def _streamed(ring: Ring, span: Span, field: RowField) -> files.Streamed:
 
 
 def restore_ring(ring: Ring, sampler: Sampler, source: Source, saved_rows: int, conversion: Conversion) -> None:
-    """Put a saved state into a new ring, and check that it makes sense.
+    """Put a saved state into a new ring, and check that the state makes sense.
 
-    A ring with fewer rows per env than the saved one gets the newest of each env.
+    If the new ring has fewer rows per env than the saved one, it gets the newest rows of each env.
 
     Args:
         ring: the new ring, of as many envs.
@@ -120,7 +120,7 @@ def restore_ring(ring: Ring, sampler: Sampler, source: Source, saved_rows: int, 
         conversion: turns saved rows into rows of this ring.
 
     Raises:
-        FileFormatError, InvariantError, ValueError, KeyError: it does not make sense.
+        FileFormatError, InvariantError, ValueError, KeyError: the state does not make sense.
         DoesNotFitError: a saved number does not fit into its new dtype.
     """
     content, wanted = source.content, ring.rule
@@ -150,7 +150,7 @@ def _restore_part(ring: Ring, part: RowPart, conversion: Conversion) -> None:
 
 
 def _under_way(ring: Ring, live: Span) -> Any:
-    """Whether each row is the newest of an episode that goes on, bool ``[K]``."""
+    """Whether each row is the newest row of a running episode, bool ``[K]``."""
     env, number = live.rows()
     return (number == ring.heads[env] - 1) & (ring.state[env, NEXT] > 0)
 

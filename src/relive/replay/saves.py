@@ -60,7 +60,7 @@ class ReplaySave:
         self._rows, self._planned = rows, planned
 
     def change(self, present: files.Contents) -> files.Change:
-        """What becomes of the save that is present."""
+        """The content that replaces the save which is present."""
         planned = plan_segments(self._live, self.stable, self._still_there(present), *self._sizes)
         if self._planned is not None:
             self._planned(planned)
@@ -80,7 +80,7 @@ class ReplaySave:
         )
 
     def _still_there(self, present: files.Contents) -> list[Segment]:
-        """The first segments of a directory, up to one that is not there as it was written."""
+        """The first segments of a directory, up to the first one that is not there as it was written."""
         for i, segment in enumerate(self._known):
             prefix = segment_prefix(segment.name)
             if not all(f"{prefix}{part}" in present.specs for part in self._parts):
@@ -89,10 +89,10 @@ class ReplaySave:
 
 
 def _segment_of(name: str) -> str | None:
-    """The segment that a tensor is of, by its name."""
+    """The name of the segment that a tensor belongs to; None if it belongs to none."""
     return name.split(".")[1] if name.startswith("segment.") else None
 
 
 def _with_span(segment: Segment, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """What the files of a segment hold."""
+    """The tensors in the files of a segment."""
     return {f"{segment_prefix(segment.name)}span": np.stack(segment.span), **rows}

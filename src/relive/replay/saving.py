@@ -45,9 +45,9 @@ class Saver:
     """The saving side of a replay: its state for files and for pickle. Its caller holds the replay's lock.
 
     Args:
-        writer: what stores its steps.
-        reader: what reads its batches.
-        progress: how far its draws have come.
+        writer: stores the replay's steps.
+        reader: reads its batches.
+        progress: the counts of its draws.
         device: where its rows live.
     """
 
@@ -60,7 +60,7 @@ class Saver:
         self._snapshot: Snapshot | None = None
 
     def state(self) -> State:
-        """Everything that a replay is, but for its rows."""
+        """The whole state of the replay, without its rows."""
         writer, progress = self._writer, self._progress
         facts = {
             "kind": KIND,
@@ -79,7 +79,7 @@ class Saver:
             return ring_state(writer.ring, writer.sampler, facts)
 
     def whole_state(self) -> State:
-        """Everything, with all rows in memory."""
+        """The whole state of the replay, with all rows in memory."""
         ring, (arrays, content) = self._writer.ring, self.state()
         arrays = row_arrays(ring, ring.span) | arrays
         return {name: x.whole() if isinstance(x, files.Streamed) else x for name, x in arrays.items()}, content
@@ -95,9 +95,9 @@ class Saver:
         return files.SaveHandle(path)
 
     def start(self, path: str | os.PathLike[str], extra: Any) -> files.SaveHandle:
-        """The same in another thread: what is there now, while the caller's thread goes on.
+        """As :meth:`write`, in another thread: it writes the present state while the caller's thread goes on.
 
-        If a row may change in ways that nobody sees, or may not be read by two threads, all rows are read first.
+        If rows may change unseen, or if two threads must not read them at once, all rows are read before this returns.
         """
         ring, era, save = self._writer.ring, self.segments.era, self._save(path, extra)
         there = disk.usable(path).absolute()  # the process may change its directory meanwhile
@@ -119,7 +119,7 @@ class Saver:
             if not (ring.store.read_aside and self.segments.frozen):
                 snapshot.wait()
         except BaseException:
-            snapshot.close()  # its thread, if it runs, gives up as soon as it misses a row
+            snapshot.close()  # the thread, if it runs, then gives up at the next row that it wants to read
             self.saves.forget(handle)
             raise
         return handle
@@ -128,7 +128,7 @@ class Saver:
         return ReplaySave(self._writer.ring, self.segments.at(path), *self.state(), extra)
 
     def await_rows(self) -> None:
-        """Wait until the save under way, if there is one, has read all rows, which may then be changed in any way."""
+        """Wait until the save under way, if there is one, has read all rows. Then rows may change in any way."""
         if self._snapshot is not None:
             self._snapshot.wait()
             self._snapshot = None
@@ -147,7 +147,7 @@ class Saver:
     def restore(self, source: Source, origins: Mapping[Path, Origin] | None = None) -> None:
         """Put a state into a new replay that was made with its constructor's arguments.
 
-        ``origins`` are those of the fields if the schema was changed.
+        ``origins`` are the origins of the fields, if the schema was changed.
 
         Raises:
             FileFormatError, InvariantError, ValueError, KeyError: the state makes no sense.
@@ -170,5 +170,5 @@ def bare_arrays(state: Mapping[str, Any]) -> dict[str, tuple[Any, torch.dtype]]:
 
 
 def typed_tensors(arrays: Mapping[str, tuple[Any, torch.dtype]]) -> dict[str, Tensor]:
-    """What :func:`bare_arrays` took apart."""
+    """The tensors that :func:`bare_arrays` took apart."""
     return {name: typed(array, dtype) for name, (array, dtype) in arrays.items()}

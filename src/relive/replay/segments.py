@@ -1,4 +1,4 @@
-"""Segments: the rows of a replay in files that later saves keep, since a row that is complete never changes."""
+"""Segments: rows of a replay in files that later saves keep, because a complete row never changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL_BYTES = 1 << 20
 
 
 KNOWN = 4
-"""For how many directories a buffer remembers the segments it has there."""
+"""For how many directories a buffer remembers its segments."""
 
 
 _NAME = re.compile("[0-9a-f]{16}")
@@ -68,7 +68,7 @@ class Segments:
         return self._known.get(os.path.realpath(path), []) if self.frozen else []
 
     def note(self, path: str | os.PathLike[str], segments: list[Segment], era: int | None = None) -> None:
-        """These are the segments in a directory now; they hold the rows as they were in ``era``, or are now."""
+        """Remember the segments that are in a directory now. They hold the rows as they were in ``era``, or are now."""
         where, known = os.path.realpath(path), self._known  # taken first: a thread may call `forget` at any time
         if era not in (None, self.era):
             return
@@ -78,12 +78,12 @@ class Segments:
             known.pop(next(iter(known)))
 
     def forget(self) -> None:
-        """Rows that were stored before have changed, so no segment may be kept."""
+        """Forget all segments, because rows that were stored before have changed."""
         self.era += 1
         self._known = {}
 
     def give_up(self) -> None:
-        """Rows may change at any time from now on, so no segment may ever be kept."""
+        """Never keep a segment again, because rows may change at any time from now on."""
         self.frozen = False
 
 
@@ -98,7 +98,7 @@ def new_segment(span: Span) -> Segment:
 
 
 def complete_rows(ring: Ring) -> Span:
-    """The live rows but for the newest of each env whose episode goes on, which the next step will complete."""
+    """The live rows, without the newest row of each running episode, which the next step will complete."""
     live = ring.span
     return Span(live.first, np.maximum(live.until - ring.under_way, live.first))
 
@@ -108,7 +108,7 @@ def plan_segments(live: Span, stable: Span, known: Iterable[Segment], capacity: 
 
     Args:
         live: the rows to save.
-        stable: those of them that are complete; see :func:`complete_rows`.
+        stable: the complete ones among these rows; see :func:`complete_rows`.
         known: the segments.
         capacity: rows of all envs together.
         row_bytes: bytes of a row in a file.

@@ -21,7 +21,7 @@ __all__ = ["Ahead", "Limit", "Served"]
 B_co = TypeVar("B_co", covariant=True)
 
 SLICE = 0.2
-"""Seconds after which whoever waits looks whether there is still a reason to."""
+"""Seconds between two checks whether there is still a reason to wait."""
 
 
 @runtime_checkable
@@ -40,19 +40,19 @@ class Limit(Protocol):
 class Ahead:
     """The batches drawn ahead of a learner, and the thread that draws them.
 
-    A batch is due while fewer wait than :attr:`goal`. Due batches are drawn under the replay's lock by the thread that
-    takes it first: the one that serves, or any other whose call must come after them. So the moment of a draw depends
-    on the calls of the learner alone, never on when a thread happens to run.
+    A batch is due while fewer batches wait than :attr:`goal`. Due batches are drawn under the replay's lock, by the
+    first thread that takes the lock: the thread that serves, or another one whose call must come after them. So the
+    moment of a draw depends on the calls of the learner alone, never on when a thread happens to run.
 
     Args:
         progress: counts of what was drawn, and the batches that wait.
         draw: draws the batch of this number in its round, and adds it to ``progress.ahead``.
-        undo: puts back what was drawn and not taken, and ends the serving.
-        lock: the replay's.
+        undo: puts back batches that were drawn and not taken, and ends the serving.
+        lock: the lock of the replay.
         batch_size: B.
-        depth: how many batches there are at most, with the one in use.
-        count: batches in all; None for no end.
-        limit: must allow each batch first.
+        depth: how many batches there are at most, the one in use included.
+        count: batches in all; None is without end.
+        limit: each batch waits until the limit allows it.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Ahead:
         self.batch_size, self.depth, self.count, self._limit = batch_size, depth, count, limit
         self.goal, self.taken = 0, 0
         self.error: BaseException | None = None
-        """Why the next batch could not be drawn; its learner gets it once it has taken those before."""
+        """The error for which the next batch could not be drawn. The learner gets it after the batches before it."""
         self.closed = False
         self.arrived = Event()
         self._wake, self._allowed = SimpleQueue[bool](), SimpleQueue[bool]()
         self._thread: Thread | None = None
         self.is_drawing = False
-        """Whether a draw is under way: then the calls of the replay come from the draw, such as a reward function."""
+        """Whether a draw is under way. Then calls of the replay come from the draw, as from a reward function."""
 
     @property
     def due(self) -> bool:
@@ -96,7 +96,7 @@ class Ahead:
             self.is_drawing = False
 
     def draw(self) -> None:
-        """Draw one batch, or note why it cannot be drawn. The caller holds the replay's lock."""
+        """Draw one batch, or note the error of the draw. The caller holds the replay's lock."""
         try:
             self._draw(self._next_update())
         except Exception as error:
@@ -105,10 +105,10 @@ class Ahead:
         self.arrived.set()
 
     def take(self, timeout: float | None) -> Drawn:
-        """The next batch. What is due from now on is drawn by the thread.
+        """The next batch. The thread draws the batches that are due from now on.
 
         Raises:
-            WaitTimeoutError: the limit did not allow it in time.
+            WaitTimeoutError: the limit did not allow the batch in time.
             Exception: what the draw raised.
         """
         drawn = None
@@ -135,13 +135,13 @@ class Ahead:
         self._keep()
 
     def close(self) -> None:
-        """Have the thread end. Whoever takes the replay's lock next puts back what was not taken."""
+        """Let the thread end. The next call that takes the replay's lock puts back the batches that were not taken."""
         self.closed = True
         self._wake.put(False)
         self.arrived.set()
 
     def give_back(self) -> None:
-        """Return to the limit what it allowed and was not taken."""
+        """Take back from the limit the batches that it has counted and that were not taken."""
         self._give_back(len(self.ready) + self._allowed.qsize())
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Ahead:
         return self.ready[-1].update + 1 if self.ready else self.taken + 1
 
     def _await(self, timeout: float | None) -> None:
-        """Draw the next batch here, or wait for it; with a limit, until that allows it."""
+        """Draw the next batch here, or wait until the thread has drawn it. With a limit, also wait for the limit."""
         end = None if timeout is None else time.monotonic() + timeout
         while not self.ready and self.error is None and not self.closed:
             self.arrived.clear()
@@ -172,7 +172,7 @@ class Ahead:
             self.arrived.wait(left)
 
     def _is_allowed(self) -> bool:
-        """Whether the limit allows the next batch now; it is counted then."""
+        """Whether the limit allows the next batch now. If so, the limit has counted it."""
         if self._limit is None:
             return True
         if not self._allowed.empty():
@@ -191,7 +191,7 @@ class Ahead:
             self._thread.start()
 
     def _work(self) -> None:
-        """Draw what is due each time that the learner has taken a batch."""
+        """Draw the batches that are due, each time that the learner has taken one."""
         while self._wake.get() and not self.closed:
             while self.due and self._wait_for_limit():
                 with self.lock:
@@ -210,8 +210,8 @@ class Ahead:
 class Served(Iterator[B_co], Generic[B_co]):
     """The batches of :meth:`relive.ReplayBuffer.serve`, in order. Each stays valid, as those of ``sample`` do.
 
-    It ends with :meth:`close`, with a ``with`` block, or when it is dropped. What was drawn and not taken then counts
-    as not drawn: the replay draws the same batches next.
+    The serving ends with :meth:`close`, at the end of a ``with`` block, or when this iterator is dropped. Batches that
+    were drawn and not taken then count as not drawn: the replay draws them next.
     """
 
     def __init__(self, ahead: Ahead, timeout: float | None) -> None:
@@ -244,8 +244,8 @@ class Served(Iterator[B_co], Generic[B_co]):
         return self._completed
 
     def stats(self) -> dict[str, float]:
-        """``batches``: taken; ``ready``: those that were there when the learner came; ``waited``: seconds in all that
-        it waited for the others.
+        """``batches``: how many were taken; ``ready``: how many of them were there when the learner asked; ``waited``:
+        seconds in all that the learner waited for the others.
         """
         return {"batches": float(self._taken), "ready": float(self._at_once), "waited": self._waited}
 

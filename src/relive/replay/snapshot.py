@@ -1,4 +1,4 @@
-"""Snapshot: the rows of a ring at one instant, which a save reads in another thread while the ring goes on."""
+"""Snapshot: the rows of a ring at one instant. A save reads them in another thread while the ring goes on."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Snapshot"]
 
 
 ASIDE = 1 << 25
-"""Bytes of rows that are set aside at most. Then a thread that adds waits until the save has read on."""
+"""The most bytes of rows that are set aside. At this limit, a thread that adds waits until the save has read more."""
 
 
 AHEAD = 1 << 20
-"""Bytes of rows that are set aside at once, or more if one step overwrites more."""
+"""How many bytes of rows are set aside at once; more if one step overwrites more."""
 
 
 class Aside(NamedTuple):
@@ -42,35 +42,35 @@ class Aside(NamedTuple):
 class Snapshot:
     """The complete rows of a ring at the instant when this was made. They are read once, segment by segment.
 
-    A complete row never changes until another one takes its place. Before that happens, the ring calls
-    :meth:`make_way`, which copies what the save has yet to read. Copies and reads exclude each other by a lock of their
-    own, so neither waits for the replay's lock, nor for the disk.
+    A complete row does not change until another row takes its place. Before that happens, the ring calls
+    :meth:`make_way`, which copies the rows that the save has yet to read. Copies and reads exclude each other by a lock
+    of their own. So neither waits for the replay's lock, nor for the disk.
 
-    The caller holds the replay's lock while it makes and opens this, and calls :meth:`close` in the end.
+    The caller holds the replay's lock while it makes and opens the snapshot, and calls :meth:`close` in the end.
 
     Args:
         ring: the rows.
-        stable: those that are complete.
+        stable: the complete ones.
     """
 
     def __init__(self, ring: Ring, stable: Span) -> None:
         self._ring, self._stable, self._fields = ring, stable, row_fields(ring.store)
         self._row_bytes = sum(field.nbytes for field in self._fields.values())
         self._safe = stable.first.copy()
-        """For each env the number up to which rows may be overwritten: they were read, set aside, or are not needed."""
+        """For each env, rows below this number may be overwritten: they were read, set aside, or are not needed."""
         self._aside: list[Aside] = []
         self._changed, self._process = Condition(Lock()), os.getpid()
         self.over = Event()
         """Set when no row is needed any more."""
 
     def open(self) -> None:
-        """The ring may go on from now on."""
+        """Let the ring call :meth:`make_way` from now on. After this, the ring may go on."""
         self._ring.before_overwriting = self.make_way
 
     # -- the thread that saves ----------------------------------------------------------------------------------
 
     def plan(self, plan: SegmentPlan) -> None:
-        """Only rows of the segments that are new will be read."""
+        """Let go of all rows but those of new segments: only these will be read."""
         with self._changed:
             self._let_go(plan.new[0].span.first if plan.new else self._stable.until)
 
@@ -85,7 +85,7 @@ class Snapshot:
         }
 
     def close(self) -> None:
-        """The save needs no more rows, or it failed."""
+        """Let go of all rows: the save needs no more of them, or it failed."""
         with self._changed:
             self._ring.before_overwriting = None
             self._aside = []
@@ -93,7 +93,7 @@ class Snapshot:
             self._changed.notify_all()
 
     def _parts(self, span: Span, name: str, field: RowField, left: set[str]) -> Iterator[Any]:
-        """One field of a segment, piece by piece; the last one lets go of its rows."""
+        """One field of a segment, piece by piece. After the last field, the segment's rows are let go."""
         for low, high in field.pieces(span.size):
             with self._changed:
                 if self.over.is_set():
@@ -108,7 +108,7 @@ class Snapshot:
                 self._let_go(span.until)
 
     def _read(self, span: Span, low: int, high: int, name: str, field: RowField) -> Any:
-        """A copy of rows ``low`` to ``high`` of a span, with those that were set aside in their places."""
+        """A copy of rows ``low`` to ``high`` of a span. Rows that were set aside are taken from there."""
         found = _copied(field.dump(span.places(self._ring.rows, low, high)))
         if (self._safe <= span.first).all():
             return found
@@ -122,7 +122,7 @@ class Snapshot:
         return found
 
     def _let_go(self, until: Ints) -> None:
-        """Rows up to these numbers may be overwritten; the lock is held."""
+        """Let rows below these numbers be overwritten. The lock is held."""
         self._safe = np.maximum(self._safe, until)
         self._aside = [aside for aside in self._aside if (aside.span.until > np.maximum(until, aside.span.first)).any()]
         self._changed.notify_all()
@@ -135,9 +135,9 @@ class Snapshot:
             self.over.wait()
 
     def make_way(self, envs: Ints) -> None:
-        """The next rows of ``envs`` are about to be written: copy those that they overwrite and the save has to read.
+        """Copy the rows that the next steps of ``envs`` overwrite, if the save has yet to read them.
 
-        Each entry of ``envs`` stands for a step, which takes two rows at most.
+        Each entry of ``envs`` stands for a step, which takes at most two rows.
         """
         if self._process != os.getpid():  # a fork has no thread that saves
             self._ring.before_overwriting = None
@@ -149,7 +149,7 @@ class Snapshot:
                 self._set_aside(upto)
 
     def _set_aside(self, upto: Ints) -> None:
-        """Copy rows up to the numbers ``upto``, and some more; wait while too many are set aside. The lock is held."""
+        """Copy rows below the numbers ``upto``, and some more. Wait while too many are set aside. The lock is held."""
         while True:
             span = self._due(upto)
             nbytes, held = span.size * self._row_bytes, sum(aside.nbytes for aside in self._aside)

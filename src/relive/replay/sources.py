@@ -82,7 +82,7 @@ class Source:
         return sum(shape[0] for shape in rows if shape)
 
     def parts(self, saved: Span, large: Iterable[Path]) -> Iterator[RowPart]:
-        """All rows, of which ``saved`` are the live ones, the oldest part first.
+        """All rows, part by part, the oldest part first. ``saved`` are the live rows.
 
         Raises:
             FileFormatError: a tensor is missing or foreign; or the segments are not in order, or lack a row.
@@ -126,10 +126,10 @@ class Source:
         return {name.removeprefix("sampler."): tensors[name] for name in full}
 
     def _prefixes(self) -> list[str]:
-        """What the names of the tensors of each part begin with.
+        """The beginning of the tensors' names in each part.
 
         Raises:
-            FileFormatError: the entry for the segments is no list of their names.
+            FileFormatError: the entry for the segments is not a list of their names.
         """
         if "segments" not in self.content:
             return [""]
@@ -154,7 +154,7 @@ def _span(tensors: Mapping[str, Tensor], name: str, saved: Span) -> Span:
     """The rows of a segment.
 
     Raises:
-        FileFormatError: they are no ranges of rows that were ever stored.
+        FileFormatError: these are not ranges of rows that were ever stored.
     """
     first, until = fitting(tensors, name, (2, len(saved.first)), torch.int64).numpy()
     if (first < 0).any() or (until < first).any() or (until > saved.until).any():

@@ -1,4 +1,4 @@
-"""What type checkers know of a replay: its sampler, its view, and what a batch of it is. Nothing here runs."""
+"""Types of a replay for type checkers: its sampler, its view, and its batches. Nothing here runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ else:
 P = ParamSpec("P")
 
 UNIFORM, TRANSITION = cast("Uniform", None), cast("NStep", None)
-"""None, the default where no sampler or view is given; type checkers see what the buffer then has."""
+"""None, the default if no sampler or view is given. Type checkers see the type that the buffer then has."""
 
 
 class HasView(Protocol[V_co]):
@@ -54,7 +54,7 @@ class HasView(Protocol[V_co]):
 
 
 class GivesBatch(Protocol[P]):
-    """A method whose result is a batch: a TensorDict, or a SequenceBatch where the view reads sequences."""
+    """A method whose result is a batch: a TensorDict, or a SequenceBatch if the view reads sequences."""
 
     @overload
     def __get__(self, buffer: HasView[NStep], owner: Any = None) -> Callable[P, TensorDict]: ...

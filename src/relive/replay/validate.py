@@ -32,7 +32,7 @@ STEPS = 2**31 - 1
 
 
 def require_bools(leaves: Mapping[Path, Field], rows: NDArray[np.uint8]) -> None:
-    """Refuse packed rows with flags other than 0 and 1; compiled code may take other bytes for either.
+    """Refuse packed rows with flags other than 0 and 1. Compiled code could take another byte for True or for False.
 
     Raises:
         FileFormatError: names the field.
@@ -61,7 +61,7 @@ def require_reach(view: Any, rows: int) -> None:
 
 
 def require_sampler_state(state: Mapping[str, Any], by_row: Iterable[str], ring: Ring) -> None:
-    """Refuse values that none of relive's own samplers saves. Entries with unknown names are not checked.
+    """Refuse values that none of relive's own samplers would save. Entries with unknown names are not checked.
 
     ``by_row`` names the arrays with an entry for each live row.
 

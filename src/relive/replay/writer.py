@@ -58,7 +58,7 @@ class Writer:
         self.device, self.own_next_obs, self.debug = device, own_next_obs, debug
         self.check_ends = False
         self.added: Callable[[int], object] | None = None
-        """Called with the number of rows after each call that added some; None most often."""
+        """Called with the number of rows after each call that added some. It is None most often."""
         self.ends: EndCheck | None = None
         """Checks the first ends of episodes; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
@@ -135,7 +135,7 @@ class Writer:
             self.add(values, rounds, successive=count > 1)
 
     def chosen(self, envs: Any) -> Ints:
-        """The envs of an argument, int64 ``[K]``.
+        """The envs that an argument names, int64 ``[K]``.
 
         Raises:
             DTypeError, ShapeError: they are not a vector of whole numbers.
@@ -231,7 +231,7 @@ class Writer:
             self.sampler.changed(where, opens)
 
     def _add_some(self, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, stored: Any) -> None:
-        """Store those rows of one vector step that ``stored`` names."""
+        """Store the rows of one vector step that ``stored`` names."""
         if np.count_nonzero(stored):
             rows = [_kept(value, stored) for value in leaves]
             ends = None if final is None else [_kept(value, stored) for value in final]

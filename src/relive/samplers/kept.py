@@ -1,4 +1,4 @@
-"""KeptPriorities: the memory of the priorities of a replay in files, and how a kill's traces are removed from it."""
+"""KeptPriorities: the memory of the priorities of a replay in files, and how it is repaired after a kill."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["KeptPriorities", "rebuilding", "require_usable"]
 
 
 MOST = 2**16
-"""The most errors of one update that are noted before they change."""
+"""The most errors of one update whose old values are noted before they change."""
 
 
 class KeptPriorities:
@@ -46,17 +46,17 @@ class KeptPriorities:
     def __init__(self, ring: Ring) -> None:
         keeper, rows = ring.store.keeper, ring.store.num_rows
         self.resumed = keeper.has("nodes")
-        """Whether they were kept before this process."""
+        """Whether an earlier process kept them."""
         self.errors: NDArray[np.float32] = keeper.take("errors", (rows,), np.float32)
         self.tree = SumTree(rows, keeper.take("nodes", (SumTree.count_nodes(rows),), np.float64))
         self.facts: Doubles = keeper.take("facts", (FACTS,), np.float64)
         self.undo: Doubles = keeper.take("errors.undo", (RATED_START + 2 * min(rows, MOST),), np.float64)
 
     def restore(self, ring: Ring) -> Ints | None:
-        """Put back the errors of an update that a kill broke off. A kill on the way changes nothing.
+        """Put back the errors of an update that a kill broke off. If a kill interrupts this call, call it again.
 
         Returns:
-            the places whose weights are in doubt, also on account of the ring; None if that may be any.
+            the places whose weights are in doubt, those that the ring doubts included; None if any weight may be wrong.
 
         Raises:
             InvariantError: the facts or the notes make no sense.
@@ -80,7 +80,7 @@ class KeptPriorities:
         return np.unique(np.concatenate([places, ring.doubtful]))
 
     def mend(self, ring: Ring, doubtful: Ints) -> None:
-        """Find the weights at ``doubtful`` places, and all sums above them, anew from the errors.
+        """Compute the weights at ``doubtful`` places, and all sums above them, again from the errors.
 
         Raises:
             NotFiniteError: an error is negative or not finite.
@@ -98,12 +98,12 @@ class KeptPriorities:
         return type(None), ()
 
     def end(self) -> None:
-        """What :meth:`restore` found in doubt has been found anew."""
+        """Forget the notes, once the weights that :meth:`restore` doubted are right again."""
         self.undo[RATED] = 0.0
 
 
 def require_usable(ring: Ring) -> None:
-    """Refuse to change priorities in files that this process does not hold. A call on the replay looks by itself.
+    """Refuse to change priorities in files that this process does not hold. Calls of the replay check this themselves.
 
     Raises:
         LifecycleError: the ring was closed, or belongs to the parent of this process.
@@ -114,7 +114,7 @@ def require_usable(ring: Ring) -> None:
 
 @contextmanager
 def rebuilding(ring: Ring) -> Generator[None]:
-    """Within this context, all priorities of a ring are replaced. A kill or an exception on the way is mended.
+    """Within this context, all priorities of a ring are replaced. After a kill or an exception, they are found anew.
 
     Raises:
         LifecycleError: the ring was closed, or belongs to the parent of this process.

@@ -1,4 +1,4 @@
-"""Minibatches of the rollouts of all ranks: equally many on every rank, whatever number of rows each has."""
+"""Minibatches of the rollouts of all ranks: equally many on every rank, however many rows each has."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def minibatches(
     normalize_advantage: bool = False,
     group: Any = None,
 ) -> Iterator[TensorDict]:
-    """This rank's rows of the minibatches of all ranks: every real transition of every rank once an epoch.
+    """This rank's rows of the minibatches of all ranks. Every real transition of every rank comes once an epoch.
 
-    A collective call: all ranks make it with the same arguments, and then each reads its own minibatches. All ranks
-    have equally many of them, and minibatch number i has equally many rows on all ranks, m. So a loop that makes one
-    backward pass of DistributedDataParallel for each never waits for a rank that has none left.
+    This is a collective call: all ranks make it with the same arguments, and then each reads its own minibatches. All
+    ranks have equally many minibatches, and minibatch number i has the same number of rows, m, on all ranks. So a loop
+    that makes one backward pass of DistributedDataParallel for each of them never waits for a rank that has none left.
 
-    Each batch has a ``weight`` (float32 ``[m]``): ``(batch["weight"] * loss).mean()``, averaged over the ranks as
-    DistributedDataParallel averages gradients, is the mean over the rows that all ranks have in this minibatch. Where
-    all ranks have equally many real transitions, every weight is 1. Else a rank with fewer repeats some of its rows,
-    with weight 0.
+    Each batch has a ``weight`` (float32 ``[m]``). Average ``(batch["weight"] * loss).mean()`` over the ranks, as
+    DistributedDataParallel averages gradients. The result is the mean over the rows that all ranks have in this
+    minibatch. If all ranks have equally many real transitions, every weight is 1. Otherwise a rank with fewer repeats
+    some of its rows, with weight 0.
 
-    The envs of all ranks are divided into ``blocks`` of envs side by side. Each block is shuffled by itself, and every
-    minibatch takes an equal share of each. The order of a block depends on the rollout's seed, on the number of the
-    block, and on how many permutations came before. So the minibatches do not depend on the number of ranks, if
+    The envs of all ranks are divided into ``blocks`` of neighbouring envs. Each block is shuffled by itself, and every
+    minibatch takes an equal share of each block. The order of a block depends on the rollout's seed, on the number of
+    the block, and on how many permutations came before. So the minibatches do not depend on the number of ranks, if
     ``blocks`` stays the same.
 
     Args:
-        rollout: this rank's, complete and finished. All ranks have the same ``seed``; sizes may differ.
-        batch_size: at most so many rows in a minibatch of all ranks together.
-        num_batches: instead, the number of minibatches in an epoch.
+        rollout: this rank's rollout, complete and finished. All ranks have the same ``seed``; sizes may differ.
+        batch_size: the most rows of a minibatch, over all ranks together.
+        num_batches: the number of minibatches in an epoch, instead of ``batch_size``.
         epochs: passes over the rollouts, each in a new order.
-        blocks: a multiple of the number of ranks, which is the default. It divides the envs of each rank's rollout
-            into as many blocks as there are to a rank.
+        blocks: the number of blocks, a multiple of the number of ranks. The default is one block for each rank. The
+            blocks of a rank must divide its envs evenly.
         fields: the columns wanted; default all but ``mask`` and ``final_value``.
         normalize_advantage: normalise ``advantage`` within each minibatch of all ranks.
         group: the process group; None is the default one. If torch.distributed was not initialized, this process is
@@ -86,7 +86,7 @@ def minibatches(
 
 
 class _Share:
-    """What this rank has of the minibatches of all."""
+    """This rank's share of the minibatches of all ranks."""
 
     def __init__(self, rollout: RolloutBuffer, ranks: Ranks, blocks: int | None) -> None:
         inside: Any = rollout
@@ -94,7 +94,7 @@ class _Share:
         self._columns, self._permutations, self._minibatches = inside._named, inside._permutations, inside._minibatches
 
     def report(self, sizes: tuple[Any, ...], fields: tuple[str, ...] | None, normalize: bool) -> Report:
-        """What all ranks must agree on; the own rows of each block are found on the way."""
+        """What all ranks must agree on. Also finds the rows of this rank's blocks."""
         batch_size, num_batches, epochs = sizes
         given = {"batch_size": batch_size, "num_batches": num_batches}
         given = {name: size for name, size in given.items() if size is not None}
@@ -123,7 +123,7 @@ class _Share:
         return Report(same, ())
 
     def _rows_of_blocks(self, each: int) -> list[Tensor]:
-        """The flat rows ``t * N + n`` of the real transitions of each of the own blocks."""
+        """The flat rows ``t * N + n`` of the real transitions in each of this rank's blocks."""
         mask = self._columns["mask"]
         number = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
         width = mask.shape[1] // each
@@ -133,7 +133,7 @@ class _Share:
     def batches(
         self, batch_size: int | None, num_batches: int | None, epochs: int, normalize: bool
     ) -> Iterator[TensorDict]:
-        """The minibatches, once all ranks have agreed; two more exchanges at most, both before the first of them."""
+        """The minibatches, once all ranks have agreed. At most two more exchanges come, both before the first one."""
         counts, mean = self._counted(normalize)
         number = number_of_batches(counts, batch_size, num_batches)
         bounds = bounds_of_parts(counts, number)
@@ -150,7 +150,7 @@ class _Share:
         return slice(begin, begin + len(self.rows))
 
     def _counted(self, normalize: bool) -> tuple[Ints, float]:
-        """The rows of all blocks, ``[S]``, and the mean advantage over all of them, 0 if it is not wanted."""
+        """How many rows each block of all ranks has, int64 ``[S]``, and their mean advantage; 0 if it is not wanted."""
 
         def report() -> Report:
             sums = [float(self._advantage(rows).sum()) if normalize else 0.0 for rows in self.rows]
@@ -163,7 +163,7 @@ class _Share:
 
     @property
     def _width(self) -> int:
-        """The entries of the advantage of one transition."""
+        """How many numbers the advantage of one transition has."""
         return self._columns["advantage"].shape[2:].numel()
 
     def _advantage(self, rows: Tensor) -> Doubles:
@@ -179,8 +179,8 @@ class _Share:
     def _scales(self, bounds: Ints, first: int, epochs: int, mean: float) -> tuple[Doubles, Doubles]:
         """The mean and the standard deviation of the advantages of each minibatch of all ranks, ``[epochs, K]`` each.
 
-        The sums are taken around the mean of all, so that they lose no digits, and block by block, so that they are
-        the same for any number of ranks.
+        The sums are taken around the mean of all advantages, so that they lose no digits. They are taken block by
+        block, so that they are the same for any number of ranks.
         """
         number = bounds.shape[1] - 1
         shape = len(self.rows), 2, epochs, number
@@ -205,7 +205,7 @@ class _Share:
     def _read(
         self, bounds: Ints, sizes: Ints, first: int, epochs: int, pack: bool, scales: tuple[Doubles, Doubles] | None
     ) -> Iterator[TensorDict]:
-        """The minibatches one after another. ``sizes`` says how many rows each rank has in each, ``[R, K]``."""
+        """The minibatches one after another. ``sizes`` has the rows of each rank in each minibatch, ``[R, K]``."""
         gather = self._minibatches.reader(self.wanted, pack)
         for epoch in range(epochs):
             orders = [self._order(first + epoch, k) for k in range(len(self.rows))]
@@ -219,7 +219,7 @@ class _Share:
                 yield self._columns.batch(leaves, (rows,))
 
     def _gathered(self, gather: Any, index: Tensor, rows: int, weight: float) -> dict[Path, Tensor]:
-        """The fields of the rows ``index``, filled up to so many ``rows``, and their weights."""
+        """The fields of the rows ``index``, filled up to ``rows`` rows, and their weights."""
         count, column = len(index), torch.full((rows,), weight, device=index.device)
         if count < rows:
             column[count:] = 0.0

@@ -14,16 +14,17 @@ from ..plan import Doubles
 __all__ = ["NUMBERS", "Pace"]
 
 GLANCE = 0.1
-"""Seconds after which a rank that may not draw asks the others again, if it has got no step meanwhile."""
+"""Seconds after which a rank that may not draw asks the other ranks again, if no new step has come to it."""
 
 NUMBERS = 3
 """How many numbers a rank reports."""
 
 
 class _Waits(NamedTuple):
-    """Since when a batch waits."""
+    """A batch that waits for the limit."""
 
     since: float
+    """When it began to wait, in seconds of ``time.monotonic``."""
     ready: int
     """How many steps this rank had when it last asked."""
 
@@ -32,10 +33,10 @@ class Pace:
     """Keeps a limit with the other ranks: each counts its own steps, and all count the same batches.
 
     Before each batch the ranks exchange their counts. So all come to the same answer, and divide the room for further
-    steps: a rank may use its part of it until the next exchange. Together they never exceed the limit.
+    steps alike. A rank may use its part of the room until the next exchange. Together they never exceed the limit.
 
     Args:
-        limit: this rank's, which those who add to its replay ask.
+        limit: this rank's limit. All that adds to this rank's replay asks it.
         ranks: R.
         timeout: seconds that a batch may wait; None is for ever.
     """
@@ -45,7 +46,7 @@ class Pace:
         self.limit, self._ranks, self._timeout = limit, ranks, timeout
         limit.share(ranks)
         inserts, _, samples = limit.counted()
-        # until the first exchange nobody knows of the others: each may make its part of all inserts
+        # before the first exchange no rank knows the others' counts, so each may use an equal part of the room
         limit.grant(inserts, samples, max((limit.room(0, samples) or 0) // ranks, inserts))
         self._waits: _Waits | None = None
 
@@ -53,7 +54,7 @@ class Pace:
         """The steps that this rank has counted, those that are in its replay, and whether it has waited too long.
 
         Raises:
-            ParameterError: with such batches both sides could wait for ever.
+            ParameterError: batches of this size could make both sides wait for ever.
         """
         self.limit.require_samples(batch_size)
         inserts, ready, _ = self.limit.counted()
@@ -67,7 +68,7 @@ class Pace:
         """Whether all ranks may draw a batch, by their reports ``[R, 3]``. Divides the room for steps anew.
 
         Raises:
-            WaitTimeoutError: not yet, and one of them has waited too long. All ranks raise it.
+            WaitTimeoutError: they may not, and one of them has waited too long. All ranks raise it.
         """
         limit, samples = self.limit, self.limit.counted()[2]
         counted, ready = table[:, 0].astype(np.int64), int(table[:, 1].sum())

@@ -63,21 +63,23 @@ class Ranks:
             self._device = torch.device("cuda", torch.cuda.current_device())
 
     def exchange(self, call: str, report: Callable[[], Report], width: int) -> Doubles:
-        """One all-reduce: the own numbers of all ranks, ``[R, own]``. Either all ranks go on, or all raise an error.
+        """Exchange the reports of all ranks in one all-reduce. Either all ranks go on, or all raise an error.
+
+        Returns the ``own`` numbers of all ranks, float64 ``[R, own]``.
 
         Args:
-            call: the name of what the user called.
+            call: the name of the call that the user made.
             report: makes this rank's report. An error that it raises is raised again once the others know of it.
-            width: how many numbers ``same`` and ``own`` have together, at most. It depends on the call alone, as all
-                ranks must send tables of one size even if one of them fails.
+            width: the most numbers that ``same`` and ``own`` have together. It must depend on the call alone, because
+                all ranks send tables of one size even if one of them fails.
 
         Raises:
             LifecycleError: another rank raised an error, or is at another call.
-            ParameterError: what must be equal differs; names it, and the first two ranks that differ.
+            ParameterError: a value that must be equal differs; names it, and the first rank that differs from rank 0.
         """
         sent, names, failure = np.zeros((self.count, FIRST + width)), list[str](), None
         mine = sent[self.rank]
-        mine[CALL] = crc32(call.encode())  # a name as a number
+        mine[CALL] = crc32(call.encode())  # the name as a number
         try:
             same, own = report()
             names = list(same)
@@ -93,7 +95,7 @@ class Ranks:
         return table[:, FIRST + len(names) :]
 
     def _summed(self, sent: Doubles) -> Doubles:
-        """The sum of every rank's table. Each row is 0 but on one rank, so that the sum is exact."""
+        """The sum of every rank's table. Each row is not 0 on one rank alone, so the sum is exact."""
         if self.count == 1:
             return sent
         table = torch.from_numpy(sent).to(self._device)

@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["ShardedReplay"]
 
 WIDTH = 18
-"""Numbers of a rank's report, at most."""
+"""The most numbers in a rank's report."""
 
 TOTALS = 3
-"""Numbers of a rank's totals, which the rest of its own numbers follow."""
+"""How many of a rank's own numbers are its totals. They come first."""
 
 
 class ShardedReplay:
     """The replays of all ranks of a process group, drawn from as one ring that has all of their rows.
 
-    Each rank makes one of its own replay, to which it goes on adding. :meth:`sample` and :meth:`batches` are collective
-    calls: all ranks make them, in the same order and with the same arguments. If a rank raises an error before its rows
-    are drawn, then all ranks raise one.
+    Each rank makes a ShardedReplay of its own replay, and goes on adding steps to that replay. :meth:`sample` and
+    :meth:`batches` are collective calls: all ranks make them, in the same order and with the same arguments. If a rank
+    raises an error before its rows are drawn, then all ranks raise one.
 
     Args:
-        replay: this rank's. All ranks have the same ``seed`` and parameters of the sampler, which is
-            :class:`relive.Uniform` or :class:`relive.Prioritized`. Capacities and numbers of envs may differ.
+        replay: this rank's replay. Its sampler is a :class:`relive.Uniform` or a :class:`relive.Prioritized`. All ranks
+            have the same ``seed`` and the same parameters of the sampler. Capacities and numbers of envs may differ.
         group: the process group; None is the default one. If torch.distributed was not initialized, this process is
             the only rank.
         limit: how many rows of all ranks may be drawn for each step of all ranks, such as
-            :class:`relive.SamplesPerInsert`. Each rank makes an equal one, and those who add to its replay ask it.
+            :class:`relive.SamplesPerInsert`. Each rank makes an equal limit. Ask it before you add to the replay.
         limit_timeout: seconds that :meth:`sample` waits for the limit; None is for ever.
 
     Raises:
@@ -72,13 +72,13 @@ class ShardedReplay:
         return self._portion.replay
 
     def sample(self, batch_size: int) -> Any:
-        """This rank's rows of one batch of all ranks: as a batch of the replay, with ``weight`` and filled up.
+        """This rank's rows of one batch of all ranks, as a batch of the replay with a ``weight``.
 
-        Every rank gets the same number of rows, m: as many as the rank with the most draws. ``(batch["weight"] *
-        loss).mean()``, averaged over the ranks as DistributedDataParallel averages gradients, is the mean over the
-        batch of all ranks: ``weight`` (float32 ``[m]``) is the importance weight, times m R / B. It is 0 in rows that
-        only fill up, and their ``index`` is -1. ``index`` names rows of this rank's replay; ``probability`` is that
-        among the rows of all ranks.
+        Every rank gets the same number of rows, m: as many as the rank with the most draws. The other ranks fill up
+        with rows that do not count: their ``weight`` is 0, and their ``index`` is -1. The ``weight`` (float32 ``[m]``)
+        of all other rows is the importance weight, times m R / B. So ``(batch["weight"] * loss).mean()``, averaged over
+        the ranks as DistributedDataParallel averages gradients, is the mean over the batch of all ranks. ``index``
+        names rows of this rank's replay. ``probability`` is the probability of a row among the rows of all ranks.
 
         Args:
             batch_size: B, over all ranks.
@@ -98,7 +98,7 @@ class ShardedReplay:
             pace.wait()  # without the lock, so that steps can come
 
     def _rows_of(self, table: Doubles, batch_size: int) -> Any:
-        """This rank's rows of a batch; ``table`` has the totals of all ranks. The caller holds the lock."""
+        """This rank's rows of a batch. ``table`` has the totals of all ranks. The caller holds the lock."""
         portion, ranks = self._portion, self._ranks
         seed, t, beta = portion.replay.seed, portion.t, portion.beta
         try:
@@ -127,10 +127,10 @@ class ShardedReplay:
         return (self.sample(batch_size) for _ in range(count))
 
     def update_priorities(self, index: Any, td_error: Any, mask: Any = None) -> int:
-        """Set the priorities of this rank's rows of a batch; returns how many were overwritten meanwhile.
+        """Set the priorities of this rank's rows of a batch; returns how many rows were overwritten meanwhile.
 
         Rows that only filled up the batch are left out. Arguments and errors are those of
-        :meth:`relive.ReplayBuffer.update_priorities`. This is no collective call.
+        :meth:`relive.ReplayBuffer.update_priorities`. This is not a collective call.
         """
         real = torch.as_tensor(index) >= 0
         if not real.all():
@@ -161,7 +161,7 @@ class ShardedReplay:
         return same
 
     def _draw(self, plan: Plan, key: int, least: float) -> tuple[Drawn, float]:
-        """This rank's rows, and the smallest priority that weights compare with: of all rows, or of the batch."""
+        """This rank's rows, and the priority that gets the weight 1: the smallest of all rows, or of the batch."""
         portion, ranks = self._portion, self._ranks
         if not portion.compares_in_batch:
             return portion.draw(plan, ranks.rank, key), least
@@ -177,5 +177,5 @@ class ShardedReplay:
 
 
 def _rows(values: Any, chosen: Tensor, axis: int) -> Any:
-    """The chosen entries along an axis; None is None."""
+    """The chosen entries along an axis; None stays None."""
     return None if values is None else torch.as_tensor(values).index_select(axis, chosen.nonzero().squeeze(1))

@@ -38,17 +38,18 @@ def sequences(
 ) -> Iterator[SequenceBatch]:
     """This rank's sequences, in equally many batches on all ranks.
 
-    A collective call, and so is the step to each next batch: one small all-reduce. All ranks read all of their batches.
+    This is a collective call. So is the step to each next batch, which takes one small all-reduce. All ranks must read
+    all of their batches.
 
     Each batch is one of :meth:`relive.RolloutBuffer.sequences` and has a ``weight`` (float32 ``[B]``), the same for all
-    of its sequences. ``(seq["weight"] * loss * seq["mask"]).sum() / seq["mask"].sum()`` with a ``loss`` ``[L, B]``,
-    averaged over the ranks as DistributedDataParallel averages gradients, is the mean over the steps of all ranks in
-    this batch.
+    of its sequences. With a ``loss`` ``[L, B]``, average ``(seq["weight"] * loss * seq["mask"]).sum() /
+    seq["mask"].sum()`` over the ranks, as DistributedDataParallel averages gradients. The result is the mean over the
+    steps of all ranks in this batch.
 
     Args:
-        rollout: this rank's, complete and finished.
+        rollout: this rank's rollout, complete and finished.
         length: steps of a window; None makes one window of each episode.
-        num_batches: the number of batches in an epoch. Every rank must have as many sequences, at least.
+        num_batches: the number of batches in an epoch. Every rank must have at least as many sequences.
         normalize_advantage: normalise ``advantage`` over the steps of all ranks in each batch.
         group: the process group; None is the default one. If torch.distributed was not initialized, this process is
             the only rank.
@@ -56,7 +57,7 @@ def sequences(
     The other arguments are those of :meth:`relive.RolloutBuffer.sequences`.
 
     Raises:
-        EmptyError, ParameterError, FieldError: as that method, here or on another rank, or ranks differ in an argument.
+        EmptyError, ParameterError, FieldError: as that method, on any rank; or ranks differ in an argument.
         LifecycleError: another rank raised an error. In each of these cases all ranks raise one.
     """
     ranks, found = Ranks(group), list[Iterator[SequenceBatch]]()
@@ -75,7 +76,7 @@ def sequences(
 
 
 def _weighted(ranks: Ranks, batches: Iterator[SequenceBatch], count: int, normalize: bool) -> Iterator[SequenceBatch]:
-    """The batches with their weights; each is read before the exchange, so that an error is one of all ranks."""
+    """The batches with their weights. Each is read within the exchange, so that all ranks raise an error of one."""
     for _ in range(count):
         read = list[SequenceBatch]()
 
@@ -91,7 +92,7 @@ def _weighted(ranks: Ranks, batches: Iterator[SequenceBatch], count: int, normal
 
 
 def _moments(batch: SequenceBatch, normalize: bool) -> tuple[float, ...]:
-    """The number of steps, and of the advantages: how many, their mean, and the sum of their squared distances."""
+    """Four numbers: steps; advantages; the mean of the advantages; the sum of their squared distances from it."""
     if not normalize:
         return float(batch.num_steps), 0.0, 0.0, 0.0
     entries = batch["advantage"][batch["mask"]].double()

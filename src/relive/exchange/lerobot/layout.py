@@ -28,7 +28,7 @@ DEFAULTS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "in
 """The columns that every data set has, with their dtypes."""
 
 FINAL = "final/"
-"""Begins the columns of an episode's final observation, beside those of its length and files. LeRobot ignores them."""
+"""The prefix of the columns with an episode's final observation, in the table of episodes. LeRobot ignores them."""
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
            "float64")  # fmt: skip
@@ -39,10 +39,10 @@ class Feature(NamedTuple):
     """One column of frames.
 
     Args:
-        name: of the column.
-        dtype: of its numbers.
-        shape: of a frame's numbers; a single number has (1,).
-        path: where it belongs in a step; a whole number is a place in a tuple.
+        name: the name of the column.
+        dtype: the dtype of its numbers.
+        shape: the shape of a frame's numbers; a single number has (1,).
+        path: where the column belongs in a step; a whole number is a place in a tuple.
         own_shape: the shape in a step; () for a single number without an axis.
     """
 
@@ -58,7 +58,7 @@ class Feature(NamedTuple):
         return prod(self.shape)
 
     def note(self) -> dict[str, Any]:
-        """The entry of ``info.json``. LeRobot keeps ``info`` and reads nothing of ours in it."""
+        """The entry of ``info.json``. LeRobot keeps ``info``, and does not read what relive puts there."""
         ours = {"relive.path": list(self.path), "relive.shape": list(self.own_shape)}
         return {"dtype": self.dtype.name, "shape": list(self.shape), "names": None, "info": ours}
 
@@ -67,7 +67,7 @@ def arrow() -> Any:
     """The package pyarrow, with ``parquet``.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        ModuleNotFoundError: pyarrow is not installed.
     """
     try:
         import_module("pyarrow.parquet")
@@ -95,7 +95,7 @@ def dense(column: Any, feature: Feature, where: str) -> Array:
     """A column as frames ``[k, *shape]``.
 
     Raises:
-        FileFormatError: a value is missing, a list is not as long as the shape says, or the dtype is another.
+        FileFormatError: a value is missing, a list has another length than the shape says, or the dtype is wrong.
     """
     parts = [_dense(chunk, feature, where) for chunk in getattr(column, "chunks", [column])]
     return np.concatenate([np.empty((0, *feature.shape), feature.dtype), *parts])

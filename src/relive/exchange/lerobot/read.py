@@ -23,7 +23,7 @@ FLAGS = ("next.reward", "next.done", "next.terminated", "next.truncated")
 
 
 class Table(NamedTuple):
-    """Columns ``[S, ...]`` of all files, and the first row of each episode, with S at the end ``[E + 1]``."""
+    """Columns ``[S, ...]`` of all files, and the first row of each episode with S at the end, ``[E + 1]``."""
 
     columns: dict[str, Array]
     bounds: Ints
@@ -51,9 +51,9 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
         NoSaveError: a file is missing.
-        FileFormatError: a file is damaged or contradicts ``info.json``, or the version is another.
+        FileFormatError: a file is damaged or contradicts ``info.json``, or the data set has another version.
         FieldError: no observation is stored as numbers.
-        ParameterError: there is too little memory for it.
+        ParameterError: there is too little memory for the frames.
     """
     arrow()
     folder = directory(path, "the directory of a LeRobot data set")
@@ -80,7 +80,7 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
 
 
 def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature], list[str]]:
-    """The columns to read, and what is not read.
+    """The columns to read, and sentences on what is not read.
 
     Raises:
         FileFormatError: an entry is something else than a feature.
@@ -131,7 +131,7 @@ def _feature(name: str, dtype: str, shape: tuple[int, ...], note: Mapping[str, A
 
 
 def _path(name: str) -> list[str]:
-    """Where a column belongs that relive did not write: ``observation.a.b`` is ``obs``, ``a``, ``b``."""
+    """The path of a column that relive did not write: ``observation.a.b`` is ``obs``, ``a``, ``b``."""
     kind, _, rest = name.partition(".")
     if kind in ("observation", "action"):
         return ["obs" if kind == "observation" else kind, *(rest.split(".") if rest else [])]
@@ -145,8 +145,8 @@ def _files(folder: Path, kind: str) -> list[Path]:
     """The Parquet files of a kind, in order. They may be links, as in the cache of a hub.
 
     Raises:
-        NoSaveError: there is none.
-        FileFormatError: one is no regular file.
+        NoSaveError: there is no such file.
+        FileFormatError: one of them is not a regular file.
     """
     found = sorted((folder / kind).glob("*/*.parquet"), key=_in_order)
     if not found:
@@ -158,15 +158,15 @@ def _files(folder: Path, kind: str) -> list[Path]:
 
 
 def _in_order(file: Path) -> tuple[int, str, int, str]:
-    """By the numbers of folders and files, whose digits grow from three to four after 999."""
+    """The key to sort by: the numbers of folder and file. They have three digits up to 999, and more after that."""
     return len(file.parent.name), file.parent.name, len(file.name), file.name
 
 
 def _opened(file: Path, read: Callable[[Any], Any]) -> Any:
-    """What ``read`` makes of an open Parquet file.
+    """Open a Parquet file, and return what ``read`` makes of it.
 
     Raises:
-        FileFormatError: it is damaged.
+        FileFormatError: the file is damaged.
     """
     pa = arrow()
     try:
@@ -242,7 +242,7 @@ def _columns(parquet: Any, features: Mapping[str, Feature], file: Path) -> dict[
 
 
 def _step(table: Table, features: Mapping[str, Feature], lacks: list[str]) -> dict[str, Any]:
-    """The fields of a step, without next observations; ``lacks`` gets what the data set does not say."""
+    """The fields of a step, without next observations. What the data set does not say is added to ``lacks``."""
     size = len(table.last)
     groups: dict[str, dict[tuple[str | int, ...], Array]] = {}
     for name, feature in features.items():
@@ -281,7 +281,7 @@ def _ends(table: Table, lacks: list[str]) -> tuple[Array, Array]:
 
 
 def _finals(folder: Path, table: Table, features: Mapping[str, Feature]) -> dict[str, Array] | None:
-    """The observation after each frame, by column; None where final observations are not kept.
+    """The observation after each frame, by column; None if final observations are not kept.
 
     Raises:
         FileFormatError: the table of episodes contradicts the frames.
@@ -315,10 +315,10 @@ def _rows(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Any]:
 
 
 def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
-    """Leaves by path as nested dicts, and tuples where all keys are whole numbers.
+    """Leaves by path as nested dicts, and as tuples if all keys are whole numbers.
 
     Raises:
-        FileFormatError: a path goes on where another one ends.
+        FileFormatError: one path is the beginning of another.
     """
     if () in leaves:
         if len(leaves) > 1:

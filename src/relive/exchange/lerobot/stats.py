@@ -13,14 +13,14 @@ __all__ = ["episode_stats", "joined_stats"]
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
 LARGEST = 512
-"""Numbers in a frame up to which a feature has statistics; images stored as numbers have none."""
+"""A feature with more numbers in a frame than this has no statistics, such as an image stored as numbers."""
 
 Stats = dict[str, Array]
 """min, max, mean, std and quantiles ``[*shape]`` in float64, and count ``[1]``."""
 
 
 def episode_stats(frames: Array) -> Stats | None:
-    """The statistics of frames ``[k, *shape]``; None for images, and where a number is not finite."""
+    """The statistics of frames ``[k, *shape]``; None for images, and if a number is not finite."""
     numbers = frames.astype(np.float64)
     if frames[0].size > LARGEST or not np.isfinite(numbers).all():
         return None

@@ -36,7 +36,7 @@ PIECE = 2**26
 """Numbers of one column that are written at once; lists count their members in 32 bits."""
 
 RESERVED = {*DEFAULTS, "next.done", "task"}
-"""Columns that no field can be."""
+"""Columns that no field may be named after."""
 
 TOGETHER = 1000
 """Episodes whose rows are written at once."""
@@ -52,20 +52,20 @@ def to_lerobot(
     Observations become ``observation.…``, actions ``action``, rewards ``next.reward``, and the ends of episodes
     ``next.terminated``, ``next.truncated`` and ``next.done``. The final observation of each episode is kept beside its
     length, where LeRobot does not look. Images are stored as numbers, not as pictures or videos. An episode that was
-    still running, or was interrupted, ends there without a flag. Priorities and indices are left behind.
+    still running, or was interrupted, ends there without a flag. Priorities and indices are not written.
 
     Args:
-        replay: its transitions are in the order of time.
-        path: where nothing, or an empty directory, is. It gets the whole data set or nothing. A process that is killed
-            meanwhile leaves a directory beside it, whose name begins with a dot.
-        fps: steps in a second; ``timestamp`` follows from it.
-        task: what was to be done, in words.
-        robot_type: what did it.
+        replay: the replay. Its transitions must be in the order of time.
+        path: a path where nothing is, or an empty directory. It gets the whole data set or nothing. If the process is
+            killed meanwhile, a directory whose name begins with a dot is left beside it.
+        fps: steps per second; ``timestamp`` follows from it.
+        task: the task that was to be done, in words.
+        robot_type: the kind of robot that did it.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
         SchemaError: the transitions have no order, or a field has a dtype or shape that LeRobot does not know.
-        ParameterError: there is no step, ``fps`` is not a positive whole number, or ``task`` is no text.
+        ParameterError: there is no step, ``fps`` is not a positive whole number, or ``task`` is not a text.
         FileFormatError: something is at the path.
     """
     arrow()
@@ -95,7 +95,7 @@ def _put(beside: Path, target: Path) -> None:
     """Give the written directory its name.
 
     Raises:
-        FileFormatError: something came there meanwhile.
+        FileFormatError: something else has appeared at the path meanwhile.
     """
     try:
         with suppress(FileNotFoundError):

@@ -1,6 +1,7 @@
-"""Noting how to take back a change of a ring in files: reference/undo.py's names and, to the bit, results.
+"""The note of how to take back a change of a ring in files, written by compiled code.
 
-An index into ``undo`` is below :func:`relive.kernels.undo_note.undo_size`, some words for each row of a call.
+Names and results are those of ``reference/undo.py``, to the bit. An index into ``undo`` counts words of 64 bits, and is
+below :func:`relive.kernels.undo_note.undo_size`: a few words for each env and for each row of a call.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ def note_undo(ring: RingArrays, given: StagedRows, ended: Any) -> bool:
     for k in range(COUNTERS):
         undo[UNDO_COUNTERS + k] = ring.counters[k]
     undo[UNDO_ENVS], undo[UNDO_ROWS] = (at - UNDO_START) // UNDO_ENV, (row_at - row_start) // UNDO_ROW
-    fence()  # the entries are whole before the kind says that they count,
+    fence()  # first the entries are whole, then the kind says that they count
     undo[UNDO_KIND] = UNDO_ADDING
-    fence()  # and it does so before anything changes
+    fence()  # and the kind is written before anything else changes
     return False
 
 
 @jit
 def _note_row(undo: Ints, at: int, place: int, ring: RingArrays) -> int:
-    """Note a row's bookkeeping; gives where the next entry goes."""
+    """Note a row's bookkeeping in word ``at`` and the next two. Returns the word where the next entry begins."""
     undo[at], undo[at + 1] = place, ring.stamp[place]
     undo[at + 2] = pack(np.int64(ring.step[place]), np.int64(ring.order[place]))
     return at + UNDO_ROW

@@ -1,4 +1,4 @@
-"""Noting how to take back a change of a ring in files; :mod:`relive.kernels.undo_note` says what is noted."""
+"""The note of how to take back a change of a ring in files. :mod:`relive.kernels.undo_note` explains its words."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["note_undo"]
 
 
 def note_undo(ring: RingArrays, given: StagedRows, ended: Any) -> bool:
-    """Note in ``undo`` what adding these rows will change. ``ended`` is the kind of each row.
+    """Note in ``undo`` what will change when these rows are added. ``ended`` is the kind of each row, ``[K]``.
 
-    What :func:`relive.kernels.reference.append.plan_rows` noted of the same rows is kept.
+    If :func:`relive.kernels.reference.append.plan_rows` has noted the same rows, its note is kept.
 
     Returns:
-        whether rows would be overwritten that are not in reserve, or that there is no room for the entries; then
-        nothing is noted.
+        True if rows would be overwritten that are not in reserve, or if there is no room for the entries. Then nothing
+        is noted.
     """
     undo, state, rows = ring.undo, ring.state, ring.rows
     if undo[UNDO_KIND] != UNDO_NONE:

@@ -23,7 +23,7 @@ def in_time(values: Any, position: int, full: bool) -> Any:
 
 
 def as_blocks(values: Any) -> Any:
-    """``[T, N, 1]`` as ``[T, N]``: numbers of which a library keeps a last axis of 1."""
+    """``[T, N, 1]`` as ``[T, N]``, for numbers that a library keeps with a last axis of 1."""
     array = as_host(values)
     return array.reshape(array.shape[:2])
 
@@ -132,7 +132,7 @@ def threads(obs: Leaves, next_obs: Leaves) -> tuple[Ints, Ints] | None:
 
 
 def stride_of(steps: Experience, rows: Array) -> int:
-    """How many rows before the one that begins with the observation it led to most of ``rows`` lie; 0 if unknown."""
+    """How many rows after most of ``rows`` the row lies that begins with the observation they led to; 0 if unknown."""
     size, after = len(steps), steps.next_obs or {}
     one = digests([leaf.reshape(size, -1) for leaf in steps.obs.values()])
     other = digests([after[path].reshape(size, -1) for path in steps.obs])
@@ -144,7 +144,7 @@ def stride_of(steps: Experience, rows: Array) -> int:
 
 
 ALIKE = 4
-"""Rows with one observation, up to which the first later one is found."""
+"""The most rows with one observation for which the first later one is found."""
 
 LONGEST, SAMPLE = 512, 2000
 """Rows that are looked at for the next one of the same env, and rows for which that is done."""

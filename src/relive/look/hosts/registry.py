@@ -1,4 +1,4 @@
-"""Which reader reads what."""
+"""The readers of other libraries' buffers, and which buffers each of them reads."""
 
 from __future__ import annotations
 
