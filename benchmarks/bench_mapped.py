@@ -1,10 +1,10 @@
 """A replay in files beside one in memory: add, flush, open, and batches whose rows are partly on the disk.
 
-The last table is of a ring of which half fits into memory. No limit is set on the process, which not every machine lets
-us do. Instead half of the pages of the rows are in memory at first. After each turn, the pages that were not used for
-longest are put out until no more than half are in memory, as a system does that has no more room. That is outside of
-the time that is measured, so the work of the system to choose pages is left out. In exchange, a turn ends only when all
-rows that were asked for have arrived, which without a limit would go on in the next turn.
+The last table is of a ring that is twice the size of memory. No limit is set on the process, which not every machine
+lets us do. Instead half of the pages of the rows are in memory at first. After each turn, the pages that were not used
+for longest are put out until no more than half are in memory, as a system does that has no more room. That is outside
+of the time that is measured, so the work of the system to choose pages is left out. In exchange, a turn ends only when
+all rows that were asked for have arrived, which without a limit would go on in the next turn.
 
 python benchmarks/bench_mapped.py --short    runs all of it small, in seconds, and prints the figures
 """
@@ -142,7 +142,7 @@ def opening(folder: Callable[[], Path]) -> Callable[[Job], Made]:
     return make
 
 
-# a ring of which half is in memory
+# a ring that is half in memory
 
 
 class Pages:
@@ -251,7 +251,7 @@ TURNS = 8  # of one kind, one after the other
 def half_in_memory(
     job: Job, what: Callable[[Job, Any], Iterator[tuple[float, Any]]], turns: int, place: Path
 ) -> list[Any]:
-    """The lines of a workload: batches or trainings over a ring of which half is in memory."""
+    """The lines of a workload: batches or trainings over a ring that is half in memory."""
     replay = job.replay(place)
     replay.flush()
     looks, pages = replay._coming, Pages(replay)
@@ -340,7 +340,7 @@ def run(effort: Effort, folder: Path) -> None:
             print(
                 name, {line["label"]: f"{line['median'] * 1e3:.3g} ms, mean {line['mean'] * 1e3:.3g}" for line in lines}
             )
-        write("mapped_half", "a ring of which half fits into memory", works, folder)
+        write("mapped_half", "a ring that is twice the size of memory", works, folder)
 
 
 def main() -> None:

@@ -134,7 +134,7 @@ def table(results: dict[int, list[dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one short round; nothing of record is rewritten")
-    parser.add_argument("--rounds", type=int, default=2, help="of which the medians count (default 2)")
+    parser.add_argument("--rounds", type=int, default=2, help="the tables have their medians (default 2)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     compile_kernels()  # else the first shards would compile while they are measured
