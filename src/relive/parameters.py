@@ -30,6 +30,7 @@ __all__ = [
     "refuse_class",
     "require",
     "seed_or_drawn",
+    "usable_device",
 ]
 
 T = TypeVar("T")
@@ -158,6 +159,22 @@ def seed_or_drawn(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ParameterError(f"seed is an int, or None to draw one, got {seed!r}")
     return int(seed)
+
+
+def usable_device(call: str, device: Any) -> torch.device:
+    """The device with its number, such as ``cuda:0`` for "cuda". It is one that this torch can allocate on.
+
+    Raises:
+        ParameterError: there is no such device, or it cannot be used here.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch raises each of them, by the kind of device
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ParameterError(
+            f"{call}(device={device!r}): torch {torch.__version__} cannot use this device here: {why}. "
+            "Pass device='cpu', or another that torch.empty(0, device=...) accepts"
+        ) from error
 
 
 TIMEOUT_RULE: Rule = (

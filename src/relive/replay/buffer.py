@@ -17,7 +17,7 @@ from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
-from ..parameters import an_instance, is_own, refuse_class, require, seed_or_drawn
+from ..parameters import an_instance, is_own, refuse_class, require, seed_or_drawn, usable_device
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.uniform import Uniform
@@ -104,7 +104,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
     ) -> None:
         self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
-        self.device = torch.empty(0, device=device).device
+        self.device = usable_device("ReplayBuffer", device)
         self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)

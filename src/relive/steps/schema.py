@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from ..errors import FieldError, SchemaError, ShapeError, SpaceError
+from ..errors import EnvError, FieldError, SchemaError, ShapeError, SpaceError
 from .arrays import as_tensor, torch_dtype
 from .trees import Path, dotted
 
@@ -106,7 +106,16 @@ class Schema:
 
     @classmethod
     def from_env(cls, env: Any, **extras: Spec) -> Schema:
-        """:meth:`from_spaces` for a ``gymnasium.Env`` or a ``gymnasium.vector.VectorEnv``."""
+        """:meth:`from_spaces` for a ``gymnasium.Env`` or a ``gymnasium.vector.VectorEnv``.
+
+        Raises:
+            EnvError: ``env`` is neither, such as the name of an env or a function that makes one.
+        """
+        if not hasattr(env, "single_observation_space") and not hasattr(env, "observation_space"):
+            raise EnvError(
+                f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {env!r}; make one first, "
+                "such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+            )
         observation_space = getattr(env, "single_observation_space", None) or env.observation_space
         action_space = getattr(env, "single_action_space", None) or env.action_space
         return cls.from_spaces(observation_space, action_space, **extras)
@@ -238,7 +247,8 @@ def _node(spec: Any, path: Path) -> Node:
             return Field(tuple(items))
         return tuple(_node(member, (*path, str(i))) for i, member in enumerate(items))
     raise SchemaError(
-        f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got {spec!r}"
+        f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got {spec!r}; a "
+        "shape is a tuple, such as () or (3,); pass a dtype as relive.Field((3,), torch.int64)"
     )
 
 
