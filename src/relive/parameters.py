@@ -23,7 +23,6 @@ __all__ = [
     "Rule",
     "an_instance",
     "checked",
-    "device_of",
     "is_count",
     "is_flag",
     "is_names",
@@ -33,6 +32,7 @@ __all__ = [
     "refuse_class",
     "require",
     "seed_or_drawn",
+    "usable_device",
 ]
 
 T = TypeVar("T")
@@ -154,23 +154,6 @@ def refuse_class(name: str, part: Any) -> None:
         raise ParameterError(f"{name}={part.__name__}: expected an object, got its class; pass {part.__name__}(...)")
 
 
-def device_of(device: Any) -> torch.device:
-    """The device that torch means by this argument, with its number: "cuda" is that of the current GPU.
-
-    Raises:
-        ParameterError: it names no device that this machine has.
-    """
-    try:
-        if isinstance(device, bool):  # torch would take it for a number
-            raise TypeError("a bool")
-        return torch.empty(0, device=device).device
-    except Exception as error:  # torch has a class of error for each kind of failure, AssertionError among them
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ParameterError(
-            f"device={device!r:.200}: expected a device of this machine, such as 'cpu' or 'cuda:0' ({reason:.200})"
-        ) from error
-
-
 def seed_or_drawn(seed: Any) -> int:
     """The seed as an int, or one drawn from torch's default generator if it is None.
 
@@ -184,6 +167,24 @@ def seed_or_drawn(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ParameterError(f"seed is an int, or None to draw one, got {seed!r:.200}")
     return int(seed)
+
+
+def usable_device(call: str, device: Any) -> torch.device:
+    """The device with its number, such as ``cuda:0`` for "cuda". It is one that this torch can allocate on.
+
+    Raises:
+        ParameterError: there is no such device, or it cannot be used here.
+    """
+    try:
+        if isinstance(device, bool):  # torch would take it for a number
+            raise TypeError("a bool is no device")
+        return torch.empty(0, device=device).device
+    except Exception as error:  # torch has a class of error for each kind of device, AssertionError among them
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ParameterError(
+            f"{call}(device={device!r:.200}): torch {torch.__version__} cannot use this device here: {why:.200}. "
+            "Pass device='cpu', or another that torch.empty(0, device=...) accepts"
+        ) from error
 
 
 TIMEOUT_RULE: Rule = (

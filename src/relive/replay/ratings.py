@@ -92,6 +92,8 @@ class Ratings:
 
     def _update_checked(self, sampler: Prioritized, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """As :meth:`update`, with checks that raise an error for what is wrong."""
+        if hasattr(index, "keys"):
+            raise ParameterError(f"index: expected integers [B], got a {type(index).__name__}; pass batch['index']")
         where = whole_numbers(index, "index")
         errors, real = by_item(view, where, doubles(td_error), None if mask is None else as_host(mask, "mask"))
         sizes = magnitudes(errors)

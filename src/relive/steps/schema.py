@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from ..errors import FieldError, SchemaError, ShapeError, SpaceError
+from ..errors import EnvError, FieldError, SchemaError, ShapeError, SpaceError
 from ..parameters import COUNT_RULE, require
 from .arrays import as_tensor, torch_dtype
 from .trees import Path, dotted
@@ -113,14 +113,17 @@ class Schema:
         """:meth:`from_spaces` for a ``gymnasium.Env`` or a ``gymnasium.vector.VectorEnv``.
 
         Raises:
-            SpaceError: as :meth:`from_spaces`, or ``env`` has no spaces.
+            EnvError: ``env`` is neither, such as the name of an env or a function that makes one.
         """
         spaces: list[Any] = []
         for name in ("observation_space", "action_space"):
             of_one = getattr(env, f"single_{name}", None)
             spaces.append(getattr(env, name, None) if of_one is None else of_one)
             if spaces[-1] is None:
-                raise SpaceError(f"from_env: expected a Gymnasium env, got {type(env).__name__}, which has no {name}")
+                raise EnvError(
+                    f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {env!r:.200}, which has "
+                    f"no {name}; make one first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+                )
         return cls.from_spaces(*spaces, **extras)
 
     @classmethod
@@ -256,7 +259,8 @@ def _node(spec: Any, path: Path) -> Node:
             return Field(tuple(items))
         return tuple(_node(member, (*path, str(i))) for i, member in enumerate(items))
     raise SchemaError(
-        f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got {spec!r:.200}"
+        f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got "
+        f"{spec!r:.200}; a shape is a tuple, such as () or (3,); pass a dtype as relive.Field((3,), torch.int64)"
     )
 
 
