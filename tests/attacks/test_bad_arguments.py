@@ -163,7 +163,7 @@ def test_names_that_are_not_text_are_shown_in_the_error():
         relive.Schema.from_example({1: 2})  # pyright: ignore[reportArgumentType]
     with pytest.raises(SchemaError, match="mapping"):
         relive.Schema.from_example(None)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(EnvError, match="NoneType"):
+    with pytest.raises(EnvError, match="got None"):
         relive.Schema.from_env(None)
 
 
