@@ -121,8 +121,8 @@ class Schema:
             spaces.append(getattr(env, name, None) if of_one is None else of_one)
             if spaces[-1] is None:
                 raise EnvError(
-                    f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {env!r:.200}, which has "
-                    f"no {name}; make one first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+                    f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {env!r:.200}; make one "
+                    "first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
                 )
         return cls.from_spaces(*spaces, **extras)
 
