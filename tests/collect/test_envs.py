@@ -197,6 +197,14 @@ def test_an_async_vector_env_gives_the_same_as_a_synchronous_one(mode: Autoreset
     assert rows == expected
 
 
+@pytest.mark.parametrize("given", ["CartPole-v1", None, 8])
+def test_what_is_no_env_is_refused_with_the_call_that_makes_some(given: Any) -> None:
+    buffer = RolloutBuffer(Schema({"action": ()}), 4, 2)
+    for make in (lambda: Collector(given, policy, buffer), lambda: Schema.from_env(given)):
+        with pytest.raises(errors.EnvError, match=rf"expected .*, got {given!r}; make .* such as gymnasium\.make_vec"):
+            make()
+
+
 def test_a_single_env_is_played_as_a_vector_of_one() -> None:
     schedule = tagged.cycle([(2, "truncated"), (3, "terminated")])
     env = tagged.TaggedEnv(0, schedule)

@@ -122,6 +122,15 @@ def test_a_schema_chooses_fields_and_dtypes_and_observations_may_be_nested() -> 
     assert torch.equal(other.data()["infos/log_prob"], other.data()["obs"][:, 0])
 
 
+@pytest.mark.parametrize("names", [("terminals", "timeouts"), ("terminations", "truncations")])
+def test_the_fields_may_have_the_names_of_either_kind_of_data_set(names: tuple[str, str]) -> None:
+    arrays = d4rl(planted.walk(30))
+    renamed = {
+        dict(zip(("terminals", "timeouts"), names, strict=True)).get(name, name): x for name, x in arrays.items()
+    }
+    assert rows_of(ReplayBuffer.from_arrays(renamed, seed=0).data()) == expected(arrays)
+
+
 def test_flags_of_any_dtype_and_columns_are_read() -> None:
     arrays = d4rl(planted.walk(8))
     loose = {**arrays, "terminals": arrays["terminals"].astype(np.float32)[:, None],

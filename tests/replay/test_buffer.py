@@ -28,6 +28,7 @@ from relive import (
     Prioritized,
     Recent,
     ReplayBuffer,
+    RolloutBuffer,
     Schema,
     Sequence,
     Transition,
@@ -35,7 +36,7 @@ from relive import (
     WithoutReplacement,
 )
 from relive.errors import EmptyError, NotFiniteError, ParameterError, SchemaError
-from replays import FLAGS, random_plays
+from replays import FLAGS, PLAIN, random_plays
 from twins import SAMPLERS, VIEWS, Twin, contents, same_batches
 
 # A random walk.
@@ -274,6 +275,15 @@ def test_traps_e5_and_e6_in_every_autoreset_mode_what_is_stored_is_what_happened
             twin.check()
             if len(twin.buffer):
                 twin.check_batch(twin.buffer.sample(64))
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, RolloutBuffer])
+def test_a_device_that_torch_cannot_use_is_refused(kind: Any) -> None:
+    assert kind(PLAIN, 10, 2, device="cpu:0").device == kind(PLAIN, 10, 2, device=torch.device("cpu")).device
+    for device in ("gpu", "cuda:99", 1.5):
+        message = rf"{kind.__name__}\(device={device!r}\): torch .* Pass device='cpu'"
+        with pytest.raises(ParameterError, match=message):
+            kind(PLAIN, 10, 2, device=device)
 
 
 @pytest.mark.parametrize("dress", ["dict", "tuple"])

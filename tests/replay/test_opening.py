@@ -130,6 +130,8 @@ def test_fields_of_all_kinds_lie_in_files_that_any_safetensors_reader_opens(
     for number in range(70):
         replay.add(step(number, IMAGES))
         twin.add(step(number, IMAGES))
+    assert "in files" in str(replay)
+    assert "in RAM" in str(twin)
     replay.close()
     with opened(tmp_path / "r", None, None) as again:
         assert_equal(again.data(), twin.data())

@@ -48,6 +48,13 @@ def test_priorities_that_do_not_fit_are_refused_and_leave_everything_as_it_was(
     assert twin.buffer.sampler.priorities().tolist() == chances
 
 
+def test_a_whole_batch_in_place_of_its_index_is_refused() -> None:
+    buffer = three("box").buffer
+    batch = buffer.sample(3)
+    with pytest.raises(ParameterError, match=r"integers \[B\], got a TensorDict; pass batch\['index'\]"):
+        buffer.update_priorities(batch, torch.ones(3))
+
+
 def test_priorities_come_in_any_dtype_and_from_tensors_that_need_gradients() -> None:
     for wrap in (
         lambda x: torch.tensor(x, dtype=torch.bfloat16),

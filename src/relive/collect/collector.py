@@ -92,7 +92,7 @@ class Collector:
         if buffer is not None and schema is not None:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
         if buffer is not None and n != buffer.num_envs:
-            raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}")
+            raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}; give num_envs={n}")
         fields = (schema or Schema.from_env(self.envs)) if buffer is None else buffer.schema
         self._chunks = Chunks(fields, n, device) if buffer is None else None
         self._wanted_info = from_info

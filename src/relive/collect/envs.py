@@ -134,9 +134,18 @@ def is_factory(envs: Any) -> bool:
 
 
 def vectorized(envs: Any) -> Any:
-    """A vector env as it is; a single env as a vector of one."""
+    """A vector env as it is; a single env as a vector of one.
+
+    Raises:
+        EnvError: it is neither.
+    """
     if hasattr(envs, "num_envs"):
         return envs
+    if not hasattr(envs, "step"):
+        raise EnvError(
+            f"envs: expected a gymnasium.vector.VectorEnv, a gymnasium.Env, or a function that makes either, got "
+            f"{envs!r}; make them first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+        )
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     return SyncVectorEnv([lambda: envs], autoreset_mode=AutoresetMode.SAME_STEP)

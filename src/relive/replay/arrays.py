@@ -17,7 +17,8 @@ __all__ = ["filled"]
 
 ALIASES = {
     "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated",
-    "timeouts": "truncated", "next_observations": "next_obs", "dones": "done",
+    "terminations": "terminated", "timeouts": "truncated", "truncations": "truncated",
+    "next_observations": "next_obs", "dones": "done",
 }  # fmt: skip
 """The names of a data set -> those of a step."""
 
@@ -25,8 +26,8 @@ STEP = "obs", "action", "reward", "terminated", "truncated"
 """The fields from which a schema is inferred. Other fields need a schema."""
 
 CUTS_UNKNOWN = (
-    ". 'truncated' is also called 'timeouts': without it and without next observations nobody knows where episodes "
-    "were cut off. Pass zeros if none was"
+    ". 'truncated' is also called 'timeouts' or 'truncations': without it and without next observations nobody knows "
+    "where episodes were cut off. Pass zeros if none was"
 )
 """Advice for an error if the array of truncations is missing."""
 
@@ -46,10 +47,11 @@ def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema |
     Args:
         make: the class of the buffer.
         arrays: in the order of time, NumPy or torch, nested where observations are: ``obs`` (or ``observations``),
-            ``action`` (``actions``), ``reward`` (``rewards``, ``[S]`` or ``[S, 1]``), ``terminated`` (``terminals``)
-            and ``truncated`` (``timeouts``), bools or 0 and 1. Also read, if given: ``next_obs``
-            (``next_observations``) and ``done`` (``dones``), which must agree with the other flags. With ``next_obs``,
-            ``truncated`` may be missing. Other arrays are read only if the schema has fields of their names.
+            ``action`` (``actions``), ``reward`` (``rewards``, ``[S]`` or ``[S, 1]``), ``terminated`` (``terminals`` or
+            ``terminations``) and ``truncated`` (``timeouts`` or ``truncations``), bools or 0 and 1. Also read, if
+            given: ``next_obs`` (``next_observations``) and ``done`` (``dones``), which must agree with the other
+            flags. With ``next_obs``, ``truncated`` may be missing. Other arrays are read only if the schema has
+            fields of their names.
         schema: the fields to store; None infers the fields of a step, with the dtypes of the arrays.
         options: of the buffer. Without a capacity, the rows that are needed are counted.
 

@@ -65,7 +65,8 @@ def summary(
         device: where rows live.
     """
     rows = int((ring.heads - ring.oldest).sum())
-    memory = f"{readable(nbytes - plan.device_bytes)} in RAM"
+    near = "in files" if ring.store.keeper.durable else "in RAM"
+    memory = f"{readable(nbytes - plan.device_bytes)} {near}"
     facts = {
         "fields": described(ring.store.leaves),
         "to draw": f"{ring.drawable:,} of {ring.completed:,} ever completed, {ring.episodes:,} episodes ended",

@@ -73,8 +73,9 @@ def refuse_missing(position: int, num_envs: int) -> None:
     if position >= 0:
         t, n = divmod(position, num_envs)
         raise FieldError(
-            f"field 'final_value': step {t} of env {n} was truncated and has no value of its final observation; pass "
-            "final_value=V(final obs) there (Gymnasium's info['final_obs']), or mask=False to leave the step out"
+            f"field 'final_value': step {t} of env {n} was truncated and has no value of its final observation, which "
+            "step() returned, or info['final_obs'] under SAME_STEP autoreset; pass add(final_value=V(it)), or later "
+            "set_final_value(steps, envs, values), or mask=False to leave the step out"
         )
 
 
