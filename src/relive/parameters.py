@@ -15,6 +15,8 @@ from .errors import ParameterError
 __all__ = [
     "CLIP_RULE",
     "COUNT_RULE",
+    "EPS_RULE",
+    "FLAG_RULE",
     "GAMMA_RULE",
     "LAM_RULE",
     "TIMEOUT_RULE",
@@ -39,15 +41,19 @@ Rule = tuple[Callable[[Any], bool], str]
 
 
 def require(call: str, rule: Rule, **values: Any) -> None:
-    """Require arguments of ``call`` to follow the rule.
+    """Require arguments of ``call`` to follow the rule. A value that the test fails on, such as an array, does not.
 
     Raises:
         ParameterError: names the call, the argument, its value and the rule.
     """
     test, words = rule
     for name, value in values.items():
-        if not test(value):
-            raise ParameterError(f"{call}({name}={value!r}): {words}")
+        try:
+            follows = bool(test(value))
+        except Exception:  # the truth of an array, a comparison that is not defined, a foreign __eq__ that fails
+            follows = False
+        if not follows:
+            raise ParameterError(f"{call}({name}={value!r:.200}): {words}")
 
 
 def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
@@ -101,6 +107,8 @@ def is_count(value: Any, least: int = 0) -> bool:
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
     """Whether this is a finite number from ``least`` to ``most``. Bools and NaN are not."""
+    if type(value) is float:  # most often; whether something is a Real takes longer
+        return least <= value <= most and math.isfinite(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
@@ -157,7 +165,7 @@ def seed_or_drawn(seed: Any) -> int:
     if seed is None:
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
     if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise ParameterError(f"seed is an int, or None to draw one, got {seed!r}")
+        raise ParameterError(f"seed is an int, or None to draw one, got {seed!r:.200}")
     return int(seed)
 
 
@@ -168,11 +176,13 @@ def usable_device(call: str, device: Any) -> torch.device:
         ParameterError: there is no such device, or it cannot be used here.
     """
     try:
+        if isinstance(device, bool):  # torch would take it for a number
+            raise TypeError("a bool is no device")
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as error:  # torch raises each of them, by the kind of device
+    except Exception as error:  # torch has a class of error for each kind of device, AssertionError among them
         why = str(error).partition("\n")[0].partition(". ")[0]
         raise ParameterError(
-            f"{call}(device={device!r}): torch {torch.__version__} cannot use this device here: {why}. "
+            f"{call}(device={device!r:.200}): torch {torch.__version__} cannot use this device here: {why:.200}. "
             "Pass device='cpu', or another that torch.empty(0, device=...) accepts"
         ) from error
 
@@ -185,6 +195,12 @@ TIMEOUT_RULE: Rule = (
 
 COUNT_RULE: Rule = (lambda count: is_count(count, 1), "expected a whole number of at least 1")
 """The rule for sizes and numbers of items."""
+
+FLAG_RULE: Rule = (is_flag, "expected True or False")
+"""The rule for every flag. Text such as "false" would count as True."""
+
+EPS_RULE: Rule = (lambda eps: is_number(eps, 0), "eps is a number of at least 0")
+"""The rule for what is added to a standard deviation."""
 
 GAMMA_RULE: Rule = (lambda gamma: is_number(gamma, 0, 1), "gamma is a number from 0 to 1")
 """The rule for every discount."""

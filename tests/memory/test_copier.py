@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from relive import Field, ReplayBuffer, RolloutBuffer, Schema
 from relive.errors import DTypeError, EpisodeEndWarning
@@ -18,6 +20,11 @@ from relive.kernels.step_table import PAST, SOURCE, first_item
 from relive.memory.copier import StepCopier
 from relive.steps.arrays import numpy_dtype
 from relive.steps.checker import StepChecker
+
+
+class Foreign(torch.Tensor):
+    """A tensor of a class that may do anything."""
+
 
 N = 3
 PRIVATE: Any = torch  # some ways to make a tensor have no public name
@@ -74,10 +81,19 @@ def plainly(targets: list[np.ndarray], row: int, values: dict[str, Any]) -> None
         target[row] = tensor.view(torch.int16).numpy() if field.dtype is torch.bfloat16 else tensor.numpy()
 
 
+@pytest.fixture(params=["this torch", "an older torch"])
+def torch_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Compiled code reads tensors itself, or Python asks them, as where torch has no functions for that."""
+    if request.param == "an older torch":
+        monkeypatch.setattr("relive.memory.copier.dtype_code", lambda dtype: 0)
+    return request.param
+
+
 def test_this_python_lays_out_arrays_as_the_kernels_expect() -> None:
     assert first_item() > 0
 
 
+@pytest.mark.usefixtures("torch_version")
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("double", [(), ("obs",), ("reward", "obs")])
 @pytest.mark.parametrize("tensors", [("half",), ("half", "reward"), tuple(FIELDS)])
@@ -135,6 +151,7 @@ def test_both_twins_refuse_an_array_that_is_not_as_before_and_write_nothing(chan
     "wrong",
     [
         torch.ones(N, dtype=torch.float64),
+        torch.ones(N, dtype=torch.int32),
         torch.ones(N + 1),
         torch.ones(N, 1),
         torch.ones(2 * N)[::2],
@@ -142,18 +159,69 @@ def test_both_twins_refuse_an_array_that_is_not_as_before_and_write_nothing(chan
         torch.nn.Parameter(torch.ones(N)),
         PRIVATE._neg_view(torch.ones(N)),
         PRIVATE._efficientzerotensor(N),
+        torch.ones(1).expand(N),
+        torch.ones(N).to_sparse(),
+        torch.ones(N).to_mkldnn(),
+        torch.ones(N).as_subclass(Foreign),
         np.ones(N, np.float32),
         [1.0] * N,
         None,
     ],
     ids=lambda x: type(x).__name__,
 )
+@pytest.mark.usefixtures("torch_version")
 def test_a_tensor_that_is_not_as_before_is_refused(wrong: Any) -> None:
     made = copier(arrays(2, False))
     made.learn(tuple(step(0, ("half", "reward")).values()))
     values = step(1, ("half", "reward"))
     assert made.accept(tuple(values.values()))
-    assert not made.accept(tuple((values | {"reward": wrong}).values()))
+    refused = tuple((values | {"reward": wrong}).values())
+    assert not made.accept(refused)
+    if made._plan.asked is None:
+        place = list(FIELDS).index("reward")
+        assert cpu.accept_step(id(refused), made._plan.table) == place
+        assert reference.accept_step(id(refused), made._plan.table) == place
+
+
+RIGHT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "with a gradient": lambda x: x.clone().requires_grad_(),
+    "a result": lambda x: x.clone().requires_grad_() * 2,
+    "in shared memory": lambda x: x.clone().share_memory_(),
+    "a view": lambda x: torch.stack([x, x])[1],
+    "turned round twice": lambda x: x.mT.contiguous().mT.mT.contiguous().mT.contiguous(),
+    "made in inference mode": torch.inference_mode()(torch.clone),
+    "wide steps between single items": lambda x: x.clone().as_strided((N, 4), (4, 1)),
+}
+
+
+@pytest.mark.usefixtures("torch_version")
+@pytest.mark.parametrize("change", RIGHT)
+def test_a_tensor_of_the_same_numbers_is_copied_as_it_is(change: str) -> None:
+    for twin in (cpu, reference):
+        targets, want = arrays(2, False), arrays(2, False)
+        made = copier(targets)
+        made.learn(tuple(step(0, ("half", "obs")).values()))
+        made._plan.accept, made._plan.copy = twin.accept_step, twin.copy_step
+        values = step(1, ("half", "obs"))
+        values["obs"] = RIGHT[change](values["obs"])
+        assert made.accept(tuple(values.values()))
+        made.write(1, made._accepted)
+        plainly(want, 1, values | {"obs": values["obs"].detach()})
+        assert stored(targets) == stored(want)
+
+
+def test_axes_of_one_item_may_have_any_stride_and_empty_tensors_any() -> None:
+    for size in (1, 0):
+        made = StepCopier([torch.float32], [np.zeros((2, size, 1, 3), np.float32)], size, [(1, 3)])
+        made.learn((torch.ones(size, 1, 3),))
+        strange = (torch.arange(9.0).as_strided((size, 1, 3), (7, 5, 1)),)
+        assert made.accept(strange)
+        made.write(0, strange)
+        assert made._targets[0][0].ravel().tolist() == [0.0, 1.0, 2.0] * size
+        gaps = (torch.arange(9.0).as_strided((size, 1, 3), (7, 5, 2)),)
+        assert made.accept(gaps) == (size == 0)
+        for twin in (cpu, reference):
+            assert twin.accept_step(id(gaps), made._plan.table) == (-1 if size == 0 else 0)
 
 
 @given(st.lists(st.floats(width=64), min_size=N, max_size=N))
@@ -161,7 +229,6 @@ def test_both_twins_find_the_same_numbers_too_large(numbers: list[float]) -> Non
     made = copier(arrays(2, False))
     made.learn(tuple(step(0, double=("reward",)).values()))
     values = tuple((step() | {"reward": np.array(numbers)}).values())
-    made._plan.note(values[list(FIELDS).index("half")].data_ptr())
     fast = cpu.accept_step(id(values), made._plan.table)
     assert fast == reference.accept_step(id(values), made._plan.table)
     with np.errstate(over="ignore"):
@@ -212,6 +279,34 @@ def test_another_layout_of_objects_is_found_out(monkeypatch: pytest.MonkeyPatch)
             first_item.cache_clear()
             assert first_item() == 0, name
     first_item.cache_clear()
+
+
+class Interrupted(TorchFunctionMode):
+    """Ctrl-C comes while torch is asked something."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_what_is_raised_while_a_tensor_is_asked_reaches_the_caller() -> None:
+    made, values = copier(arrays(2, False)), tuple(step(1).values())
+    made.learn(tuple(step(0).values()))
+    with pytest.raises(KeyboardInterrupt), Interrupted():
+        made.accept(values)
+    assert made.accept(values)
+
+
+def test_checking_tensors_keeps_no_reference() -> None:
+    made, values = copier(arrays(2, False)), tuple(step(1, tuple(FIELDS)).values())
+    made.learn(values)
+    wrong = (*values[:-1], torch.ones(N).to_sparse())
+    counted = [*values, wrong[-1], True, False]
+    before = [sys.getrefcount(x) for x in counted]
+    for _ in range(1000):
+        assert made.accept(values)
+        assert not made.accept(wrong)
+    made._accepted = None
+    assert max(abs(sys.getrefcount(x) - y) for x, y in zip(counted, before, strict=True)) < 500
 
 
 def test_steps_of_alternating_kinds_each_keep_their_table() -> None:

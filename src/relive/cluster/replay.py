@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, Rule, is_flag, is_number, require, seed_or_drawn
+from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_number, require, seed_or_drawn
 from ..processes.rate import RateLimit
 from ..replay.arguments import require_rows, whole_numbers
 from ..replay.extra import load_extra as extra_of
@@ -35,9 +35,6 @@ __all__ = ["Replay", "load_extra"]
 
 START_TIMEOUT = 600.0
 """Seconds that a shard may take to begin."""
-
-
-FLAG_RULE: Rule = (is_flag, "expected True or False")
 
 
 SECONDS_RULE: Rule = (lambda value: is_number(value, 0) and value > 0, "expected a number of seconds above 0")

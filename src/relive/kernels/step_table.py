@@ -3,6 +3,7 @@
 A table is int64 ``[DIMS + D, F]``: one column for each of F fields, one line for each fact below, and at last the sizes
 of up to D axes. A step is a tuple of F arrays and tensors. Its arrays are read as C code reads them: through the public
 struct ``PyArrayObject_fields`` of NumPy's headers (numpy/ndarraytypes.h), which every extension is compiled against.
+:mod:`relive.kernels.tensor_calls` says how its tensors are read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 
 __all__ = [
     "ARRAY",
+    "ASKED",
     "COUNT",
     "DATA",
     "DESCR",
+    "DESCRIBE",
     "DIMS",
     "DTYPE",
     "FLAGS",
@@ -29,6 +32,7 @@ __all__ = [
     "LENGTH",
     "NARROWED",
     "NDIM",
+    "NEGATED",
     "PAST",
     "PITCH",
     "PLAIN",
@@ -44,22 +48,23 @@ __all__ = [
     "TYPE_OF",
     "WORDS",
     "first_item",
+    "words",
 ]
 
 # The lines of a table
 
 POINTERS = 0
-"""The addresses of the step's tensors, in turn and without gaps; the caller puts them there."""
+"""The addresses of the ASKED tensors, in turn and without gaps; the caller puts them there."""
 KIND = 1
-"""How the field is given: one of the three kinds below."""
+"""How the field is given: one of the four kinds below."""
 ITEM = 2
 """The byte of the tuple at which the field's item is."""
 TYPE = 3
-"""The address of the class ``numpy.ndarray``."""
+"""The address of the class that it must have, ``numpy.ndarray`` or ``torch.Tensor``."""
 DTYPE = 4
-"""The address of the dtype that an array must have."""
+"""The address of the dtype that an array must have; what DLPack calls the dtype that a tensor must have."""
 NDIM = 5
-"""How many axes an array must have."""
+"""How many axes it must have."""
 SOURCE = 6
 """The address of the first byte of what was given; noted when it is accepted."""
 TARGET = 7
@@ -74,8 +79,12 @@ SIZE = 11
 """Bytes of a run, in the row."""
 PAST = 12
 """1 if a row is written past the caches."""
-DIMS = 13
-"""The size of an array's first axis; further axes follow."""
+DESCRIBE = 13
+"""The address of torch's function that describes a tensor."""
+NEGATED = 14
+"""The address of torch's function that says whether a tensor is negated lazily; 0 if this field's cannot be."""
+DIMS = 15
+"""The size of the first axis; further axes follow."""
 
 # Kinds
 
@@ -84,7 +93,9 @@ ARRAY = 0
 NARROWED = 1
 """A NumPy array of float64, stored as float32."""
 TENSOR = 2
-"""A tensor, which the caller has checked."""
+"""A tensor of the stored dtype."""
+ASKED = 3
+"""A tensor that the caller has checked and whose address is among POINTERS."""
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number of a float32."""
@@ -102,7 +113,7 @@ PLAIN = 0x101
 def first_item() -> int:
     """The byte of a tuple at which its first item is; 0 if this Python lays out its objects in another way.
 
-    Free-threaded and debug builds of Python do. There arrays are checked and copied by NumPy.
+    Free-threaded and debug builds of Python do. There NumPy checks and copies arrays.
     """
     if sys.implementation.name != "cpython" or np.dtype(np.intp).itemsize != 8 or sys.byteorder != "little":
         return 0
@@ -110,7 +121,7 @@ def first_item() -> int:
     if not all(_is_laid_out_so(array) for array in (whole, whole[:, 1:], whole.T, np.zeros(0, np.int64), whole[0, 0])):
         return 0
     items = tuple(object() for _ in range(3))
-    found = _words(id(items) + 8 * LENGTH, 1) + _words(id(items) + tuple.__basicsize__, len(items))
+    found = words(id(items) + 8 * LENGTH, 1) + words(id(items) + tuple.__basicsize__, len(items))
     return tuple.__basicsize__ if found == [len(items), *(id(item) for item in items)] else 0
 
 
@@ -118,15 +129,16 @@ def _is_laid_out_so(array: NDArray[Any]) -> bool:
     """Whether the words of an array object are what NumPy says of the array."""
     if sys.getsizeof(array) - (array.nbytes if array.base is None else 0) < 8 * WORDS:
         return False
-    words = _words(id(array), WORDS)
-    if words[TYPE_OF] != id(np.ndarray):
+    found = words(id(array), WORDS)
+    if found[TYPE_OF] != id(np.ndarray):
         return False
     flags = array.flags.c_contiguous + 0x100 * array.flags.aligned
-    found = words[DATA], words[RANK] % 2**32, words[DESCR], words[FLAGS] & PLAIN
-    if found != (array.ctypes.data, array.ndim, id(array.dtype), flags):
+    facts = found[DATA], found[RANK] % 2**32, found[DESCR], found[FLAGS] & PLAIN
+    if facts != (array.ctypes.data, array.ndim, id(array.dtype), flags):
         return False
-    return tuple(_words(words[SHAPE], array.ndim)) == array.shape
+    return tuple(words(found[SHAPE], array.ndim)) == array.shape
 
 
-def _words(address: int, count: int) -> list[int]:
+def words(address: int, count: int) -> list[int]:
+    """The 8-byte words of memory from an address on."""
     return list((ctypes.c_int64 * count).from_address(address))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter, itemgetter
-from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -16,13 +13,16 @@ from torch import Tensor
 from .. import kernels
 from ..kernels.step_table import (
     ARRAY,
+    ASKED,
     COUNT,
+    DESCRIBE,
     DIMS,
     DTYPE,
     ITEM,
     KIND,
     NARROWED,
     NDIM,
+    NEGATED,
     PAST,
     PITCH,
     POINTERS,
@@ -33,7 +33,9 @@ from ..kernels.step_table import (
     TYPE,
     first_item,
 )
+from ..kernels.tensor_calls import dtype_code, tensor_calls
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Array, Ints, numpy_view
+from .asked import AskedTensors
 from .bounded import Bounded
 
 __all__ = ["StepCopier"]
@@ -48,9 +50,6 @@ that they are read, and new ones would drive out all else. Below that, a copy by
 LONG = 2**17
 """Bytes of a long row."""
 
-_facts = attrgetter("__class__", "dtype", "shape", "is_cpu")
-_is_contiguous, _is_negated, _address = Tensor.is_contiguous, Tensor.is_neg, Tensor.data_ptr
-
 
 @dataclass(slots=True)
 class _Plan:
@@ -58,14 +57,8 @@ class _Plan:
 
     kinds: list[Kind]
     table: Ints
-    pick: Callable[[Sequence[Any]], Sequence[Any]]
-    """The tensors of a step."""
-    pick_floats: Callable[[Sequence[Any]], Sequence[Any]]
-    """Those tensors that may be negated lazily: then their numbers are not what lies in memory."""
-    facts: list[tuple[Any, ...]]
-    """What each tensor must be."""
-    note: Callable[..., None]
-    """Puts the addresses of the tensors into the table."""
+    asked: AskedTensors | None
+    """Checks the tensors that the kernel cannot; None if there are none."""
     accept: Callable[[int, Ints], int]
     """The kernel that checks."""
     copy: Callable[[Ints, int], None]
@@ -105,23 +98,12 @@ class StepCopier:
         """Whether all fields of a step can be copied as they are. :meth:`write` then copies them, given the same tuple.
 
         After False the step may still be right: as a list, as an array of another dtype, or as a tensor with gaps.
-
-        Raises:
-            RuntimeError: torch's own, for nested and sparse tensors.
         """
         plan = self._plan
         if plan is None:
             return False
-        if plan.facts:
-            tensors = plan.pick(values)
-            try:
-                if list(map(_facts, tensors)) != plan.facts or not all(map(_is_contiguous, tensors)):
-                    return False
-            except AttributeError:  # other things than tensors
-                return False
-            if any(map(_is_negated, plan.pick_floats(tensors))):
-                return False
-            plan.note(*map(_address, tensors))
+        if plan.asked is not None and not plan.asked.fit(values):
+            return False
         if plan.accept(id(values), plan.table) >= 0:
             return False
         self._accepted = values
@@ -161,33 +143,27 @@ class StepCopier:
             if value.dtype is FLOAT64 and dtype is torch.float32 and self._targets[i] is not None:
                 return NARROWED
         if kind is Tensor and value.dtype is dtype and value.shape == self._shapes[i] and not dtype.is_complex:
-            return TENSOR  # complex ones may be conjugated lazily
+            return TENSOR if dtype_code(dtype) else ASKED  # complex ones may be conjugated lazily
         return None
 
     def _planned(self, kinds: list[Kind]) -> _Plan:
         """The plan for steps of these kinds."""
-        tensors = [i for i, kind in enumerate(kinds) if kind == TENSOR]
-        floats = [k for k, i in enumerate(tensors) if self._dtypes[i].is_floating_point]
-        table = self._table(kinds)
-        memory = memoryview(table[POINTERS]).cast("B")
-        return _Plan(
-            kinds,
-            table,
-            _picker(tensors),
-            _picker(floats),
-            [(Tensor, self._dtypes[i], self._shapes[i], True) for i in tensors],
-            partial(Struct(f"{len(tensors)}q").pack_into, memory, 0),
-            kernels.fast().accept_step,
-            kernels.fast().copy_step,
-        )
+        table, asked = self._table(kinds), None
+        if ASKED in kinds:
+            places = [i for i, kind in enumerate(kinds) if kind == ASKED]
+            asked = AskedTensors(
+                places, [self._dtypes[i] for i in places], [self._shapes[i] for i in places], table[POINTERS]
+            )
+        return _Plan(kinds, table, asked, kernels.fast().accept_step, kernels.fast().copy_step)
 
     def _table(self, kinds: list[Kind]) -> Ints:
         """The table of fields of these kinds."""
         table = np.zeros((DIMS + max(map(len, self._shapes)), len(kinds)), np.int64)
         for i, (kind, shape) in enumerate(zip(kinds, self._shapes, strict=False)):
-            dtype, target = FLOAT64 if kind == NARROWED else self._numpy_dtype(i), self._targets[i]
-            facts = kind, first_item() + 8 * i, id(np.ndarray), id(dtype), len(shape), *shape
-            table[[KIND, ITEM, TYPE, DTYPE, NDIM, *range(DIMS, DIMS + len(shape))], i] = facts
+            target = self._targets[i]
+            facts = kind, first_item() + 8 * i, *self._class_facts(kind, i), len(shape), *shape
+            places = [KIND, ITEM, TYPE, DTYPE, DESCRIBE, NEGATED, NDIM, *range(DIMS, DIMS + len(shape))]
+            table[places, i] = facts
             if target is None:
                 continue
             count, *inner = shape
@@ -199,12 +175,12 @@ class StepCopier:
             table[[TARGET, STRIDE, COUNT, PITCH, SIZE, PAST], i] = target.ctypes.data, stride, count, pitch, size, past
         return table
 
+    def _class_facts(self, kind: Kind, i: int) -> tuple[int, int, int, int]:
+        """TYPE, DTYPE, DESCRIBE and NEGATED of field ``i``."""
+        dtype, calls = self._dtypes[i], tensor_calls()
+        if kind == TENSOR and calls is not None:
+            return id(Tensor), dtype_code(dtype), calls.describe, calls.is_negated if dtype.is_floating_point else 0
+        return id(np.ndarray), id(FLOAT64 if kind == NARROWED else self._numpy_dtype(i)), 0, 0
+
     def _numpy_dtype(self, i: int) -> np.dtype[Any]:
         return NUMPY_DTYPES.get(self._dtypes[i], NO_DTYPE)
-
-
-def _picker(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What gives the items at these places of a sequence, as a sequence."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))

@@ -114,9 +114,11 @@ def storage_plan(
     if (capacity is None) == (capacity_bytes is None):
         raise ParameterError("pass either capacity, in rows, or capacity_bytes")
     for name, size in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("num_envs", num_envs)):
-        if size is not None and not (is_count(size, 1) and size <= LARGEST):
+        if size is None and name != "num_envs":
+            continue
+        if size is None or not (is_count(size, 1) and size <= LARGEST):
             raise ParameterError(
-                f"{name} is a whole number from 1 to 2**62, got {size!r}; pass int(...) if that is meant"
+                f"{name} is a whole number from 1 to 2**62, got {size!r:.200}; pass int(...) if that is meant"
             )
     known = {dotted(path): field.nbytes for path, field in leaves.items()}
     known["bookkeeping"] = sum(field.nbytes for field in BOOKKEEPING.values())

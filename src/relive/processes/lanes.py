@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import LifecycleError, ParameterError, SchemaError
 from ..kernels.lane_state import ALONE, CUT, WANTED
 from ..memory.forks import shared_lock
-from ..parameters import COUNT_RULE, TIMEOUT_RULE, Rule, is_count, is_flag, require
+from ..parameters import COUNT_RULE, FLAG_RULE, TIMEOUT_RULE, Rule, is_count, require
 from ..replay.buffer import ReplayBuffer
 from ..replay.intake import Intake
 from ..steps.schema import Schema
@@ -66,8 +66,7 @@ class Lanes:
     ) -> None:
         require("Lanes", COUNT_RULE, writers=writers, num_envs=num_envs)
         require("Lanes", STEPS_RULE, steps=steps)
-        flag: Rule = is_flag, "expected True or False"
-        require("Lanes", flag, own_next_obs=own_next_obs, debug=debug)
+        require("Lanes", FLAG_RULE, own_next_obs=own_next_obs, debug=debug)
         layout = LaneLayout(schema, int(num_envs), int(steps), own_next_obs)
         self._share(schema, int(writers), layout, debug, SharedBlock.create(HEADER + int(writers) * layout.nbytes))
 

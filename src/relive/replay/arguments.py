@@ -73,7 +73,7 @@ def whole_numbers(values: Any, name: str) -> Ints:
     Raises:
         DTypeError: the numbers are not integers. Bools and floats are refused, too.
     """
-    given = as_host(values)
+    given = as_host(values, name)
     if given.size and given.dtype.kind not in "iu":
         raise DTypeError(f"{name}: expected integers, got {given.dtype}")
     return np.ascontiguousarray(given, np.int64)
@@ -85,7 +85,7 @@ def row_mask(mask: Any, count: int) -> Any:
     Raises:
         ShapeError: the mask has another shape or dtype.
     """
-    kept = as_host(mask)
+    kept = as_host(mask, "mask")
     if count == 1 and not kept.ndim:  # with one env, the leading axis may be left out
         kept = kept.reshape(1)
     if kept.shape != (count,) or kept.dtype != np.bool_:

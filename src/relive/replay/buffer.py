@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 import torch
 
@@ -17,7 +17,7 @@ from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
-from ..parameters import an_instance, is_own, refuse_class, require, seed_or_drawn, usable_device
+from ..parameters import FLAG_RULE, an_instance, is_own, refuse_class, require, seed_or_drawn, usable_device
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.uniform import Uniform
@@ -37,9 +37,6 @@ from .restored import loaded, loaded_for
 from .saving import Saver
 from .typed import TRANSITION, UNIFORM, GivenSampler, GivenView, S_co, V_co
 from .writer import Writer
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ReplayBuffer"]
 
@@ -102,13 +99,14 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         debug: bool = False,
         seed: int | None = None,
     ) -> None:
+        require("ReplayBuffer", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs, debug=debug)
         self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
         self.device = usable_device("ReplayBuffer", device)
         self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
-        self._given_sampler = sampler or Uniform()
+        self._given_sampler = Uniform() if sampler is None else sampler  # one of the user's may have the length 0
         self._own_sampler = is_own(self._given_sampler)
         self._sampler = completed(self._given_sampler)
         near = stored.leaves if store is None or isinstance(store, Keeper) else in_ram(stored.leaves)
@@ -123,7 +121,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         self.lock = shared_lock()
         self._writer.watch_ends(check_ends)
         self._sampler.attach(self._ring)
-        self._reader = Reader(self._ring, self._sampler, schema, view or Transition())
+        self._reader = Reader(self._ring, self._sampler, schema, Transition() if view is None else view)
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
         self.extra = None
 
@@ -146,8 +144,10 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         Raises:
             SchemaError, ParameterError: as the constructor's.
         """
-        leaves, kept = stored_fields(schema, own_next_obs or not ordered).leaves, completed(sampler or Uniform()).nbytes
-        return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch.device(device), kept)
+        require("plan", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs)
+        leaves = stored_fields(schema, own_next_obs or not ordered).leaves
+        kept = completed(Uniform() if sampler is None else sampler).nbytes
+        return storage_plan(leaves, num_envs, capacity, capacity_bytes, usable_device("plan", device), kept)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], schema: Schema | None = None, **options: Any) -> ReplayBuffer:
@@ -210,6 +210,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         Raises:
             LifecycleError: ``rewind`` is True, and steps share observations.
         """
+        require("clear", FLAG_RULE, rewind=rewind)
         if rewind:  # after this, rows are not overwritten in the order of time
             self._saver.await_rows()
         self._writer.clear(rewind)
@@ -232,6 +233,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
 
     @debug.setter
     def debug(self, debug: bool) -> None:
+        require("ReplayBuffer", FLAG_RULE, debug=debug)
         self._writer.debug = debug
 
     @one_at_a_time

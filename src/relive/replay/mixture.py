@@ -97,7 +97,7 @@ class Mixture:
         axis = 1 if errors.ndim == 2 and isinstance(batch, SequenceBatch) and batch.time_first else 0
         if errors.shape[axis : axis + 1] != source.shape:
             raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
-        real = None if mask is None else as_host(mask)
+        real = None if mask is None else as_host(mask, "mask")
         counted = errors if real is None or real.shape != errors.shape else np.where(real, errors, 0.0)
         magnitudes(np.moveaxis(counted, axis, 0))  # raises before any buffer is changed
         for i, buffer in enumerate(self.buffers.values()):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import LifecycleError, NotFiniteError, ParameterError, ShapeError
+from ..errors import DTypeError, LifecycleError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.priorities import LARGEST_ERROR, UNUSUAL
 from ..ring.ring import Ring
 from ..samplers.contract import Sampler
@@ -95,7 +95,7 @@ class Ratings:
         if hasattr(index, "keys"):
             raise ParameterError(f"index: expected integers [B], got a {type(index).__name__}; pass batch['index']")
         where = whole_numbers(index, "index")
-        errors, real = by_item(view, where, doubles(td_error), None if mask is None else as_host(mask))
+        errors, real = by_item(view, where, doubles(td_error), None if mask is None else as_host(mask, "mask"))
         sizes = magnitudes(errors)
         if errors.ndim == 2:
             sizes = sampler.reduced(errors, real).astype(np.float32)
@@ -147,9 +147,19 @@ def magnitudes(errors: Any) -> Any:
     return sizes
 
 
-def doubles(values: Any) -> Any:
-    """Numbers of any dtype, on any device, as float64; NumPy does not know all of torch's dtypes."""
-    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
+def doubles(errors: Any) -> Any:
+    """TD errors of any real dtype, on any device, as float64.
+
+    Raises:
+        DTypeError: they are not real numbers.
+        ShapeError: a list with rows of different lengths.
+    """
+    given = as_host(errors, "td_error")
+    if given.size and given.dtype.kind not in "fiub":
+        raise DTypeError(
+            f"td_error: expected real numbers, got {given.dtype}; pass one float for each row of the batch"
+        )
+    return np.asarray(given, np.float64) if given.size else np.zeros(given.shape)
 
 
 def by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from ..errors import ParameterError, ShapeError
 from ..kernels.ring_state import EPISODES
 from ..memory.bounded import Bounded
 from ..memory.store import Store
+from ..parameters import FLAG_RULE, require
 from ..ring.adding import missing_final
 from ..ring.order import order_as
 from ..ring.ring import Ring
@@ -76,7 +77,8 @@ class Writer:
 
     def watch_ends(self, check: bool) -> None:
         """Start or stop checking the first ends of episodes."""
-        self.check_ends = bool(check)
+        require("ReplayBuffer", FLAG_RULE, check_ends=check)
+        self.check_ends = check
         self.ends = EndCheck(self.ring.store.leaves) if check and self.ordered else None
 
     # -- steps --------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from ..parameters import CLIP_RULE, COUNT_RULE, GAMMA_RULE, LAM_RULE, checked
-from .functions import PER_RULE, gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
+from ..parameters import CLIP_RULE, COUNT_RULE, EPS_RULE, FLAG_RULE, GAMMA_RULE, LAM_RULE, checked
+from .functions import PER_RULE, gae, group_advantage, lambda_returns, monte_carlo, scaled, vtrace
 
 __all__ = ["GAE", "Estimator", "GroupAdvantage", "MonteCarlo", "TDLambda", "VTrace"]
 
@@ -54,10 +54,10 @@ class _Advantages(ABC):
     def __call__(self, **columns: Any) -> dict[str, Tensor]:
         """The columns ``advantage`` and ``return``, ``[T, N]``."""
         advantage, ret = self._compute(**columns)
-        return {"advantage": normalize(advantage, columns["mask"]) if self.normalize else advantage, "return": ret}
+        return {"advantage": scaled(advantage, columns["mask"]) if self.normalize else advantage, "return": ret}
 
 
-@checked(gamma=GAMMA_RULE, lam=LAM_RULE)
+@checked(gamma=GAMMA_RULE, lam=LAM_RULE, normalize=FLAG_RULE)
 @dataclass(frozen=True, slots=True)
 class GAE(_Advantages):
     """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`.
@@ -73,7 +73,7 @@ class GAE(_Advantages):
         return gae(**columns, gamma=self.gamma, lam=self.lam)
 
 
-@checked(gamma=GAMMA_RULE, lam=LAM_RULE)
+@checked(gamma=GAMMA_RULE, lam=LAM_RULE, normalize=FLAG_RULE)
 @dataclass(frozen=True, slots=True)
 class TDLambda(_Advantages):
     """``finish(TDLambda(...))`` attaches :func:`lambda_returns` as ``return``, and ``advantage`` = return - value."""
@@ -87,7 +87,7 @@ class TDLambda(_Advantages):
         return ret - columns["value"][:-1], ret
 
 
-@checked(gamma=GAMMA_RULE)
+@checked(gamma=GAMMA_RULE, normalize=FLAG_RULE, critic=FLAG_RULE)
 @dataclass(frozen=True, slots=True)
 class MonteCarlo(_Advantages):
     """``finish(MonteCarlo(...))`` attaches :func:`monte_carlo` as ``return``, and ``advantage`` = return - value.
@@ -109,7 +109,7 @@ class MonteCarlo(_Advantages):
         return ret - columns["value"][:-1] if self.critic else ret, ret
 
 
-@checked(gamma=GAMMA_RULE, lam=LAM_RULE, rho_clip=CLIP_RULE, c_clip=CLIP_RULE)
+@checked(gamma=GAMMA_RULE, lam=LAM_RULE, rho_clip=CLIP_RULE, c_clip=CLIP_RULE, normalize=FLAG_RULE)
 @dataclass(frozen=True, slots=True)
 class VTrace(_Advantages):
     """``finish(VTrace(...))`` attaches :func:`vtrace` from the columns ``log_prob`` and ``target_log_prob``.
@@ -133,7 +133,7 @@ class VTrace(_Advantages):
         return vtrace(target_log_prob - log_prob, **columns, gamma=self.gamma, lam=self.lam, **clips)
 
 
-@checked(group_size=COUNT_RULE, per=PER_RULE, gamma=GAMMA_RULE)
+@checked(group_size=COUNT_RULE, per=PER_RULE, gamma=GAMMA_RULE, until_first_done=FLAG_RULE, eps=EPS_RULE)
 @dataclass(frozen=True, slots=True)
 class GroupAdvantage:
     """``finish(GroupAdvantage(...))`` attaches ``advantage``, ``return`` and ``mask`` by :func:`group_advantage`."""

@@ -9,9 +9,19 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import DeviceError, DTypeError, ParameterError, ShapeError
-from ..parameters import is_count, one_of, require
+from ..parameters import CLIP_RULE, EPS_RULE, FLAG_RULE, GAMMA_RULE, LAM_RULE, is_count, one_of, require
 
-__all__ = ["EPS", "PER_RULE", "gae", "group_advantage", "lambda_returns", "monte_carlo", "normalize", "vtrace"]
+__all__ = [
+    "EPS",
+    "PER_RULE",
+    "gae",
+    "group_advantage",
+    "lambda_returns",
+    "monte_carlo",
+    "normalize",
+    "scaled",
+    "vtrace",
+]
 
 EPS = 1e-8
 """What is added to standard deviations."""
@@ -49,7 +59,10 @@ def gae(
     Raises:
         ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
         FieldError: a truncated step has no final value.
+        ParameterError: ``gamma`` or ``lam`` is out of range.
     """
+    require("gae", GAMMA_RULE, gamma=gamma)
+    require("gae", LAM_RULE, lam=lam)
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
     return kernels.gae(grid, gamma, lam)
 
@@ -91,7 +104,9 @@ def monte_carlo(
     Raises:
         ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
         FieldError: with ``value``, a truncated step has no final value.
+        ParameterError: ``gamma`` is out of range.
     """
+    require("monte_carlo", GAMMA_RULE, gamma=gamma)
     grid = _grid(reward, value, terminated, truncated, None if value is None else final_value, mask)
     return kernels.discounted_return(grid, gamma)
 
@@ -124,6 +139,9 @@ def vtrace(
     Returns:
         advantage and vs, each ``[T, N]``.
     """
+    require("vtrace", GAMMA_RULE, gamma=gamma)
+    require("vtrace", LAM_RULE, lam=lam)
+    require("vtrace", CLIP_RULE, rho_clip=rho_clip, c_clip=c_clip)
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
     ratio = _fit("log_rho", log_rho, grid.reward)
     return kernels.vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)
@@ -160,13 +178,15 @@ def group_advantage(
 
     Raises:
         ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
-        ParameterError: ``group_size`` does not divide N, or ``per`` is not one of the choices.
+        ParameterError: ``group_size`` does not divide N, or an option is out of range or not one of the choices.
     """
     reward, _, terminated, truncated, _, mask = _grid(reward, None, terminated, truncated, None, mask)
     steps, envs = reward.shape
     require("group_advantage", PER_RULE, per=per)
+    require("group_advantage", FLAG_RULE, until_first_done=until_first_done)
+    require("group_advantage", EPS_RULE, eps=eps)
     if not is_count(group_size, 1) or envs % group_size:
-        raise ParameterError(f"group_size={group_size} does not divide the {envs} envs into whole groups")
+        raise ParameterError(f"group_size={group_size!r:.200} does not divide the {envs} envs into whole groups")
     done = terminated | truncated
     real = torch.ones_like(done) if mask is None else mask
     ended = (done & real).cumsum(0) - (done & real).to(torch.int64)  # episodes that ended before this step
@@ -196,7 +216,22 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor
     """(x - mean) / (std + eps) over the entries with ``mask`` True; 0 elsewhere.
 
     The standard deviation is unbiased. With fewer than two entries it is 0, so a single entry gives 0, not NaN.
+
+    Raises:
+        DTypeError, ShapeError, DeviceError: ``x`` is not a tensor of floats, or ``mask`` is not bool of its shape.
+        ParameterError: ``eps`` is out of range.
     """
+    require("normalize", EPS_RULE, eps=eps)
+    _require_dense("x", x)
+    if not x.is_floating_point():
+        raise DTypeError(f"field 'x': expected floats, got {x.dtype}; pass .float()")
+    if mask is not None:
+        mask = _fit("mask", mask, x, torch.bool)
+    return scaled(x, mask, eps)
+
+
+def scaled(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor:
+    """What :func:`normalize` gives, for arguments that fit: for columns of a rollout."""
     wide = x.double()  # in float32 the mean of equal numbers is not exact, and a small eps would magnify the error
     if mask is None:
         std = wide.std() if x.numel() > 1 else 0.0
@@ -234,10 +269,11 @@ def _grid(
     Raises:
         ShapeError, DTypeError, DeviceError: an argument does not fit ``reward``.
     """
+    _require_dense("reward", reward)
     shape = reward.shape
     if len(shape) != 2 or not shape[0] or not shape[1]:
         raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
-    double = reward.dtype is torch.float64 or (value is not None and value.dtype is torch.float64)
+    double = reward.dtype is torch.float64 or getattr(value, "dtype", None) is torch.float64
     numbers = _fit("reward", reward, reward, torch.float64 if double else torch.float32)
     return kernels.Grid(
         numbers,
@@ -249,8 +285,23 @@ def _grid(
     )
 
 
+def _require_dense(name: str, x: Any) -> None:
+    """Require a dense tensor of real numbers.
+
+    Raises:
+        DTypeError: it is something else.
+    """
+    if not isinstance(x, Tensor):
+        kind = type(x).__name__
+        raise DTypeError(f"field '{name}': expected a torch.Tensor, got {kind}; pass torch.as_tensor({name})")
+    if x.is_complex() or x.is_quantized or x.layout is not torch.strided:
+        what = f"{x.dtype} tensor of layout {x.layout} on {x.device}"
+        raise DTypeError(f"field '{name}': expected a dense tensor of real numbers, got a {what}")
+
+
 def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
     """``x`` as a contiguous tensor like ``like``, or with the ``dtype`` and the number of ``rows`` that are given."""
+    _require_dense(name, x)
     dtype, shape = dtype or like.dtype, like.shape if rows is None else (rows, *like.shape[1:])
     if x.device != like.device:
         device = str(like.device)

@@ -16,7 +16,7 @@ from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
 from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
-from ..returns.functions import normalize
+from ..returns.functions import scaled
 from ..steps.trees import Path
 from .named import ADVANTAGE, NamedColumns, unfinished
 from .packed import PackedRows
@@ -131,7 +131,7 @@ class Minibatches:
             for low, high in bounds:
                 leaves = gather(order[low:high])
                 if normalize_advantage:
-                    leaves[ADVANTAGE] = normalize(leaves[ADVANTAGE])
+                    leaves[ADVANTAGE] = scaled(leaves[ADVANTAGE])
                 batch = as_tensordict(leaves, (high - low,))
                 yield batch if finished else unfinished(batch)
 

@@ -15,7 +15,7 @@ from ..batches.sequences import SequenceBatch, padding
 from ..errors import FieldError
 from ..memory.blocks import Recycled
 from ..memory.layout import RowLayout
-from ..returns.functions import normalize
+from ..returns.functions import scaled
 from ..steps.arrays import Ints
 from ..steps.schema import Field, Schema
 from ..steps.trees import Path
@@ -140,7 +140,7 @@ class WindowReader:
         ):
             leaves[name,] = marks.T if time_first else marks
         if normalize_advantage:
-            leaves["advantage",] = normalize(leaves["advantage",], leaves["mask",])
+            leaves["advantage",] = scaled(leaves["advantage",], leaves["mask",])
         hidden = None if self._states is None else self._hidden(state, kept)
         facts = {"lengths": lengths, "burn_in": burn_in, "env": env, "start": start}
         return SequenceBatch(leaves, {name: _tensor(x) for name, x in facts.items()}, hidden, time_first=time_first)

@@ -55,9 +55,9 @@ class Recent(Sampler):
     ) -> None:
         self.eta = self.sharpest = eta
         self.c_min, self.adapt = c_min, adapt
-        self._inner: Uniform | Prioritized = inner or Uniform()
+        self._inner: Uniform | Prioritized = Uniform() if inner is None else inner
         if not isinstance(cast("object", self._inner), Uniform | Prioritized):
-            raise ParameterError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r}")
+            raise ParameterError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r:.200}")
         self._take_over()
         self._ring: Ring | None = None
         self.progress: float | None = None

@@ -31,13 +31,38 @@ Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 
-def as_host(value: Any) -> np.ndarray[Any, Any]:
-    """Anything array-like, on any device, as a NumPy array; not copied unless it has to be."""
+def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
+    """Anything array-like, on any device, as a NumPy array; not copied unless it has to be.
+
+    NumPy lacks bfloat16 and float8: such numbers come as float32, which holds all of them.
+
+    Raises:
+        ShapeError: a list with rows of different lengths. The message says ``name``.
+        DTypeError: a tensor that is sparse, nested or quantized, or has no data.
+    """
     if type(value) is np.ndarray:  # to ask whether it is a tensor takes longer
         return value
-    if not isinstance(value, Tensor):
-        return np.asarray(value)
-    return value.numpy() if value.is_cpu and not value.requires_grad else value.detach().cpu().numpy()
+    try:
+        if not isinstance(value, Tensor):
+            return np.asarray(value)
+        return value.numpy() if value.is_cpu and not value.requires_grad else value.detach().cpu().numpy()
+    except ValueError as error:
+        raise ShapeError(f"{name}: expected an array or a tensor, got {_what(value, error)}") from error
+    except (TypeError, RuntimeError) as error:  # a NotImplementedError is a RuntimeError
+        return _held(value, name, error)
+
+
+def _held(value: Any, name: str, error: Exception) -> Array:
+    """A tensor of a dtype that NumPy lacks.
+
+    Raises:
+        DTypeError: NumPy cannot have it for another reason.
+    """
+    if isinstance(value, Tensor) and not value.is_meta and value.is_floating_point() and value.layout is torch.strided:
+        return value.detach().cpu().float().numpy()
+    what = f"{type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
+    reason = str(error).partition("\n")[0]
+    raise DTypeError(f"{name}: expected a dense array or tensor of numbers, got {what} ({reason:.200})") from error
 
 
 def as_tensor(value: Any, name: str) -> torch.Tensor:
@@ -52,11 +77,15 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
             array = array.copy()  # torch warns when a tensor wraps a read-only array
         return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except (TypeError, ValueError) as error:
-        if "inhomogeneous" in str(error):
-            what = f"{type(value).__name__} with rows of different lengths; pad them to one shape"
-        else:
-            what = f"{type(value).__name__} ({error})"
-        raise ShapeError(f"field '{name}': expected an array, a tensor or numbers, got {what}") from error
+        message = f"field '{name}': expected an array, a tensor or numbers, got {_what(value, error)}"
+        raise ShapeError(message) from error
+
+
+def _what(value: Any, error: Exception) -> str:
+    """What a value is that did not become an array."""
+    if "inhomogeneous" in str(error):
+        return f"{type(value).__name__} with rows of different lengths; pad them to one shape"
+    return f"{type(value).__name__} ({error})"
 
 
 # NumPy lacks bfloat16 and float8, so their bits travel as integers of the same size.

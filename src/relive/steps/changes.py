@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, ParameterError
+from ..parameters import Rule, an_instance, require
 from .arrays import as_tensor, check_castable
 from .schema import Field, Schema, unknown_field
 from .trees import Path, dotted
@@ -49,6 +50,12 @@ class Origin(NamedTuple):
         return new
 
 
+NAMES_RULE: Rule = (
+    lambda names: isinstance(names, Iterable) and not isinstance(names, bytes | Mapping | np.ndarray | Tensor),
+    "expected a list of names of fields",
+)
+
+
 class SchemaChanges:
     """How :meth:`relive.ReplayBuffer.load` turns the fields of a save into those of the new buffer.
 
@@ -64,6 +71,9 @@ class SchemaChanges:
 
     Example:
         ``SchemaChanges(drop=["info"], rename={"act": "action"}, cast={"obs": torch.float16}, add={"log_prob": 0.0})``
+
+    Raises:
+        ParameterError: ``drop`` is not a list of names, or one of the others is not a mapping.
     """
 
     def __init__(
@@ -74,7 +84,10 @@ class SchemaChanges:
         cast: Mapping[str, torch.dtype] | None = None,
         add: Mapping[str, Any] | None = None,
     ) -> None:
-        self.drop = (drop,) if isinstance(drop, str) else tuple(drop)
+        drop = (drop,) if isinstance(drop, str) else drop
+        require("SchemaChanges", NAMES_RULE, drop=drop)
+        require("SchemaChanges", an_instance(Mapping, "a mapping from names"), rename=rename, cast=cast, add=add)
+        self.drop = tuple(drop)
         self.rename, self.cast, self.add = dict(rename or {}), dict(cast or {}), dict(add or {})
 
     def __repr__(self) -> str:
@@ -84,9 +97,11 @@ class SchemaChanges:
         """The new schema, and where each of its leaves comes from.
 
         Raises:
+            ParameterError: ``schema`` is not a :class:`relive.Schema`.
             FieldError: a name that is not there, or a new one that is; or a change to a member of a tuple.
             DTypeError: a dtype that is none, or that values of the old one cannot be cast to.
         """
+        require("applied", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
         tree: Any = {name: schema.rebuild(name, lambda p: Origin(schema.leaves[p], p)) for name in schema.names}
         for name in self.drop:
             _take(tree, name)
@@ -172,6 +187,8 @@ def _cast(node: Any, dtype: Any, name: str) -> Any:
 def _constant(value: Any, name: str) -> Tensor:
     """The value of a field that is added, in RAM."""
     if isinstance(value, Tensor):
+        if value.is_meta or value.layout is not torch.strided:
+            raise DTypeError(f"field {name!r}: expected a dense tensor with data, got {value!r:.200}")
         return value.detach().cpu()
     tensor = as_tensor(value, name)
     plain = not isinstance(value, np.ndarray | np.generic) and tensor.dtype is torch.float64

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import EnvError, FieldError, SchemaError, ShapeError, SpaceError
+from ..parameters import COUNT_RULE, require
 from .arrays import as_tensor, torch_dtype
 from .trees import Path, dotted
 
@@ -40,9 +41,9 @@ class Field:
     def __post_init__(self) -> None:
         shape = cast("object", self.shape)
         if not isinstance(shape, tuple | list) or any(not _is_size(n) or n < 0 for n in cast("Any", shape)):
-            raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shape!r}")
+            raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shape!r:.200}")
         if not isinstance(cast("object", self.dtype), torch.dtype):
-            raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {self.dtype!r}")
+            raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {self.dtype!r:.200}")
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
 
     @property
@@ -77,6 +78,9 @@ class Schema:
     __slots__ = ("_leaves", "_tree")
 
     def __init__(self, fields: Mapping[str, Spec]) -> None:
+        if not hasattr(fields, "items"):
+            kind = type(fields).__name__
+            raise SchemaError(f"Schema: expected a mapping of fields, got {kind}; pass {{'obs': (4,), ...}}")
         if not fields:
             raise SchemaError("a schema needs at least one field, got none")
         self._tree: dict[str, Node] = {name: _node(spec, (name,)) for name, spec in fields.items()}
@@ -111,14 +115,16 @@ class Schema:
         Raises:
             EnvError: ``env`` is neither, such as the name of an env or a function that makes one.
         """
-        if not hasattr(env, "single_observation_space") and not hasattr(env, "observation_space"):
-            raise EnvError(
-                f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {env!r}; make one first, "
-                "such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
-            )
-        observation_space = getattr(env, "single_observation_space", None) or env.observation_space
-        action_space = getattr(env, "single_action_space", None) or env.action_space
-        return cls.from_spaces(observation_space, action_space, **extras)
+        spaces: list[Any] = []
+        for name in ("observation_space", "action_space"):
+            of_one = getattr(env, f"single_{name}", None)
+            spaces.append(getattr(env, name, None) if of_one is None else of_one)
+            if spaces[-1] is None:
+                raise EnvError(
+                    f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {env!r:.200}; make one "
+                    "first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+                )
+        return cls.from_spaces(*spaces, **extras)
 
     @classmethod
     def from_example(cls, step: Mapping[str, Any], num_envs: int | None = None) -> Schema:
@@ -133,7 +139,13 @@ class Schema:
 
         Raises:
             ShapeError: the leading axis of an array is not ``num_envs``.
+            SchemaError: ``step`` is not a mapping of named fields.
+            ParameterError: ``num_envs`` is not a whole number.
         """
+        if not hasattr(step, "items"):
+            raise SchemaError(f"from_example: expected a mapping of fields, got {type(step).__name__}")
+        if num_envs is not None:
+            require("from_example", COUNT_RULE, num_envs=num_envs)
         fields = {name: _from_example(value, (name,), num_envs) for name, value in step.items()}
         for name, dtype in STEP_FIELDS.items():
             node = fields.get(name)
@@ -248,7 +260,7 @@ def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
 
 def _node(spec: Any, path: Path) -> Node:
     if not isinstance(cast("object", path[-1]), str) or not path[-1] or "." in path[-1]:
-        raise SchemaError(f"a field's name is a non-empty string without dots, got {path[-1]!r}")
+        raise SchemaError(f"a field's name is a non-empty string without dots, got {path[-1]!r:.200}")
     if isinstance(spec, Field):
         return spec
     if isinstance(spec, Mapping) and spec:
@@ -260,8 +272,8 @@ def _node(spec: Any, path: Path) -> Node:
             return Field(tuple(items))
         return tuple(_node(member, (*path, str(i))) for i, member in enumerate(items))
     raise SchemaError(
-        f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got {spec!r}; a "
-        "shape is a tuple, such as () or (3,); pass a dtype as relive.Field((3,), torch.int64)"
+        f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got "
+        f"{spec!r:.200}; a shape is a tuple, such as () or (3,); pass a dtype as relive.Field((3,), torch.int64)"
     )
 
 

@@ -13,8 +13,10 @@ Path: TypeAlias = tuple[str, ...]
 
 
 def dotted(path: Path | str) -> str:
-    """A path joined by dots: obs.camera."""
-    return path if isinstance(path, str) else ".".join(path)
+    """A path joined by dots: obs.camera. A name that is not text, which a message has to show, comes as its repr."""
+    if not isinstance(cast("object", path), tuple | list):
+        return path if isinstance(path, str) else repr(path)
+    return ".".join(key if isinstance(cast("object", key), str) else repr(key) for key in path)
 
 
 def descend(tree: Any, inner: Path) -> Any:

@@ -25,6 +25,7 @@ WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without ord
 @checked(
     n=(lambda n: is_count(n, 1), WINDOW_RULE),
     gamma=GAMMA_RULE,
+    each_reward=(lambda call: call is None or callable(call), "each_reward is a function of rewards [B, n], or None"),
 )
 @dataclass(slots=True)
 class NStep:

@@ -6,9 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..step_table import (
+    ASKED,
     COUNT,
     DATA,
     DESCR,
+    DESCRIBE,
     DIMS,
     DTYPE,
     FLAGS,
@@ -18,6 +20,7 @@ from ..step_table import (
     LENGTH,
     NARROWED,
     NDIM,
+    NEGATED,
     PAST,
     PITCH,
     PLAIN,
@@ -33,7 +36,9 @@ from ..step_table import (
     TYPE_OF,
     WORDS,
 )
-from .jit import Addresses, address_t, addressed, jit, memcpy, stream
+from ..tensor_calls import CPU
+from .jit import Addresses, address_t, addressed, inlined, jit, memcpy, stream
+from .tensors import describe, is_true
 
 __all__ = ["accept_step", "copy_row", "copy_step"]
 
@@ -56,27 +61,62 @@ def _copy_row(sources: Addresses, targets: Addresses, nbytes: NDArray[np.int64],
 def _accept_step(step: int, table: Ints) -> int:
     """See :func:`relive.kernels.reference.rows.accept_step`.
 
-    Everything that is read here exists: the caller holds the tuple, which holds its items, and no other thread of
-    Python runs meanwhile. An item's second word is its class, whatever the object is. The further words are read of
-    arrays alone.
+    Everything that is read here exists: the caller holds the tuple, which holds its items. An item's second word is its
+    class, whatever the object is. The further words are read of arrays alone, and torch's functions are called with
+    tensors alone. No other thread of Python runs meanwhile, except inside ``is_neg``, which therefore comes first.
     """
     if addressed(step, LENGTH + 1, np.int64)[LENGTH] != table.shape[1]:
         return 0
-    tensors = 0  # how many came before field i
     for i in range(table.shape[1]):
-        if table[KIND, i] == TENSOR:
-            table[SOURCE, i] = table[POINTERS, tensors]
-            tensors += 1
+        if table[NEGATED, i]:
+            item = _item(step, table, i)
+            if addressed(item, WORDS, np.int64)[TYPE_OF] != table[TYPE, i] or is_true(table[NEGATED, i], item):
+                return i
+    asked = 0  # how many tensors that the caller has checked came before field i
+    for i in range(table.shape[1]):
+        if table[KIND, i] == ASKED:
+            table[SOURCE, i] = table[POINTERS, asked]
+            asked += 1
             if table[SOURCE, i] == 0 and table[COUNT, i] * table[SIZE, i] > 0:
                 return i
-        else:
-            item = addressed(step + table[ITEM, i], 1, np.int64)[0]
-            if not _is_plain(addressed(item, WORDS, np.int64), table, i):
+        elif table[KIND, i] == TENSOR:
+            if not _take_tensor(_item(step, table, i), table, i):
                 return i
-            table[SOURCE, i] = addressed(item, WORDS, np.int64)[DATA]
+        else:
+            array = addressed(_item(step, table, i), WORDS, np.int64)
+            if not _is_plain(array, table, i):
+                return i
+            table[SOURCE, i] = array[DATA]
             if table[KIND, i] == NARROWED and not _can_be_narrowed(table[SOURCE, i], table[COUNT, i] * table[SIZE, i]):
                 return i
     return -1
+
+
+@inlined
+def _item(step: int, table: Ints, i: int) -> int:
+    """The address of the object that is field i of a step."""
+    return addressed(step + table[ITEM, i], 1, np.int64)[0]
+
+
+@jit
+def _take_tensor(item: int, table: Ints, i: int) -> bool:
+    """Note where the numbers of a tensor in RAM lie, if it has field i's dtype and shape and no gaps."""
+    if addressed(item, WORDS, np.int64)[TYPE_OF] != table[TYPE, i]:
+        return False
+    failed, data, device, axes, sizes, strides, offset = describe(table[DESCRIBE, i], item)
+    # the lower half of ``axes`` counts the axes, the upper half is the dtype
+    if failed or device != CPU or axes != (table[DTYPE, i] << 32) + table[NDIM, i] or offset != 0:
+        return False
+    rank = table[NDIM, i]
+    shape, apart = addressed(sizes, rank, np.int64), addressed(strides, rank, np.int64)
+    count, gaps = 1, 0  # numbers in the axes after this one, which fit in memory
+    for axis in range(rank - 1, -1, -1):
+        if shape[axis] != table[DIMS + axis, i]:
+            return False
+        gaps += int(shape[axis] != 1 and apart[axis] != count)
+        count *= shape[axis]
+    table[SOURCE, i] = data
+    return count == 0 or (gaps == 0 and data != 0)
 
 
 @jit

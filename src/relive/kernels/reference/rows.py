@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..step_table import (
+    ASKED,
     COUNT,
     DIMS,
     DTYPE,
@@ -16,6 +18,7 @@ from ..step_table import (
     LARGEST,
     NARROWED,
     NDIM,
+    NEGATED,
     PITCH,
     POINTERS,
     SIZE,
@@ -24,6 +27,7 @@ from ..step_table import (
     TARGET,
     TENSOR,
 )
+from ..tensor_calls import dtype_code
 
 __all__ = ["accept_step", "copy_row", "copy_step"]
 
@@ -42,31 +46,47 @@ def accept_step(step: int, table: Ints) -> int:
 
     Args:
         step: the address (``id``) of a tuple with an item for each column of ``table``, in order.
-        table: int64, as :mod:`relive.kernels.step_table` says. Its tensors are checked already, and ``POINTERS`` has
-            their addresses.
+        table: int64, as :mod:`relive.kernels.step_table` says. Its ASKED tensors are checked already, and
+            ``POINTERS`` has their addresses.
 
     Returns:
-        -1, or the first field that does not fit, 0 if the tuple has another length: an array of another class, dtype or
-        shape, one that is not contiguous and aligned, a float64 beyond the largest float32 and not infinite, a tensor
-        without memory.
+        -1, or a field that does not fit, 0 if the tuple has another length: the first tensor that is negated lazily,
+        else the first of these. An array of another class, dtype or shape, one that is not contiguous and aligned, a
+        float64 beyond the largest float32 and not infinite; a tensor of another class, dtype, shape or device, with
+        gaps, or without memory.
     """
     values: tuple[Any, ...] = ctypes.cast(step, ctypes.py_object).value
     if len(values) != table.shape[1]:
         return 0
+    for i in np.flatnonzero(table[NEGATED]).tolist():
+        if type(values[i]) is not Tensor or values[i].is_neg():
+            return i
     pointers = iter(table[POINTERS].tolist())
     for i in range(table.shape[1]):
-        if table[KIND, i] == TENSOR:
+        if table[KIND, i] == ASKED:
             table[SOURCE, i] = next(pointers)
             if not table[SOURCE, i] and table[COUNT, i] * table[SIZE, i]:
                 return i
-        elif not _fits(values[i], table[:, i]):
+        elif not (_tensor_fits if table[KIND, i] == TENSOR else _array_fits)(values[i], table[:, i]):
             return i
         else:
-            table[SOURCE, i] = values[i].ctypes.data
+            table[SOURCE, i] = values[i].data_ptr() if table[KIND, i] == TENSOR else values[i].ctypes.data
     return -1
 
 
-def _fits(value: Any, column: Ints) -> bool:
+def _tensor_fits(value: Any, column: Ints) -> bool:
+    """Whether a tensor is in RAM and as its column of the table says."""
+    if type(value) is not Tensor or not value.is_cpu or dtype_code(value.dtype) != column[DTYPE]:
+        return False
+    try:
+        if list(value.shape) != column[DIMS : DIMS + column[NDIM]].tolist():
+            return False
+        return value.is_contiguous() and (not value.numel() or value.data_ptr() != 0)
+    except RuntimeError:  # nested and sparse tensors have no shape, strides or address
+        return False
+
+
+def _array_fits(value: Any, column: Ints) -> bool:
     """Whether an array is as its column of the table says."""
     if type(value) is not np.ndarray or id(value.dtype) != column[DTYPE]:
         return False

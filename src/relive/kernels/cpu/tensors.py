@@ -1,0 +1,61 @@
+"""Calls from compiled code to the C functions of torch that :mod:`relive.kernels.tensor_calls` finds.
+
+The caller holds the GIL: it is compiled with ``nogil=False``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from numba import types
+from numba.core import cgutils
+
+from ..tensor_calls import DESCRIBED
+from .jit import intrinsic
+
+__all__ = ["describe", "is_true"]
+
+_cgutils: Any = cast("Any", cgutils)
+_ir: Any = _cgutils.ir
+_word, _pointer = _ir.IntType(64), _cgutils.voidptr_t
+
+
+@intrinsic
+def describe(_context: Any, function: Any, tensor: Any) -> Any:
+    """Whether ``function`` failed (1) or not (0), and the words of the DLTensor that it wrote for a tensor."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        out = _cgutils.alloca_once(builder, _ir.ArrayType(_word, DESCRIBED))
+        answer = _call(builder, _ir.IntType(32), args, builder.bitcast(out, _pointer))
+        failed = builder.icmp_signed("!=", answer, answer.type(0))
+        with _cgutils.if_unlikely(builder, failed):
+            context.get_python_api(builder).err_clear()
+        described = builder.load(out)
+        words = [builder.extract_value(described, k) for k in range(DESCRIBED)]
+        return _cgutils.pack_array(builder, [builder.zext(failed, _word), *words])
+
+    return types.UniTuple(types.int64, 1 + DESCRIBED)(types.int64, types.int64), codegen
+
+
+@intrinsic
+def is_true(_context: Any, method: Any, thing: Any) -> Any:
+    """Whether a C method without arguments answers True for an object; what it raises goes to the caller in Python."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        api = context.get_python_api(builder)
+        answer = _call(builder, _pointer, args, _pointer(None))
+        with _cgutils.if_unlikely(builder, _cgutils.is_null(builder, answer)):
+            context.call_conv.return_exc(builder)
+        truth = api.object_istrue(answer)
+        api.decref(answer)
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("<", truth, truth.type(0))):
+            context.call_conv.return_exc(builder)
+        return builder.icmp_signed("!=", truth, truth.type(0))
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+def _call(builder: Any, result: Any, args: Any, second: Any) -> Any:
+    """Call the C function at the address ``args[0]`` with the object at ``args[1]`` and another pointer."""
+    kind = _ir.FunctionType(result, [_pointer, _pointer])
+    return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [builder.inttoptr(args[1], _pointer), second])

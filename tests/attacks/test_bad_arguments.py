@@ -1,0 +1,173 @@
+"""Arguments of a wrong kind: the error is one of relive's own and names the argument; nothing is taken silently."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relive
+from relive.errors import DTypeError, EnvError, ParameterError, SchemaError, ShapeError
+from relive.returns import gae, group_advantage, monte_carlo, normalize, vtrace
+from relive.steps.arrays import as_host
+
+SCHEMA = relive.Schema.from_example({"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False})
+
+NOTHING = torch.zeros(3, 2, dtype=torch.bool)
+
+GRID: dict[str, Any] = {"reward": torch.ones(3, 2), "terminated": NOTHING, "truncated": NOTHING}
+
+VALUED = GRID | {"value": torch.ones(4, 2)}
+
+ODD: dict[str, Any] = {
+    "array": np.zeros((2, 3)),
+    "empty array": np.zeros(0),
+    "tensor": torch.zeros(3),
+    "sparse": torch.eye(2).to_sparse(),
+    "records": np.zeros(2, [("a", "f4")]),
+    "text": "text",
+    "object": object(),
+    "NaN": float("nan"),
+    "list": [[1], [1, 2]],
+}
+"""Values that no argument below may have."""
+
+
+def filled(**options: Any) -> relive.ReplayBuffer:
+    """A replay of one env with six transitions."""
+    replay = relive.ReplayBuffer(SCHEMA, 16, seed=0, check_ends=False, **options)
+    for i in range(7):
+        replay.add(obs=float(i), action=i, reward=1.0, terminated=False, truncated=False)
+    return replay
+
+
+def rating(**given: Any) -> int:
+    """Rate a batch of two."""
+    replay = filled(sampler=relive.Prioritized())
+    return replay.update_priorities(**({"index": replay.sample(2)["index"], "td_error": torch.ones(2)} | given))
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "GAE(normalize": lambda v: relive.GAE(normalize=v),
+    "TDLambda(normalize": lambda v: relive.TDLambda(normalize=v),
+    "MonteCarlo(critic": lambda v: relive.MonteCarlo(critic=v),
+    "VTrace(rho_clip": lambda v: relive.VTrace(rho_clip=v),
+    "GroupAdvantage(until_first_done": lambda v: relive.GroupAdvantage(2, until_first_done=v),
+    "GroupAdvantage(eps": lambda v: relive.GroupAdvantage(2, eps=v),
+    "Prioritized(normalize": lambda v: relive.Prioritized(normalize=v),
+    "inner": lambda v: relive.Recent(inner=v),
+    "NStep(each_reward": lambda v: relive.NStep(each_reward=v),
+    "FrameStack(pad": lambda v: relive.FrameStack(pad=v),
+    "Hindsight(strategy": lambda v: relive.Hindsight(lambda a, b: a, v),
+    "ReplayBuffer(ordered": lambda v: relive.ReplayBuffer(SCHEMA, 16, ordered=v),
+    "ReplayBuffer(own_next_obs": lambda v: relive.ReplayBuffer(SCHEMA, 16, own_next_obs=v),
+    "ReplayBuffer(check_ends": lambda v: relive.ReplayBuffer(SCHEMA, 16, check_ends=v),
+    "ReplayBuffer(debug": lambda v: setattr(filled(), "debug", v),
+    "sampler": lambda v: relive.ReplayBuffer(SCHEMA, 16, sampler=v),
+    "view": lambda v: relive.ReplayBuffer(SCHEMA, 16, view=v),
+    "device": lambda v: relive.ReplayBuffer(SCHEMA, 16, device=v),
+    "num_envs": lambda v: relive.ReplayBuffer(SCHEMA, 16, v),
+    "clear(rewind": lambda v: filled().clear(rewind=v),
+    "envs": lambda v: filled().interrupt(v),
+    "RolloutBuffer(wrap": lambda v: relive.RolloutBuffer(SCHEMA, 4, 2, wrap=v),
+    "RolloutBuffer(debug": lambda v: relive.RolloutBuffer(SCHEMA, 4, 2, debug=v),
+    "plan(ordered": lambda v: relive.ReplayBuffer.plan(SCHEMA, 16, ordered=v),
+    "gae(gamma": lambda v: gae(**VALUED, gamma=v),
+    "gae(lam": lambda v: gae(**VALUED, lam=v),
+    "monte_carlo(gamma": lambda v: monte_carlo(**GRID, gamma=v),
+    "vtrace(c_clip": lambda v: vtrace(torch.ones(3, 2), **VALUED, c_clip=v),
+    "group_advantage(eps": lambda v: group_advantage(**GRID, group_size=2, eps=v),
+    "group_size": lambda v: group_advantage(**GRID, group_size=v),
+    "normalize(eps": lambda v: normalize(torch.ones(3), eps=v),
+    "reward": lambda v: gae(**(VALUED | {"reward": v})),
+    "value": lambda v: gae(**(VALUED | {"value": v})),
+    "final_value": lambda v: gae(**VALUED, final_value=v),
+    "from_example(num_envs": lambda v: relive.Schema.from_example({"obs": np.zeros(2)}, v),
+    "Schema": relive.Schema,
+    "from_env": relive.Schema.from_env,
+    "SchemaChanges(rename": lambda v: relive.SchemaChanges(rename=v),
+    "applied(schema": lambda v: relive.SchemaChanges().applied(v),
+    "td_error": lambda v: rating(td_error=v),
+    "index": lambda v: rating(index=v),
+}
+"""What an error's message has to say -> a call with a wrong value of that argument."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_value_of_a_wrong_kind_is_refused_by_the_name_of_the_argument(name: str):
+    for kind, value in ODD.items():
+        if name in ("index", "td_error", "envs") and kind == "empty array":
+            continue  # a batch or a selection of no row
+        with pytest.raises(relive.ReliveError, match=f"{re.escape(name)}|update_priorities") as caught:
+            CALLS[name](value)
+        assert len(str(caught.value)) < 600, kind
+
+
+@pytest.mark.parametrize("nothing", [0, "", [], {}])
+def test_what_is_false_is_not_taken_for_the_default_part(nothing: Any):
+    for part in ("sampler", "view"):
+        with pytest.raises(ParameterError, match=part):
+            relive.ReplayBuffer(SCHEMA, 16, **{part: nothing})
+    with pytest.raises(ParameterError, match="inner"):
+        relive.Recent(inner=nothing)
+
+
+class Counting:
+    """A sampler of a user that has a length, which is 0 at first."""
+
+    def __init__(self) -> None:
+        self.inner, self.drawn = relive.Uniform(), 0
+
+    def __len__(self) -> int:
+        return self.drawn
+
+    def attach(self, ring: Any) -> None:
+        self.inner.attach(ring)
+
+    def draw(self, count: int, key: int, update: int, of: int) -> Any:
+        self.drawn += count
+        return self.inner.draw(count, key, update, of)
+
+
+def test_a_sampler_with_the_length_zero_draws():
+    sampler = Counting()
+    filled(sampler=sampler).sample(4)
+    assert sampler.drawn == 4
+
+
+def test_complex_errors_are_refused_and_narrow_floats_taken():
+    with pytest.raises(DTypeError, match="td_error"):
+        rating(td_error=torch.ones(2, dtype=torch.complex64))
+    assert rating(td_error=torch.ones(2, dtype=torch.bfloat16)) == 0
+
+
+def test_arrays_that_numpy_cannot_have_are_refused_by_name():
+    wide = as_host(torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
+    assert wide.dtype == np.float32
+    assert wide.tolist() == [1.5, -2.0]
+    with pytest.raises(ShapeError, match=r"an index: .* with rows of different lengths"):
+        as_host([[1], [1, 2]], "an index")
+    for value in (torch.eye(2).to_sparse(), torch.zeros(2, device="meta")):
+        with pytest.raises(DTypeError, match="an index"):
+            as_host(value, "an index")
+
+
+def test_names_that_are_not_text_are_shown_in_the_error():
+    with pytest.raises(relive.ReliveError, match="1"):
+        filled().add({1: 2})
+    with pytest.raises(SchemaError, match="1"):
+        relive.Schema.from_example({1: 2})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(SchemaError, match="mapping"):
+        relive.Schema.from_example(None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(EnvError, match="got None"):
+        relive.Schema.from_env(None)
+
+
+def test_a_device_that_is_not_there_is_refused_with_torchs_reason():
+    for device in ("nonsense", "cuda:99", True, 1.5):
+        with pytest.raises(ParameterError, match="device"):
+            relive.RolloutBuffer(SCHEMA, 4, 2, device=device)  # pyright: ignore[reportArgumentType]
