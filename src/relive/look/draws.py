@@ -56,8 +56,9 @@ def _require_batch(batch: Any) -> None:
         raise FieldError(f"batch: expected a batch with 'index' and 'reward', got a {type(batch).__name__} without")
     count = whole_numbers(batch["index"], "batch: 'index'").size
     for name in COMPARED:
-        given = batch[name] if name in batch.keys() else {}
-        leaves = {(): as_host(given, name)} if name in SCALARS and name in batch.keys() else leaves_of(given, name=name)
+        if name not in batch.keys():
+            continue
+        leaves = {(): as_host(batch[name], name)} if name in SCALARS else leaves_of(batch[name], name=name)
         for path, leaf in leaves.items():
             where = dotted((name, *path))
             if leaf.shape[:1] != (count,) or (name in SCALARS and leaf.size != count):

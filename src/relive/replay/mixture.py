@@ -146,10 +146,13 @@ class Mixture:
         return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
 
 
-BUFFERS_RULE: Rule = (
-    lambda buffers: isinstance(buffers, Mapping) and all(isinstance(b, ReplayBuffer) for b in buffers.values()),
-    "expected a mapping from names to ReplayBuffers",
-)
+def _are_buffers(value: Any) -> bool:
+    """Whether this is a mapping to replays."""
+    named = cast("Mapping[Any, Any]", value)
+    return isinstance(value, Mapping) and all(isinstance(buffer, ReplayBuffer) for buffer in named.values())
+
+
+BUFFERS_RULE: Rule = _are_buffers, "expected a mapping from names to ReplayBuffers"
 
 
 def _origins(batch: Any, buffers: int) -> tuple[Any, Any]:
