@@ -101,7 +101,7 @@ def verify(folder: Path, noted: Any) -> None:
 def main(folder: Path, times: int, seed: int) -> int:
     """Kill so many writers; how many steps they have added."""
     rng = np.random.default_rng(seed)
-    LookAhead.is_wanted = lambda self: True  # every writer also has the thread that asks for rows
+    LookAhead.is_wanted = lambda self: True  # every batch also asks for the rows of the next one
     noted: Any = np.frombuffer(mmap.mmap(-1, 4096), np.int64)
     with opened(folder / "replay") as replay:
         for number in range(3):

@@ -81,8 +81,6 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
                 self._ahead.close()
                 self._end_serving(self._ahead)
             self._saver.saves.settle()
-            if self._coming is not None:
-                self._coming.ahead.close()
             self._commit()
             self._durable.flush("close")
             self._ring.pending = Ended("this replay was closed; open its directory again with ReplayBuffer.open")

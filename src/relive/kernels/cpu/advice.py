@@ -33,18 +33,6 @@ def call(_context: Any, function: Any, start: Any, nbytes: Any, last: Any) -> An
     return types.int32(types.int64, types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic
-def touch(_context: Any, address: Any) -> Any:
-    """Read a byte, which the compiler may not leave out."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        byte = builder.load_atomic(builder.inttoptr(args[0], _ir.IntType(8).as_pointer()), "monotonic", 1)
-        del byte
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
-
-
 @jit
 def ask_for(calls: Ints, parts: Ints, page: int, begins: Ints, ends: Ints) -> int:
     """See :func:`relive.kernels.reference.advice.ask_for`."""
@@ -56,12 +44,6 @@ def ask_for(calls: Ints, parts: Ints, page: int, begins: Ints, ends: Ints) -> in
                 nbytes = min(last - low, PAGES * page)
                 missing += _ask(calls, low, nbytes, -(-nbytes // page), there)
                 low += PAGES * page
-    for part in range(parts.shape[0]):
-        for k in range(begins.size):
-            at, last = _span(parts, part, page, begins[k], ends[k])
-            while at < last:
-                touch(at)
-                at += page
     return missing
 
 
