@@ -165,7 +165,7 @@ class Hindsight:
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel = n, gamma, relabel
-        self._fitted: tuple[Any, ...] = (lambda: None), ()
+        self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
         """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
         self._require_functions()
 
@@ -259,15 +259,14 @@ class Hindsight:
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
         """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
-        of, facts, *known = self._fitted
-        now = _facts(self)
-        if of() is not ring or facts != now:
+        now, (of, then, fit, functions) = _facts(self), self._fitted
+        if of() is not ring or then != now:
             self.require(ring)
             strategy, finished = STRATEGIES[self.strategy], bool(self.finished_only)
             fit = GoalBytes(ring, ("obs", self.achieved), ("obs", self.desired), strategy, finished)
-            known = [fit, self._goal_functions()]
-            self._fitted = ref(ring), now, *known
-        return known[0], known[1]
+            functions = self._goal_functions()
+            self._fitted = ref(ring), now, fit, functions
+        return fit, functions
 
     def _goal_functions(self) -> list[GoalFunction]:
         """The functions of goals that were given."""
