@@ -29,9 +29,8 @@ def _tensordict() -> Any:
 
     # The shapes are known to fit. Checking them again takes eight times as long as the rest, and a fifth of the time
     # of a small batch. The constructor without checks has no public name. It need not look for dicts among the members.
-    unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
-    has_nested = unchecked is not None and "nested" in signature(unchecked).parameters
-    return partial(unchecked, nested=False) if has_nested else TensorDict
+    make: Any = getattr(TensorDict, "_new_unsafe", TensorDict)
+    return partial(make, nested=False) if "nested" in signature(make).parameters else make
 
 
 def as_tensordict(

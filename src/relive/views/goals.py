@@ -19,7 +19,6 @@ from ..steps.schema import Field, unknown_field
 from ..steps.trees import Path, dotted, nest
 
 __all__ = [
-    "RESULTS",
     "Arrays",
     "GoalBytes",
     "GoalFunction",
@@ -34,10 +33,6 @@ __all__ = [
 
 
 Arrays = dict[Path, Array]
-
-
-RESULTS = ("reward", "terminated", "truncated")
-"""The fields that functions of goals compute."""
 
 
 class Scratch(NamedTuple):
@@ -90,7 +85,7 @@ class GoalBytes:
             goals: list[Any] = [x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed]
             spans = np.empty((3, count), np.int64)
             steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, achieved, desired, used)
-            results = dict(zip(RESULTS, (rewards, *flags), strict=True))
+            results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
             self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), results, goals)
         return self._scratch[1]
 

@@ -24,7 +24,6 @@ from ..steps.arrays import Ints, as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
 from .goals import (
-    RESULTS,
     Arrays,
     GoalBytes,
     GoalFunction,
@@ -49,6 +48,9 @@ STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISO
 OTHERS, COPIES = 2**32 + 1, 2**32 + 2
 """Numbers of further random streams: of a batch for other episodes' goals, and of an episode for copies. Samplers and
 the choice of goals use the batch's own stream."""
+
+
+RESULTS = ("reward", "terminated", "truncated")
 
 
 _facts = attrgetter(
