@@ -24,7 +24,7 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.errors import EmptyError, NotFiniteError, ParameterError, SchemaError, ShapeError
+from relive.errors import EmptyError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, contents, same_batches
 
 
