@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 import calls
+import neighbours
 
 RESULTS = Path(__file__).parent / "results"
 REPORTED = ("torch", "numpy", "numba", "tensordict", "gymnasium")
@@ -146,6 +147,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version_of(name) for name in REPORTED},
         "torch_threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
+        "neighbours": len(neighbours.running),
         "date": date.today().isoformat(),
         "commit": commit(),
     }

@@ -1,7 +1,7 @@
 """Writes the tables, the headline figures and their chart into the pages that show them.
 
-A page has a place for a table between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; NAME is a report's, or
-`headline`.
+A page has a place for a table between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; NAME is a report's,
+`headline` or `busy`.
 
 python benchmarks/pages.py    rewrites all of them from results/*.json
 """
@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+import busy
 import headline
 import tables
 
@@ -28,7 +29,8 @@ def written() -> dict[Path, str]:
     reports = tables.reports()
     texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
     for name, table in {r["name"]: tables.table(r) for r in reports}.items() | {
-        ("headline", headline.figures(reports))
+        ("headline", headline.figures(reports)),
+        ("busy", busy.table(reports, tables.reports(busy.RESULTS))),
     }:
         texts = {path: fill(text, name, table) for path, text in texts.items()}
     return {**texts, headline.CHART: headline.chart(reports)}

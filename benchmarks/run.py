@@ -3,13 +3,16 @@
 python benchmarks/run.py                 everything, some minutes
 python benchmarks/run.py --only gae      one of them, or several
 python benchmarks/run.py --quick         a smoke run: few rounds, tables printed, nothing of record rewritten
+python benchmarks/run.py --busy          what has peers, on a machine that other work keeps busy
 """
 
 import argparse
 import importlib
 import os
 import sys
+from contextlib import nullcontext
 
+import busy
 import pages
 import tables
 
@@ -44,22 +47,25 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 def main() -> int:
     """Returns 1 if a line of our own failed, else 0: peers may be missing."""
     parser = argparse.ArgumentParser(description="Measure relive beside its peers and the physical floor.")
-    parser.add_argument(
-        "--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME", help="some of: %(choices)s"
-    )
-    parser.add_argument("--quick", action="store_true", help="a smoke run; prints the tables, leaves the pages alone")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help="some of: %(choices)s")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="a smoke run; prints the tables, leaves the pages alone")
+    kind.add_argument("--busy", action="store_true", help="beside a process for each core that keeps it busy")
     arguments = parser.parse_args()
+    names = arguments.only or (busy.NAMES if arguments.busy else list(BENCHMARKS))
     os.environ.update(dict.fromkeys(THREAD_SETTINGS, "1"))  # before anything that reads them is imported
     harness = importlib.import_module("harness")
     effort = harness.Effort.quick() if arguments.quick else harness.Effort()
-    folder = tables.RESULTS / "quick" if arguments.quick else tables.RESULTS
-    for name in arguments.only:
-        importlib.import_module(BENCHMARKS[name]).run(effort, folder)
+    folder = tables.RESULTS / "quick" if arguments.quick else busy.RESULTS if arguments.busy else tables.RESULTS
+    beside = harness.neighbours.neighbours(os.cpu_count() or 1) if arguments.busy else nullcontext()
+    with beside:
+        for name in names:
+            importlib.import_module(BENCHMARKS[name]).run(effort, folder)
     if arguments.quick:
-        pages.show(folder, arguments.only)
+        pages.show(folder, names)
     else:
         pages.main()
-    works = [work for report in tables.reports(folder, arguments.only) for work in report["workloads"]]
+    works = [work for report in tables.reports(folder, names) for work in report["workloads"]]
     ours = [line for work in works for line in work["lines"] if line["role"] == "ours"]
     return int(any(line["status"].startswith("failed") for line in ours))
 

@@ -164,6 +164,27 @@ def test_the_chart_has_one_bar_for_each_library_its_fastest_line(pages: Any) -> 
     assert [line["label"] for line in pages.headline.fastest(work)] == ["floor", "relive", "b", "a"]
 
 
+def test_the_leads_on_a_busy_machine_stand_beside_those_on_an_idle_one(pages: Any) -> None:
+    idle = report("gae", ("relive", "ours", 1e-6), ("a", "peer", 4e-6)) | {"title": "gae"}
+    busy = report("gae", ("relive", "ours", 2e-6), ("b", "peer", 6e-6)) | {"title": "gae"}
+    busy["environment"] = {"neighbours": 2, "cpu": "c", "cores": 2, "system": "s", "python": "3", "packages": {}}
+    busy["environment"]["date"] = "today"
+    assert "| gae: one | 4.00 × (a) | 3.00 × (b) | 2.00 × |" in pages.busy.table([idle], [busy]).splitlines()
+    assert pages.busy.table([idle], []) == "Not measured yet."
+
+
+def test_neighbours_keep_a_core_busy_and_end_with_the_run_or_its_process(harness: Any) -> None:
+    with harness.neighbours.neighbours(1):
+        process = harness.neighbours.running[0]
+        assert process.poll() is None
+        assert harness.environment()["neighbours"] == 1
+    assert process.poll() is not None
+    assert harness.environment()["neighbours"] == 0
+    command = [sys.executable, harness.neighbours.__file__, "0"]  # no process has the number 0
+    alone = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert alone.stdout == b".", "it goes on without its parent"
+
+
 TRAININGS = {
     "training_ppo": ("Ppo", 8, 32, 5, 2, 1),
     "training_recurrent": ("RecurrentPpo", 8, 32, 5, 2, 1),

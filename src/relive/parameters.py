@@ -32,7 +32,7 @@ __all__ = [
     "refuse_class",
     "require",
     "seed_or_drawn",
-    "usable_device",
+    "torch_device",
 ]
 
 T = TypeVar("T")
@@ -169,20 +169,23 @@ def seed_or_drawn(seed: Any) -> int:
     return int(seed)
 
 
-def usable_device(call: str, device: Any) -> torch.device:
-    """The device with its number, such as ``cuda:0`` for "cuda". It is one that this torch can allocate on.
+def torch_device(call: str, device: Any, *, here: bool = True) -> torch.device:
+    """The device of this name, with its number, such as ``cuda:0`` for "cuda".
+
+    Args:
+        call: named in the error.
+        device: a name, or a ``torch.device``.
+        here: whether this torch must be able to allocate on it.
 
     Raises:
         ParameterError: there is no such device, or it cannot be used here.
     """
     try:
-        if isinstance(device, bool):  # torch would take it for a number
-            raise TypeError("a bool is no device")
-        return torch.empty(0, device=device).device
-    except Exception as error:  # torch has a class of error for each kind of device, AssertionError among them
+        return torch.empty(0, device=device).device if here else torch.device(device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch raises each of them, by the kind of device
         why = str(error).partition("\n")[0].partition(". ")[0]
         raise ParameterError(
-            f"{call}(device={device!r:.200}): torch {torch.__version__} cannot use this device here: {why:.200}. "
+            f"{call}(device={device!r}): torch {torch.__version__} cannot use this device here: {why}. "
             "Pass device='cpu', or another that torch.empty(0, device=...) accepts"
         ) from error
 

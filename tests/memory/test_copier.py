@@ -253,6 +253,30 @@ def test_a_step_is_stored_only_once_and_only_as_it_was_accepted() -> None:
     assert stored(targets) == stored(want)
 
 
+@pytest.mark.usefixtures("torch_version")
+@pytest.mark.parametrize("short", [True, False])
+def test_a_step_is_copied_ahead_only_if_it_is_accepted_and_short(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relive.memory.copier.SHORT", 10**6 if short else 0)
+    for twin in (cpu, reference):
+        targets = arrays(3, False)
+        made = copier(targets)
+        made.learn(tuple(step(0, double=("reward",)).values()))
+        made._plan.accept, made._plan.copy, made._plan.take = twin.accept_step, twin.copy_step, twin.take_step
+        made.ahead, before = 2, stored(targets)
+        for wrong in (step(1), step(1, double=("reward",)) | {"reward": np.full(N, 1e300)}):
+            assert not made.accept(tuple(wrong.values()))
+            assert made.copied is None
+            assert stored(targets) == before
+        values, want = step(1, double=("reward",)), arrays(3, False)
+        given_values = tuple(values.values())
+        assert made.accept(given_values)
+        assert (made.copied is given_values) == short
+        if not short:
+            made.write(2, given_values)
+        plainly(want, 2, values)
+        assert stored(targets) == stored(want)
+
+
 def test_a_step_that_was_stored_is_let_go() -> None:
     made = copier(arrays(2, False))
     made.learn(tuple(step().values()))
@@ -393,3 +417,17 @@ def test_a_float64_image_too_large_to_pack_takes_the_long_way_and_is_checked() -
         replay.add(obs=np.ones((2, 400), np.float32), **(rest | {"reward": np.full(2, -1e300)}))
     assert len(replay) == 6
     assert set(replay.sample(64)["obs"][:, 0].tolist()) == {0.0, 1.0, 2.0}
+
+
+def test_a_step_is_written_ahead_only_to_a_row_that_holds_nothing() -> None:
+    rollout = RolloutBuffer(Schema({"obs": (), "reward": (), "value": ()}), 3, N, wrap=True, seed=0)
+    step = {name: np.zeros(N, np.float32) for name in ("obs", "reward", "value")}
+    taken: list[int | None] = []
+    for t in range(5):
+        if t == 2:
+            rollout.set_last(value=np.ones(N, np.float32))
+        rollout.debug = t == 1
+        rollout.add(step | {"obs": np.full(N, t, np.float32)})
+        taken.append(rollout._columns.copier.ahead)
+    assert taken == [0, None, None, None, None]
+    assert rollout["obs"].tolist() == [[t] * N for t in (2, 3, 4)]

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 import oracle
 from relive import (
+    FrameStack,
     Prioritized,
     Recent,
     ReplayBuffer,
@@ -50,6 +51,16 @@ def test_nothing_is_drawn_before_a_transition_is_complete(name: str) -> None:
         twin.check()
     twin.add("..")
     twin.check_batch(twin.buffer.sample(1))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_ring_with_fewer_rows_than_a_stack_has_frames_is_named_as_the_reason(name: str) -> None:
+    twin = Twin(2, 6, sampler=SAMPLERS[name](), view=FrameStack(9))
+    for _ in range(20):
+        twin.add("..")
+    assert len(twin.buffer) == 0
+    with pytest.raises(EmptyError, match=r"none of the 10 complete transitions.* reads the 8 rows .* newest 6 rows"):
+        twin.buffer.sample(3)
 
 
 @pytest.mark.parametrize("count", [2**31, 2**63, 2**70])

@@ -353,6 +353,12 @@ BAD_STEPS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], type[Exce
         FieldError,
         "unknown field 'rewards'.*did you mean",
     ),
+    "one flag for both ends": (
+        lambda s: {**s, "done": s["truncated"]},
+        FieldError,
+        "'terminated' or 'truncated'. It has",
+    ),
+    "a name of another library": (lambda s: {**s, "state": s["obs"]}, FieldError, "its name here is 'obs'. It has"),
     "one env too few": (lambda s: mapped(lambda x: x[:2], s), ShapeError, r"expected shape \(3"),
     "one env too few in one field": (lambda s: {**s, "reward": s["reward"][:2]}, ShapeError, "field 'reward'.*3 envs"),
     "no leading axis": (lambda s: {**s, "action": np.int64(3)}, ShapeError, "field 'action'.*num_envs"),

@@ -181,6 +181,11 @@ def test_the_bookkeeping_of_the_bootstrap_row_is_not_taken_for_that_of_the_next_
     assert holds(rollout, steps)
 
 
+def test_next_observations_are_refused_with_the_place_where_they_are() -> None:
+    with pytest.raises(errors.FieldError, match="leave it out: the next observation is in the next row"):
+        filled([step(0)]).add(step(1) | {"next_obs": np.ones((2, 2))})
+
+
 def test_a_field_of_the_bootstrap_row_that_does_not_exist_is_refused_before_any_is_written() -> None:
     rollout = filled([step(0)])
     with pytest.raises(errors.FieldError, match="did you mean 'value'"):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from threading import Thread
+from threading import TIMEOUT_MAX, Thread
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import LifecycleError, ParameterError
+from ..errors import LifecycleError
+from ..parameters import TIMEOUT_RULE, require
 from .format import Array, Streamed, plan
 
 __all__ = ["SaveHandle", "Saves", "detached"]
@@ -48,12 +49,11 @@ class SaveHandle:
             ParameterError: the timeout is negative or NaN.
             LifecycleError: this process is a fork of the one that saves.
         """
-        if timeout is not None and not timeout >= 0:
-            raise ParameterError(f"timeout: expected seconds, at least 0, or None, got {timeout!r}")
+        require("wait", TIMEOUT_RULE, timeout=timeout)
         if self.elsewhere:
             raise LifecycleError(f"the save into '{self.path}' was begun by another process; wait for it there")
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._thread.join(None if timeout is None else min(timeout, TIMEOUT_MAX))  # more would overflow
             if self._thread.is_alive():
                 raise TimeoutError(f"the save into '{self.path}' is not done after {timeout} seconds; wait again")
         if self._error is not None:

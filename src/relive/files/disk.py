@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from ..errors import FileFormatError, NoSaveError
+from ..errors import FileFormatError, NoSaveError, ParameterError
 from .format import MANIFEST, FileNote
 from .sealed import MOST_BYTES, damaged
 
@@ -196,7 +196,10 @@ def usable(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         FileFormatError: the path contains a zero byte.
+        ParameterError: this is no path.
     """
+    if not isinstance(cast("object", path), str | os.PathLike):
+        raise ParameterError(f"path={path!r:.200}: expected text or a pathlib.Path")
     if "\0" in os.fspath(path):
         raise FileFormatError(f"{os.fspath(path)!r:.200}: expected a path, got a zero byte in it; give another path")
     return Path(path)

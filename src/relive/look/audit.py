@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..collect.progress import progress_bar
+from ..parameters import COUNT_RULE, GAMMA_RULE, Rule, an_instance, require
 from . import ends, order, targets, values, windows
 from .draws import batch_findings, draw_findings
 from .experience import Experience
@@ -33,6 +34,9 @@ RULES: tuple[Callable[[Experience], Any], ...] = (
     values.priorities,
 )
 """The rules that look at every source."""
+
+FUNCTION_RULE: Rule = (lambda function: function is None or callable(function), "expected a function, or None")
+
 
 MANY = 1_000_000
 """Steps from which an audit may take long enough for a progress bar."""
@@ -72,8 +76,15 @@ def audit(
         a report of what was found, the surest first. ``bool(report)`` is True if nothing was certain or likely.
 
     Raises:
-        FieldError, ShapeError: the source cannot be read.
+        FieldError, ShapeError, DTypeError: the source, ``batch`` or ``draws`` cannot be read.
+        ParameterError: one of the other arguments is out of range or of a wrong kind.
     """
+    require("audit", COUNT_RULE, n=n)
+    require("audit", GAMMA_RULE, gamma=gamma)
+    require("audit", FUNCTION_RULE, reward_fn=reward_fn, terminated_fn=terminated_fn)
+    require("audit", an_instance(Mapping, "a mapping from 'obs' and 'action' to spaces"), spaces=spaces)
+    if max_episode_steps is not None:
+        require("audit", COUNT_RULE, max_episode_steps=max_episode_steps)
     steps = experience_of(source)
     found: list[Finding] = []
     if len(steps):

@@ -55,7 +55,7 @@ class DrawCounts:
         """Count the rows that wait. Rows that were overwritten meanwhile are left out.
 
         Raises:
-            ParameterError: an index was never issued.
+            ParameterError: an index was never issued. All other rows are counted.
         """
         ring, heads = self.ring, self.ring.heads.copy()
         taken = len(self._waiting)  # the training thread may add batches meanwhile; these go on waiting
@@ -64,7 +64,11 @@ class DrawCounts:
         self._rows = 0
         self.by_place[Span(np.maximum(self._heads, ring.oldest), heads).places(ring.rows)] = 0
         self._heads = heads
-        np.add.at(self.by_place, places_of(ring, index), ONE)
+        unknown = first_unknown(ring, index)
+        known = index if unknown < 0 else index[issued(ring, index)]
+        np.add.at(self.by_place, places_of(ring, known), ONE)
+        if unknown >= 0:
+            raise never_issued(index, unknown)
 
     def of_index(self, index: Ints) -> Any:
         """The draws of transitions by public index, int64 ``[B]``; -1 where one can no longer be drawn.
@@ -111,16 +115,27 @@ class DrawCounts:
         self.by_place[places[stored]] = draws[stored]
 
 
+def issued(ring: Ring, index: Ints) -> NDArray[np.bool_]:
+    """Which of these ``[B]`` are the index of a row that this ring has, or had, bool ``[B]``."""
+    return (index >= 0) & (index // ring.num_envs < ring.heads[index % ring.num_envs])
+
+
+def first_unknown(ring: Ring, index: Ints) -> int:
+    """The first entry of ``[B]`` that was never issued, or -1."""
+    known = issued(ring, index)
+    return -1 if known.all() else int(np.argmin(known))
+
+
 def located(ring: Ring, index: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     """Where the rows of a batch ``[B]`` lie or lay, and which are still stored. Only numbers are compared.
 
     Raises:
         ParameterError: an index was never issued.
     """
+    unknown = first_unknown(ring, index)
+    if unknown >= 0:
+        raise never_issued(index, unknown)
     numbers, envs = index // ring.num_envs, index % ring.num_envs
-    issued = (index >= 0) & (numbers < ring.heads[envs])
-    if not issued.all():
-        raise never_issued(index, int(np.argmin(issued)))
     return envs * ring.rows + numbers % ring.rows, numbers >= ring.oldest[envs]
 
 

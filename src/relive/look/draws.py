@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import DTypeError, FieldError, ShapeError
+from ..replay.arguments import whole_numbers
 from ..steps.arrays import Array, Ints, as_host
+from ..steps.trees import dotted
 from .episodes import episodes_of
 from .experience import Bools, Experience, leaves_of, same_rows
 from .findings import Finding, found
@@ -26,7 +29,12 @@ def batch_findings(
     achieved: str = "achieved_goal",
     desired: str = "desired_goal",
 ) -> Iterator[Finding]:
-    """The mistakes in a drawn batch of n-step transitions, which is compared with the stored steps."""
+    """The mistakes in a drawn batch of n-step transitions, which is compared with the stored steps.
+
+    Raises:
+        FieldError, ShapeError, DTypeError: it is not a batch ``[B]`` with ``index`` and ``reward``.
+    """
+    _require_batch(batch)
     rows = _positions(steps, as_host(batch["index"]).reshape(-1))
     known: Bools = rows >= 0
     window = _windows(steps, np.maximum(rows, 0), n)
@@ -35,6 +43,35 @@ def batch_findings(
     if reward_fn is None or not relabelled.any():
         yield from _sums(steps, batch, window, known & ~relabelled, gamma)
     yield from _computed(batch, relabelled, reward_fn, terminated_fn, achieved, desired, n)
+
+
+def _require_batch(batch: Any) -> None:
+    """Require a batch ``[B]`` with ``index`` and ``reward``, and numbers in all fields that are compared.
+
+    Raises:
+        FieldError, ShapeError, DTypeError: it is none.
+    """
+    lacking = [name for name in ("index", "reward") if not (hasattr(batch, "keys") and name in batch.keys())]
+    if lacking:
+        raise FieldError(f"batch: expected a batch with 'index' and 'reward', got a {type(batch).__name__} without")
+    count = whole_numbers(batch["index"], "batch: 'index'").size
+    for name in COMPARED:
+        if name not in batch.keys():
+            continue
+        leaves = {(): as_host(batch[name], name)} if name in SCALARS else leaves_of(batch[name], name=name)
+        for path, leaf in leaves.items():
+            where = dotted((name, *path))
+            if leaf.shape[:1] != (count,) or (name in SCALARS and leaf.size != count):
+                raise ShapeError(f"batch: '{where}': expected {count} rows, as 'index' has, got {leaf.shape}")
+            if leaf.dtype.kind not in "biufc" or (name in SCALARS and leaf.dtype.kind == "c"):
+                raise DTypeError(f"batch: '{where}': expected numbers, got {leaf.dtype}")
+
+
+COMPARED = "obs", "reward", "next_obs", "terminated"
+"""The fields of a batch that are compared with the stored steps."""
+
+SCALARS = "reward", "terminated"
+"""Those with one number for each row."""
 
 
 def _positions(steps: Experience, index: Ints) -> Ints:
@@ -48,7 +85,7 @@ def _positions(steps: Experience, index: Ints) -> Ints:
 
 def _windows(steps: Experience, rows: Ints, n: int) -> tuple[Ints, Bools]:
     """The rows of each n-step window ``[B, n]``, and which of them belong to it."""
-    within = np.minimum(rows[:, None] + np.arange(n), len(steps) - 1)
+    within = np.minimum(rows[:, None] + np.arange(min(n, len(steps) + 1)), len(steps) - 1)  # none is longer
     goes_on = (~steps.ended & steps.follows)[within]
     return within, np.cumprod(np.column_stack([np.ones(len(rows), int), goes_on[:, :-1]]), 1).astype(np.bool_)
 
@@ -170,8 +207,11 @@ def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
     """The mistakes in many draws: rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions.
 
     Padding is -1. There should be so many draws that every row is expected ten times or more.
+
+    Raises:
+        DTypeError, ShapeError: they are not an array of whole numbers.
     """
-    index: Any = np.asarray(draws, np.int64)
+    index: Any = whole_numbers(draws, "draws")
     rows = _positions(steps, index.reshape(-1)).reshape(index.shape)
     rows[index < 0] = -1
     if index.ndim >= 3:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, ShapeError
-from ..steps.arrays import Array, Ints, as_host, numpy_view
+from ..steps.arrays import Array, Ints, as_host
 from ..steps.trees import Path, dotted
 from .digests import words
 
@@ -157,15 +157,15 @@ def same_rows(first: Array, second: Array) -> Bools:
     return (one == other).all(1)
 
 
-def leaves_of(tree: Any, path: Path = ()) -> Leaves:
-    """The arrays of nested mappings and tuples, by path."""
+def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:
+    """The arrays of nested mappings and tuples, by path. Errors call the whole ``name``."""
     if isinstance(tree, Mapping) or (hasattr(tree, "items") and not isinstance(tree, Tensor)):
-        members = [(str(name), member) for name, member in cast("Any", tree).items()]
+        members = [(str(key), member) for key, member in cast("Any", tree).items()]
     elif isinstance(tree, tuple):
         members = [(str(i), member) for i, member in enumerate(cast("tuple[Any, ...]", tree))]
     else:
-        return {path: numpy_view(tree.detach().cpu()) if isinstance(tree, Tensor) else as_host(tree)}
-    return {key: leaf for name, member in members for key, leaf in leaves_of(member, (*path, name)).items()}
+        return {path: as_host(tree, dotted((name, *path)))}
+    return {at: leaf for key, member in members for at, leaf in leaves_of(member, (*path, key), name=name).items()}
 
 
 def nothing(source: str) -> Experience:
@@ -189,21 +189,23 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     Raises:
         FieldError: a field is missing.
         ShapeError: the arrays do not have one number of steps.
-        DTypeError: flags are neither bools nor numbers.
+        DTypeError: flags or rewards are neither bools nor numbers.
     """
-    named = {ALIASES.get(name, name): value for name, value in fields.items()}
+    named = {ALIASES.get(name, name): value for name, value in fields.items() if value is not None}
+    known = bool({"terminated", "done", "next_done"} & set(named))
     missing = [name for name in ("obs", "reward") if name not in named]
     if missing or not {"terminated", "done", "episode_start"} & set(named):
         wanted = missing or ["terminated"]
         raise FieldError(f"the source lacks {', '.join(wanted)}; it has {', '.join(map(str, fields))}")
-    reward = as_host(named["reward"])
+    reward = as_host(named["reward"], "field 'reward'")
+    if not reward.ndim or reward.dtype.kind not in "biuf":
+        raise DTypeError(f"field 'reward': expected numbers [T] or [T, N], got {reward.dtype} {reward.shape}")
     vector = reward.ndim == 2 if vector is None else vector
     steps, envs = (reward.shape[0], reward.shape[1]) if vector else (len(reward), 1)
     last = named.pop("next_done", None)
     if not {"terminated", "done"} & set(named):
         named["done"] = _ends_before(as_host(named["episode_start"]), last)
-    leaves = {name: leaves_of(value) for name, value in named.items() if value is not None}
-    known = bool({"terminated", "done"} & {ALIASES.get(name, name) for name in fields}) or last is not None
+    leaves = {name: leaves_of(value, name=str(name)) for name, value in named.items()}
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
     found = _assembled(fitted, source, steps, envs)
@@ -237,9 +239,10 @@ def _by_env(values: Array, size: tuple[int, int], vector: bool, name: str, path:
     """Steps ``[T, N, ...]`` or ``[T, ...]`` as ``[N * T, ...]``, env by env."""
     steps, envs = size
     if not vector:
-        if len(values) != steps:
+        if values.shape[:1] != (steps,):
             raise ShapeError(
-                f"the source's field '{dotted((name, *path))}' has {len(values)} steps, reward has {steps}"
+                f"the source's field '{dotted((name, *path))}' has {len(values) if values.ndim else 'no'} steps, "
+                f"reward has {steps}"
             )
         return values
     if values.shape[:2] != size:
@@ -259,7 +262,9 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         part = fields.get(name)
         if part is None:
             return None
-        given = next(iter(part.values())).reshape(-1)
+        given = next(iter(part.values()), np.zeros(0)).reshape(-1)
+        if given.shape != odd.shape:
+            raise ShapeError(f"the source's field '{name}': expected one flag for each step, got {given.shape}")
         if given.dtype.kind not in "biuf":
             raise DTypeError(f"the source's field '{name}': expected flags, bools or 0 and 1, got {given.dtype}")
         if given.dtype != np.bool_:
@@ -273,6 +278,10 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         truncated = done & ~terminated
     if truncated is None:
         lacks.append("it does not tell truncation from termination")
+    after = fields.get("next_obs")
+    if after is not None and not after.keys() >= fields["obs"].keys():
+        lost = ", ".join(dotted(("next_obs", *path)) for path in fields["obs"] if path not in after)
+        raise FieldError(f"the source lacks {lost}; pass all members of the next observations, or none")
     follows = np.ones(steps * envs, np.bool_)
     follows[steps - 1 :: max(steps, 1)] = False
     known = {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "done"}
@@ -284,7 +293,7 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         truncated,
         np.repeat(np.arange(envs), steps),
         follows,
-        next_obs=fields.get("next_obs"),
+        next_obs=after,
         action=fields.get("action", {}),
         others={(name, *path): x for name, part in fields.items() if name not in known for path, x in part.items()},
     )

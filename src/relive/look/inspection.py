@@ -11,6 +11,7 @@ import numpy as np
 
 from ..batches.dataframes import as_dataframe
 from ..errors import ParameterError
+from ..files.disk import usable
 from ..memory.estimate import readable
 from ..parameters import is_count
 from ..steps.trees import Path, dotted
@@ -155,12 +156,13 @@ class Inspection:
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed; ``pip install 'relive[plot]'``.
+            ParameterError: ``path`` is no path.
         """
         from .plot import figure_of
 
         figure = figure_of(self)
         if path is not None:
-            figure.savefig(path)
+            figure.savefig(usable(path))
         return figure
 
     def facts(self) -> dict[str, str]:

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import FieldError, LifecycleError, ParameterError, ReliveError
-from ..parameters import COUNT_RULE, require
+from ..errors import FieldError, LifecycleError, ParameterError, ReliveError, ShapeError
+from ..parameters import COUNT_RULE, FLAG_RULE, Rule, require
+from ..replay.arguments import whole_numbers
 from ..replay.buffer import ReplayBuffer
+from ..replay.ratings import doubles
 from ..ring.ring import Ints, Ring
 from ..steps.arrays import as_host
 from .counts import DrawCounts, places_of
@@ -20,6 +22,9 @@ __all__ = ["Monitor", "counts_in", "is_state"]
 
 LOOKED_AT = 256
 """The most batches that are kept between two calls of ``scalars``. Older ones are dropped."""
+
+
+TEXT_RULE: Rule = (lambda text: isinstance(text, str), "expected text")
 
 
 KIND = "relive.Monitor"
@@ -43,7 +48,8 @@ class Monitor:
         every: look at the staleness and the weights of one batch in this many.
 
     Raises:
-        ParameterError: ``replay`` is not a :class:`relive.ReplayBuffer`, or ``every`` is not a positive whole number.
+        ParameterError: ``replay`` is not a :class:`relive.ReplayBuffer`, ``counts`` is not a bool, or ``every`` is not
+            a positive whole number.
 
     Example:
         ``monitor = relive.Monitor(replay)``, then ``monitor.update(batch)`` and
@@ -54,6 +60,7 @@ class Monitor:
         if not isinstance(cast("object", replay), ReplayBuffer):
             raise ParameterError(f"Monitor: expected a relive.ReplayBuffer, got {type(replay).__name__}")
         require("Monitor", COUNT_RULE, every=every)
+        require("Monitor", FLAG_RULE, counts=counts)
         self.replay, self.every = replay, every
         inside: Any = replay
         self._ring: Ring = inside._ring
@@ -82,7 +89,9 @@ class Monitor:
 
         Raises:
             FieldError: the batch has no ``index``.
-            ParameterError: its ``index`` was never issued by this replay.
+            DTypeError, ShapeError: its ``index`` has no whole numbers, or its ``weight`` not one number for each row.
+            ParameterError: an ``index`` was never issued by this replay. A monitor with counts may wait until it counts
+                some batches at once, and then counts all other rows of them.
         """
         self._left -= 1
         if self._left > 0 and self._counts is None:
@@ -97,13 +106,14 @@ class Monitor:
 
         Raises:
             LifecycleError: the monitor does not count.
+            DTypeError: the index has no whole numbers.
             ParameterError: an index was never issued.
         """
         if self._counts is None:
             raise LifecycleError("draws: this monitor does not count; create it with Monitor(replay, counts=True)")
         with self.replay.lock:
             len(self.replay)  # repairs what a call that was interrupted left half done
-            return self._counts.of_index(np.asarray(as_host(index), np.int64).reshape(-1))
+            return self._counts.of_index(whole_numbers(index, "index").reshape(-1))
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """The figures, by name. A figure that is not known, such as a weight without priorities, is left out.
@@ -127,7 +137,11 @@ class Monitor:
 
         Args:
             prefix: put before each name, such as ``"replay/"``.
+
+        Raises:
+            ParameterError: ``prefix`` is not text.
         """
+        require("scalars", TEXT_RULE, prefix=prefix)
         with self.replay.lock:
             figures = self.replay.stats()
             found = figures | self._recent(figures) | self._stored(figures)
@@ -169,18 +183,21 @@ class Monitor:
 
     def _note(self, batch: Any) -> None:
         """Count a batch, and look at it if its turn has come."""
-        index = index_of(batch)
+        index, looked = index_of(batch), self._left <= 0
+        weight = doubles(batch["weight"], "weight").reshape(-1) if looked and "weight" in batch.keys() else None
+        if weight is not None and weight.size != index.size:
+            raise ShapeError(f"weight: expected one for each of {index.size} rows, got {weight.size}")
         if self._counts is not None and self._counts.note(index):
             with self.replay.lock:
                 self._counts.settle()
-        if self._left > 0:
+        if not looked:
             return
-        self._left = self.every
         with self.replay.lock:
             len(self.replay)  # repairs what a call that was interrupted left half done
             self._staleness.append(self._ring.completed - 1 - self._ring.stamp[places_of(self._ring, index)])
-        if "weight" in batch.keys():
-            self._weights.append(np.array(as_host(batch["weight"]), np.float64).reshape(-1))
+        if weight is not None:
+            self._weights.append(weight.copy())  # a batch's memory may be handed out again
+        self._left = self.every
 
     def _recent(self, figures: dict[str, float]) -> dict[str, float]:
         """Figures about the time since the last call."""
@@ -260,6 +277,6 @@ def index_of(batch: Any) -> Ints:
     """
     try:
         index = batch["index"]
-    except (KeyError, TypeError, IndexError, ReliveError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, ReliveError) as error:
         raise FieldError("Monitor.update: expected a batch with 'index', as the replay draws them") from error
-    return np.asarray(as_host(index), np.int64).reshape(-1)
+    return whole_numbers(index, "index").reshape(-1)

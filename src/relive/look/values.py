@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ParameterError
 from ..steps.arrays import Array
-from ..steps.trees import Path, descend, dotted
+from ..steps.trees import Path, dotted
 from .experience import Experience, Leaves
 from .findings import Finding, found
 
@@ -112,7 +113,7 @@ def outside_space(steps: Experience, spaces: dict[str, Any]) -> Iterator[Finding
         if space is None:
             continue
         for path, leaf in group.items():
-            bad = _outside(_inner(space, path), leaf)
+            bad = _outside(_inner(space, path), leaf, dotted((name, *path)))
             if name == "next_obs":
                 bad &= ~steps.still
             if bad.any():
@@ -123,14 +124,27 @@ def outside_space(steps: Experience, spaces: dict[str, Any]) -> Iterator[Finding
 
 
 def _inner(space: Any, path: Path) -> Any:
-    """The space of a leaf of nested Dict and Tuple spaces."""
-    return descend(getattr(space, "spaces", space), ()) if not path else _inner(
-        space.spaces[int(path[0]) if isinstance(space.spaces, tuple) else path[0]], path[1:]
-    )  # fmt: skip
+    """The space of a leaf of nested Dict and Tuple spaces.
+
+    Raises:
+        ParameterError: the spaces have no such leaf.
+    """
+    try:
+        for key in path:
+            space = space.spaces[int(key) if isinstance(space.spaces, tuple) else key]
+    except (AttributeError, LookupError, ValueError, TypeError) as error:
+        raise ParameterError(f"spaces: no space for the stored leaf '{dotted(path)}' in {space!r:.200}") from error
+    return space
 
 
-def _outside(space: Any, leaf: Array) -> Array:
-    """Which rows lie outside a Box, Discrete, MultiDiscrete or MultiBinary space, bool ``[S]``."""
+def _outside(space: Any, leaf: Array, where: str) -> Array:
+    """Which rows lie outside a Box, Discrete, MultiDiscrete or MultiBinary space, bool ``[S]``.
+
+    Raises:
+        ParameterError: this is no space, or one of another size than the field ``where``.
+    """
+    if not callable(getattr(space, "contains", None)) or isinstance(space, type):
+        raise ParameterError(f"spaces: expected a Gymnasium space for '{where}', got {space!r:.200}")
     flat, kind = leaf.reshape(len(leaf), -1), type(space).__name__
     low: Any
     high: Any
@@ -144,6 +158,8 @@ def _outside(space: Any, leaf: Array) -> Array:
         low, high = 0, 1
     else:
         return np.zeros(len(leaf), np.bool_)
+    if np.size(low) not in (1, flat.shape[1]):
+        raise ParameterError(f"spaces: '{where}' has {flat.shape[1]} numbers a step, the space has {np.size(low)}")
     whole = kind != "Box" and flat.dtype.kind == "f"
     with np.errstate(invalid="ignore"):
         bad = (flat < low) | (flat > high)  # another rule reports NaN

@@ -49,6 +49,8 @@ CACHES = 3 * 2**24
 that they are read, and new ones would drive out all else. Below that, a copy by way of the caches is twice as fast."""
 LONG = 2**17
 """Bytes of a long row."""
+SHORT = 2**16
+"""Bytes of a step that are copied while no other thread of Python runs."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class _Plan:
     """The kernel that checks."""
     copy: Callable[[Ints, int], None]
     """The kernel that copies."""
+    take: Callable[[int, Ints, int], int]
+    """The kernel that checks and then copies."""
 
 
 class StepCopier:
@@ -70,7 +74,8 @@ class StepCopier:
 
     :meth:`accept` checks all fields of a step in one compiled call, and :meth:`write` copies them in another. Both
     follow a table that :meth:`learn` makes from a step that a StepChecker has checked. A step that is not accepted is
-    checked field by field, and NumPy assigns it.
+    checked field by field, and NumPy assigns it. Where :attr:`ahead` names a row that nobody needs, :meth:`accept`
+    does both at once.
 
     Args:
         dtypes: of the fields.
@@ -91,22 +96,32 @@ class StepCopier:
         self._outgrows_caches = sum(target.nbytes for target in targets if target is not None) >= CACHES
         self._plan: _Plan | None = None
         self._plans = Bounded[tuple[Kind, ...], _Plan]()
+        self._nbytes = sum(target[0].nbytes for target in targets if target is not None)
         self._accepted: Any = None
         """The step that was accepted last, until it is written. It keeps alive what the table points to."""
+        self.ahead: int | None = None
+        """A row that may hold any numbers: a step is copied there as soon as it is accepted. None: by :meth:`write`."""
+        self.copied: Any = None
+        """The step that was copied to the row :attr:`ahead`; whoever takes it from there sets it to None."""
 
     def accept(self, values: tuple[Any, ...]) -> bool:
-        """Whether all fields of a step can be copied as they are. :meth:`write` then copies them, given the same tuple.
+        """Whether all fields of a step can be copied as they are.
 
+        :attr:`copied` is then the step, if it was copied at once; else :meth:`write` copies it, given the same tuple.
         After False the step may still be right: as a list, as an array of another dtype, or as a tensor with gaps.
         """
-        plan = self._plan
-        if plan is None:
+        plan, row = self._plan, self.ahead
+        self.copied = None
+        if plan is None or (plan.asked is not None and not plan.asked.fit(values)):
             return False
-        if plan.asked is not None and not plan.asked.fit(values):
-            return False
-        if plan.accept(id(values), plan.table) >= 0:
-            return False
-        self._accepted = values
+        if row is None or self._nbytes > SHORT:
+            if plan.accept(id(values), plan.table) >= 0:
+                return False
+            self._accepted = values
+        else:
+            if plan.take(id(values), plan.table, row) >= 0:
+                return False
+            self.copied = values
         return True
 
     def write(self, row: int, values: Sequence[Any]) -> None:
@@ -154,7 +169,8 @@ class StepCopier:
             asked = AskedTensors(
                 places, [self._dtypes[i] for i in places], [self._shapes[i] for i in places], table[POINTERS]
             )
-        return _Plan(kinds, table, asked, kernels.fast().accept_step, kernels.fast().copy_step)
+        fast = kernels.fast()
+        return _Plan(kinds, table, asked, fast.accept_step, fast.copy_step, fast.take_step)
 
     def _table(self, kinds: list[Kind]) -> Ints:
         """The table of fields of these kinds."""

@@ -70,7 +70,10 @@ class ReplayRows(Store):
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """See :class:`Store`."""
         rows, _, copier = self._staged[role, count] if (role, count) in self._staged else self._stage(role, count)
-        copier.write(0, values)
+        if values is copier.copied:
+            copier.copied = None
+        else:
+            copier.write(0, values)
         return rows, self._apart(role, values) if self.large else []
 
     def stage_both(
@@ -79,7 +82,10 @@ class ReplayRows(Store):
         """See :class:`Store`; in one copy."""
         known = self._staged
         rows, ends, copier = known["both", count] if ("both", count) in known else self._stage("both", count)
-        copier.write(0, steps if len(steps) > len(self.leaves) else (*steps, *final))
+        if steps is copier.copied:
+            copier.copied = None
+        else:
+            copier.write(0, steps if len(steps) > len(self.leaves) else (*steps, *final))
         if not self.large:
             return (rows, []), (ends, [])
         return (rows, self._apart("step", steps)), (ends, self._apart("final", final))
@@ -102,6 +108,7 @@ class ReplayRows(Store):
                 fields.append(self.leaves[path])
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
         copier = StepCopier([field.dtype for field in fields], targets, count, [field.shape for field in fields])
+        copier.ahead = 0  # nobody reads staged rows between two steps
         first, *_, last = *some.values(), *some.values()
         return self._staged.keep((role, count), (first, last, copier))
 

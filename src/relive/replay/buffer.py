@@ -17,7 +17,7 @@ from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
-from ..parameters import FLAG_RULE, an_instance, is_own, refuse_class, require, seed_or_drawn, usable_device
+from ..parameters import FLAG_RULE, an_instance, is_own, refuse_class, require, seed_or_drawn, torch_device
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
 from ..samplers.uniform import Uniform
@@ -102,7 +102,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         require("ReplayBuffer", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs, debug=debug)
         self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
-        self.device = usable_device("ReplayBuffer", device)
+        self.device = torch_device("ReplayBuffer", device)
         self._progress = Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
@@ -147,7 +147,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         require("plan", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs)
         leaves = stored_fields(schema, own_next_obs or not ordered).leaves
         kept = completed(Uniform() if sampler is None else sampler).nbytes
-        return storage_plan(leaves, num_envs, capacity, capacity_bytes, usable_device("plan", device), kept)
+        return storage_plan(leaves, num_envs, capacity, capacity_bytes, torch_device("plan", device, here=False), kept)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], schema: Schema | None = None, **options: Any) -> ReplayBuffer:

@@ -43,13 +43,18 @@ class EndCheck:
         self._flags = [paths.index((name,)) for name in ("terminated", "truncated")]
         self._obs, self._own = ([i for i, path in enumerate(paths) if path[0] == name] for name in ("obs", "next_obs"))
         self._dtypes = [numpy_dtype(leaves[paths[i]].dtype) for i in self._obs]
-        self._ended_on: dict[int, bytes] = {}
-        self._episodes = self._looked = self._alike = 0
+        self.ended_on: dict[int, bytes] = {}
+        """What an env's last episode ended on, where its next one has not begun."""
+        self.episodes = 0
+        """How many episodes had ended at the last look."""
+        self._looked = self._alike = 0
 
     def go_on(
         self, episodes: int, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
     ) -> bool:
         """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
+
+        There is nothing to check if :attr:`episodes` have ended as before and :attr:`ended_on` is empty.
 
         Args:
             episodes: how many episodes have ended so far.
@@ -59,9 +64,7 @@ class EndCheck:
                 observation of its own.
             kept: bool ``[K]``, False for steps that were left out.
         """
-        if episodes == self._episodes and not self._ended_on:
-            return True
-        self._episodes = episodes
+        self.episodes = episodes
         terminated, truncated = (as_host(leaves[i]) for i in self._flags)
         ends = terminated | truncated if kept is None else (terminated | truncated) & kept
         obs = [leaves[i] for i in self._obs]
@@ -71,7 +74,7 @@ class EndCheck:
             mine = np.flatnonzero(envs[since:] == env if kept is None else (envs[since:] == env) & kept[since:])
             return since + int(mine[0]) if len(mine) else None
 
-        waiting = [(env, 0, ended_on) for env, ended_on in self._ended_on.items()]
+        waiting = [(env, 0, ended_on) for env, ended_on in self.ended_on.items()]
         for row in np.flatnonzero(ends)[: MOST - self._looked].tolist():
             ended_on = self._bytes(after, row)
             self._looked += 1
@@ -80,15 +83,15 @@ class EndCheck:
         for env, since, ended_on in waiting:
             row = next_step(env, since)
             if row is None:
-                self._ended_on[env] = ended_on
+                self.ended_on[env] = ended_on
                 continue
-            self._ended_on.pop(env, None)
+            self.ended_on.pop(env, None)
             if self._bytes(obs, row) != ended_on:
                 return False
             self._alike += 1
             if self._alike == ENOUGH:
                 return False
-        return self._looked < MOST or bool(self._ended_on)
+        return self._looked < MOST or bool(self.ended_on)
 
     def _bytes(self, values: Sequence[Any], row: int) -> bytes:
         """The bytes of an observation, as the replay stores them."""

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from ..batches.sequences import SequenceBatch
-from ..errors import DeviceError, ParameterError, SchemaError, ShapeError
-from ..parameters import COUNT_RULE, is_number, require
+from ..errors import DeviceError, FieldError, ParameterError, SchemaError, ShapeError
+from ..parameters import COUNT_RULE, Rule, is_number, require
 from ..steps.arrays import as_host
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
+from .arguments import whole_numbers
 from .buffer import ReplayBuffer
 from .ratings import doubles, magnitudes
 
@@ -37,11 +38,12 @@ class Mixture:
 
     Raises:
         SchemaError: the buffers have different schemas.
-        ParameterError: there is no buffer, or the shares do not fit the buffers.
+        ParameterError: there is no buffer, one is not a :class:`relive.ReplayBuffer`, or the shares do not fit.
         DeviceError: the buffers are on different devices.
     """
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
+        require("Mixture", BUFFERS_RULE, buffers=buffers)
         wanted = _normalised(shares, list(buffers))
         if len({buffer.schema for buffer in buffers.values()}) > 1:
             raise SchemaError(f"Mixture: expected buffers of one schema, got different ones of {list(buffers)}")
@@ -91,20 +93,25 @@ class Mixture:
         """Pass TD errors to the buffers of the rows; returns how many transitions were overwritten meanwhile.
 
         Buffers whose sampler has no priorities are skipped. Errors as :meth:`relive.ReplayBuffer.update_priorities`.
+
+        Raises:
+            FieldError: the batch has no ``source`` or no ``index``.
         """
-        source, late = as_host(batch["source"]), 0
+        (source, index), late = _origins(batch, len(self.buffers)), 0
         errors = doubles(td_error)
         axis = 1 if errors.ndim == 2 and isinstance(batch, SequenceBatch) and batch.time_first else 0
         if errors.shape[axis : axis + 1] != source.shape:
             raise ShapeError(f"update_priorities: expected {len(source)} errors, one per row, got {errors.shape}")
         real = None if mask is None else as_host(mask, "mask")
-        counted = errors if real is None or real.shape != errors.shape else np.where(real, errors, 0.0)
+        if real is not None and (real.shape != errors.shape or real.dtype != np.bool_):
+            raise ShapeError(f"mask: expected bool {errors.shape}, got {real.dtype} {real.shape}")
+        counted = errors if real is None else np.where(real, errors, 0.0)
         magnitudes(np.moveaxis(counted, axis, 0))  # raises before any buffer is changed
         for i, buffer in enumerate(self.buffers.values()):
             rows = np.flatnonzero(source == i)
             if len(rows) and buffer.has_priorities:
                 inner = None if real is None else real.take(rows, axis)
-                late += buffer.update_priorities(as_host(batch["index"])[rows], errors.take(rows, axis), inner)
+                late += buffer.update_priorities(index[rows], errors.take(rows, axis), inner)
         return late
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +124,7 @@ class Mixture:
         Raises:
             ParameterError: they do not fit the buffers; nothing is changed.
         """
-        shares = state.get("shares")
+        shares = state.get("shares") if isinstance(cast("object", state), Mapping) else None
         if not isinstance(shares, Mapping):
             raise ParameterError(f"Mixture: expected what state_dict() gave, with its 'shares', got {state!r:.200}")
         self.shares = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
@@ -139,18 +146,47 @@ class Mixture:
         return {name: end - begin for name, begin, end in zip(self.shares, [0, *ends], ends, strict=False)}
 
 
+def _are_buffers(value: Any) -> bool:
+    """Whether this is a mapping to replays."""
+    named = cast("Mapping[Any, Any]", value)
+    return isinstance(value, Mapping) and all(isinstance(buffer, ReplayBuffer) for buffer in named.values())
+
+
+BUFFERS_RULE: Rule = _are_buffers, "expected a mapping from names to ReplayBuffers"
+
+
+def _origins(batch: Any, buffers: int) -> tuple[Any, Any]:
+    """The number of each row's buffer, and its index there, int64 ``[B]`` each.
+
+    Raises:
+        FieldError: the batch lacks one of them.
+        DTypeError, ShapeError, ParameterError: they are not what a batch has.
+    """
+    try:
+        given = [batch[name] for name in ("source", "index")]
+    except (LookupError, TypeError, ValueError) as error:  # a FieldError is a ValueError
+        kind = type(batch).__name__
+        raise FieldError(f"update_priorities: expected a batch with 'source' and 'index', got a {kind}") from error
+    source, index = whole_numbers(given[0], "source"), whole_numbers(given[1], "index")
+    if source.ndim != 1 or index.shape != source.shape:
+        raise ShapeError(f"update_priorities: expected source and index [B], got {source.shape}, {index.shape}")
+    if len(source) and not (source.min() >= 0 and source.max() < buffers):
+        raise ParameterError(f"source: expected numbers of {buffers} buffers, got {source.min()} to {source.max()}")
+    return source, index
+
+
 def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, float]:
     """The shares in the order of the names, scaled to sum to 1.
 
     Raises:
         ParameterError: a share is missing, unknown, negative or infinite, or none is positive.
     """
-    fits = names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
+    given = isinstance(cast("object", shares), Mapping)
+    fits = given and names and set(names) == set(shares) and all(is_number(share, 0) for share in shares.values())
     total = sum(shares.values()) if fits else 0.0
     if not 0 < total < np.inf:
         raise ParameterError(
-            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, "
-            f"got {dict(shares)!r:.200}"
+            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, got {shares!r:.200}"
         )
     return {name: float(shares[name] / total) for name in names}
 

@@ -147,18 +147,16 @@ def magnitudes(errors: Any) -> Any:
     return sizes
 
 
-def doubles(errors: Any) -> Any:
-    """TD errors of any real dtype, on any device, as float64.
+def doubles(numbers: Any, name: str = "td_error") -> Any:
+    """Numbers, one for each row of a batch, of any real dtype and on any device, as float64.
 
     Raises:
         DTypeError: they are not real numbers.
         ShapeError: a list with rows of different lengths.
     """
-    given = as_host(errors, "td_error")
+    given = as_host(numbers, name)
     if given.size and given.dtype.kind not in "fiub":
-        raise DTypeError(
-            f"td_error: expected real numbers, got {given.dtype}; pass one float for each row of the batch"
-        )
+        raise DTypeError(f"{name}: expected real numbers, got {given.dtype}; pass one float for each row of the batch")
     return np.asarray(given, np.float64) if given.size else np.zeros(given.shape)
 
 

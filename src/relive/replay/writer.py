@@ -122,11 +122,12 @@ class Writer:
         ring.pending = None  # as settle, which takes longer
         if self.added is not None:
             self.added(count)
-        if self.ends is not None:
-            seen = self.ends
-            if not seen.go_on(ring.counters.item(EPISODES), envs, leaves, final, kept):
-                self.ends = None
-                seen.warn()
+        seen, ended = self.ends, ring.counters.item(EPISODES)
+        if seen is None or (ended == seen.episodes and not seen.ended_on):
+            return
+        if not seen.go_on(ended, envs, leaves, final, kept):
+            self.ends = None
+            seen.warn()
 
     def extend(self, steps: Mapping[str, Any], envs: Any) -> None:
         """Check and store many steps ``[T, N, ...]``, in the order of time."""

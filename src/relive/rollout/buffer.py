@@ -13,7 +13,7 @@ from ..errors import FieldError
 from ..files import SaveHandle, Saves
 from ..files.entries import contradictions
 from ..memory.blocks import Recycled
-from ..parameters import FLAG_RULE, require, usable_device
+from ..parameters import FLAG_RULE, require, torch_device
 from ..returns.estimators import Estimator
 from ..steps.schema import Field, Schema, Spec, not_named
 from ..steps.summary import Summary, html, text
@@ -85,7 +85,7 @@ class RolloutBuffer(ReadableRollout):
     ) -> None:
         self.num_steps, self.num_envs = size = as_size(num_steps, num_envs)
         require("RolloutBuffer", FLAG_RULE, wrap=wrap, debug=debug)
-        self.device, self.wrap = usable_device("RolloutBuffer", device), wrap
+        self.device, self.wrap = torch_device("RolloutBuffer", device), wrap
         self.hidden_every = kept_every(hidden_every, schema, wrap)
         fields = self._fields = Fields(schema, columns or {}, size, self.device, self.hidden_every)
         self._columns = Columns(fields.own, *size, self.device, wrap)

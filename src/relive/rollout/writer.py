@@ -80,12 +80,16 @@ class Writer:
             if name in values:
                 (apart[name],) = self._fields.checked(name, values.pop(name)).values()
         columns, states = self._columns, self._states.rows
+        copier = None if states else columns.copier
+        row = columns.next_row if columns.count < columns.num_steps else None
+        if copier is not None:  # the next row is free, unless it has an old step or the bootstrap values
+            copier.ahead = None if self.has_last or self.debug else row
         try:
-            checked = self._fields.check(values, None if states else columns.copier)
+            checked = self._fields.check(values, copier)
         except (RuntimeError, TypeError):
             refuse_sparse(values)
             raise
-        row = columns.next_row
+        row = columns.next_row if row is None else row
         if self.debug and "reward" in values:
             reward = values["reward"]
             self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
@@ -94,7 +98,10 @@ class Writer:
             checked = self._states.write(states, row, checked)
         if columns.wrap and columns.is_full:
             self._give_up(slice(row, row + 1))
-        columns.write(row, checked)
+        if copier is not None and checked is copier.copied:
+            copier.copied = None
+        else:
+            columns.write(row, checked)
         if apart or self._apart_used:
             self._write_apart(row, apart)
         self._advance(1)

@@ -154,9 +154,19 @@ def recent_leaves(tree: SumTree, ring: Ring, newest: int) -> RecentLeaves:
 
 def nothing_to_draw(ring: Ring | None) -> EmptyError:
     """The error for a draw from a ring without anchors."""
-    if ring is None or ring.rule.length == 1:
-        return EmptyError("there is no complete transition to draw; add steps until a next observation is known")
+    nothing = "there is no complete transition to draw; add steps until a next observation is known"
+    if ring is None:
+        return EmptyError(nothing)
     rule = ring.rule
+    if rule.length == 1:
+        complete = sum(int((ring.stamp[ring.live_places(env)] >= 0).sum()) for env in range(ring.num_envs))
+        if not complete:
+            return EmptyError(nothing)
+        return EmptyError(
+            f"none of the {complete} complete transitions here can be drawn: the view reads the {rule.history} rows "
+            f"before a step, as far as its episode has them, and an env keeps its newest {ring.rows} rows; create the "
+            "buffer with more rows"
+        )
     shorter = " (or the shorter end of an episode)" if rule.tails else ""
     return EmptyError(
         f"there is no complete sequence of {rule.length} steps{shorter} among the {ring.transitions} transitions here; "

@@ -53,13 +53,14 @@ def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
 
 
 def _held(value: Any, name: str, error: Exception) -> Array:
-    """A tensor of a dtype that NumPy lacks.
+    """A tensor of a dtype that NumPy lacks, or one whose conjugation or sign is still to be applied.
 
     Raises:
         DTypeError: NumPy cannot have it for another reason.
     """
-    if isinstance(value, Tensor) and not value.is_meta and value.is_floating_point() and value.layout is torch.strided:
-        return value.detach().cpu().float().numpy()
+    if isinstance(value, Tensor) and not (value.is_meta or value.is_quantized) and value.layout is torch.strided:
+        plain = value.detach().resolve_conj().resolve_neg().cpu()
+        return (plain if plain.dtype in NUMPY_DTYPES else plain.float()).numpy()
     what = f"{type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
     reason = str(error).partition("\n")[0]
     raise DTypeError(f"{name}: expected a dense array or tensor of numbers, got {what} ({reason:.200})") from error

@@ -227,6 +227,13 @@ ATTACHED = ("advantage", "return")
 """The columns that estimators attach to a rollout."""
 
 
+DONE = ("done", "dones", "is_done")
+"""Names that other libraries give to one flag for both ways to end."""
+
+ELSEWHERE = dict.fromkeys(("observation", "observations", "state", "states"), "obs") | {"timeouts": "truncated"}
+"""Names of fields in other libraries, and those here."""
+
+
 def not_named(given: Any) -> str:
     """The message for a step that does not name its fields."""
     return (
@@ -242,6 +249,12 @@ def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
     hint = f"; did you mean {close[0]!r}?" if close else "."
     if text in ATTACHED:
         hint = "; call finish(...) first, such as finish(relive.GAE())."
+    elif text in DONE and "terminated" in known:
+        hint = "; an end is one of two kinds here, 'terminated' or 'truncated'."
+    elif text == "next_obs":
+        hint = "; leave it out: the next observation is in the next row, and 'final_value' is for episodes' ends."
+    elif ELSEWHERE.get(text) in known:
+        hint = f"; its name here is {ELSEWHERE[text]!r}."
     return f"unknown field {text!r} in {where}{hint} It has: {', '.join(known)}"
 
 

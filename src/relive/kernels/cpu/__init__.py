@@ -15,7 +15,7 @@ from .packing import pack_rows, take_rows
 from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
-from .rows import accept_step, copy_row, copy_step
+from .rows import accept_step, copy_row, copy_step, take_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
 from .tree import magnitudes, tree_cover, tree_find, tree_get, tree_lowest, tree_set, tree_shares
@@ -73,6 +73,7 @@ __all__ = [
     "stack_places",
     "take_back",
     "take_rows",
+    "take_step",
     "tree_build",
     "tree_cover",
     "tree_find",

@@ -40,7 +40,7 @@ from ..tensor_calls import CPU
 from .jit import Addresses, address_t, addressed, inlined, jit, memcpy, stream
 from .tensors import describe, is_true
 
-__all__ = ["accept_step", "copy_row", "copy_step"]
+__all__ = ["accept_step", "copy_row", "copy_step", "take_step"]
 
 Ints = NDArray[np.int64]
 
@@ -146,6 +146,14 @@ def _can_be_narrowed(address: int, nbytes: int) -> bool:
 accept_step = jit(_accept_step, nogil=False)
 
 
+def _take_step(step: int, table: Ints, row: int) -> int:
+    """See :func:`relive.kernels.reference.rows.take_step`."""
+    bad = accept_step(step, table)
+    if bad < 0:
+        copy_step(table, row)
+    return bad
+
+
 @jit
 def copy_step(table: Ints, row: int) -> None:
     """See :func:`relive.kernels.reference.rows.copy_step`."""
@@ -199,3 +207,6 @@ def _narrow(target: int, source: int, count: int, pitch: int, size: int) -> None
         stored = addressed(target + run * pitch, width, np.float32)
         for k in range(width):
             stored[k] = np.float32(numbers[k])
+
+
+take_step = jit(_take_step, nogil=False)

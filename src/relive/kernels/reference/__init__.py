@@ -11,7 +11,7 @@ from .packing import pack_rows, take_rows
 from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
-from .rows import accept_step, copy_row, copy_step
+from .rows import accept_step, copy_row, copy_step, take_step
 from .rule import ends_full, window_start
 from .sequences import read_sequences
 from .tree import (
@@ -79,6 +79,7 @@ __all__ = [
     "stack_places",
     "take_back",
     "take_rows",
+    "take_step",
     "tree_build",
     "tree_cover",
     "tree_find",

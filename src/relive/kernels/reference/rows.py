@@ -29,7 +29,7 @@ from ..step_table import (
 )
 from ..tensor_calls import dtype_code
 
-__all__ = ["accept_step", "copy_row", "copy_step"]
+__all__ = ["accept_step", "copy_row", "copy_step", "take_step"]
 
 Ints = NDArray[np.int64]
 
@@ -109,3 +109,11 @@ def copy_step(table: Ints, row: int) -> None:
                 ctypes.memmove(target, np.array(numbers).astype(np.float32).ctypes.data, size)
             else:
                 ctypes.memmove(target, column[SOURCE] + run * size, size)
+
+
+def take_step(step: int, table: Ints, row: int) -> int:
+    """:func:`accept_step`, and :func:`copy_step` if all fields fit. The GIL is held while they are copied."""
+    bad = accept_step(step, table)
+    if bad < 0:
+        copy_step(table, row)
+    return bad
