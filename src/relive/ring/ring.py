@@ -109,6 +109,7 @@ class Ring(RingState):
         """
         if died and self.undo is not None:
             self.doubtful = self.undo.restore(self)
+            self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
         self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
         self._rule = noted_rule(self.counters)
         if died and self.undo is not None:
