@@ -28,6 +28,7 @@ __all__ = [
     "is_names",
     "is_number",
     "is_own",
+    "is_whole",
     "one_of",
     "refuse_class",
     "require",
@@ -103,6 +104,11 @@ def is_count(value: Any, least: int = 0) -> bool:
     if type(value) is int:  # most often; whether something is an Integral takes ten times as long
         return value >= least
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number of either sign, Python's or NumPy's. Bools are not."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:

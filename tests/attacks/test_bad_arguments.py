@@ -12,7 +12,7 @@ import torch
 
 import relive
 from relive.errors import DTypeError, EnvError, ParameterError, SchemaError, ShapeError
-from relive.returns import gae, group_advantage, monte_carlo, normalize, vtrace
+from relive.returns import gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
 from relive.steps.arrays import as_host
 
 SCHEMA = relive.Schema.from_example({"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False})
@@ -49,6 +49,18 @@ def rating(**given: Any) -> int:
     """Rate a batch of two."""
     replay = filled(sampler=relive.Prioritized())
     return replay.update_priorities(**({"index": replay.sample(2)["index"], "td_error": torch.ones(2)} | given))
+
+
+def rollout(*, full: bool = False, reserved: bool = False) -> relive.RolloutBuffer:
+    """A rollout of four steps of two envs: empty, full, or with rows that are reserved."""
+    found = relive.RolloutBuffer(relive.Schema({name: SCHEMA[name] for name in SCHEMA.names} | {"value": ()}), 4, 2)
+    for _ in range(4 if full else 0):
+        zeros = {name: np.zeros(2) for name in ("obs", "reward", "value")}
+        flags = {name: np.zeros(2, bool) for name in ("terminated", "truncated")}
+        found.add(zeros, action=np.zeros(2, int), **flags)
+    if reserved:
+        found.reserve(2)
+    return found
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -91,6 +103,22 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "from_env": relive.Schema.from_env,
     "SchemaChanges(rename": lambda v: relive.SchemaChanges(rename=v),
     "applied(schema": lambda v: relive.SchemaChanges().applied(v),
+    "RolloutBuffer(schema": lambda v: relive.RolloutBuffer(v, 4, 2),
+    "RolloutBuffer(columns": lambda v: relive.RolloutBuffer(SCHEMA, 4, 2, columns=v),
+    "reserve(steps": lambda v: rollout().reserve(v),
+    "commit(steps": lambda v: rollout(reserved=True).commit(v),
+    "commit(last": lambda v: rollout(reserved=True).commit(last=v),
+    "finish(partial": lambda v: rollout().finish(relive.MonteCarlo(critic=False), partial=v),
+    "minibatches(normalize_advantage": lambda v: rollout(full=True).minibatches(4, normalize_advantage=v),
+    "sequences(drop_tail": lambda v: rollout(full=True).sequences(2, drop_tail=v, batch_size=2),
+    "name": lambda v: rollout()[v] if not isinstance(v, str) else rollout()[("name", 1)],
+    "set_final_value": lambda v: rollout(full=True).set_final_value(v, [0], [1.0]),
+    "save(background": lambda v: filled().save("nowhere", background=v),
+    "path": lambda v: filled().save(v if not isinstance(v, str) else 1),
+    "open(verify": lambda v: relive.ReplayBuffer.open("nowhere", SCHEMA, 16, verify=v),
+    "slice(stop": lambda v: filled().slice(0, 0, v),
+    "largest_error": lambda v: setattr(relive.Prioritized(), "largest_error", v),
+    "episode_return": lambda v: relive.Recent().observe(v),
     "td_error": lambda v: rating(td_error=v),
     "index": lambda v: rating(index=v),
 }
@@ -102,7 +130,7 @@ def test_a_value_of_a_wrong_kind_is_refused_by_the_name_of_the_argument(name: st
     for kind, value in ODD.items():
         if name in ("index", "td_error", "envs") and kind == "empty array":
             continue  # a batch or a selection of no row
-        with pytest.raises(relive.ReliveError, match=f"{re.escape(name)}|update_priorities") as caught:
+        with pytest.raises(relive.ReliveError, match=f"{re.escape(name)}|update_priorities|field .steps.") as caught:
             CALLS[name](value)
         assert len(str(caught.value)) < 600, kind
 
@@ -171,3 +199,10 @@ def test_a_device_that_is_not_there_is_refused_with_torchs_reason():
     for device in ("nonsense", "cuda:99", True, 1.5):
         with pytest.raises(ParameterError, match="device"):
             relive.RolloutBuffer(SCHEMA, 4, 2, device=device)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["reward", "value", "terminated", "truncated"])
+def test_a_column_that_is_none_is_refused_and_never_read(name: str):
+    for call in (gae, lambda_returns, lambda **columns: vtrace(torch.ones(3, 2), **columns)):
+        with pytest.raises(DTypeError, match=f"'{name}'"):  # compiled code would read address 0
+            call(**(VALUED | {name: None}))

@@ -382,6 +382,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             FileFormatError: the directory holds something else, or the files are damaged or of several times.
             OSError: the disk is full or fails, or the directory may not be written to.
         """
+        require("open", FLAG_RULE, verify=verify)
         wanted = {"schema": schema, "capacity": capacity, "num_envs": num_envs, "ordered": ordered}
         buffer = opened(cls, path, wanted | {"own_next_obs": own_next_obs}, sampler, view, seed, flush)
         buffer.check_ends, buffer.debug = check_ends, debug

@@ -60,7 +60,7 @@ def saved_arguments(source: Source, device: Any, sampler: Any, view: Any) -> dic
         "device": device,
         "capacity": rows * num_envs,
         "num_envs": num_envs,
-        "sampler": sampler or rebuild(content.get("sampler"), "sampler"),
+        "sampler": sampler if sampler is not None else rebuild(content.get("sampler"), "sampler"),
         "view": view,
         "ordered": entry(content, "ordered", bool),
         "own_next_obs": entry({"own_next_obs": False, **content}, "own_next_obs", bool),

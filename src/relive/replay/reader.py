@@ -13,7 +13,7 @@ from ..batches.sequences import SequenceBatch
 from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import LifecycleError, ParameterError, ReliveError, SchemaError, ShapeError
-from ..parameters import is_count, is_own, refuse_class
+from ..parameters import Rule, is_count, is_own, is_whole, refuse_class, require
 from ..ring.adding import Change
 from ..ring.ring import Ring
 from ..ring.sequences import FACTS
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 __all__ = ["Reader", "readable_draw"]
+
+
+WHOLE_RULE: Rule = (lambda number: number is None or is_whole(number), "expected a whole number, or None")
 
 
 class Reader:
@@ -142,13 +145,14 @@ class Reader:
         """Stored rows of one env from ``start`` up to ``stop``, without the view; 0 is the oldest.
 
         Raises:
-            ParameterError: there is no such env.
+            ParameterError: there is no such env, or ``start`` or ``stop`` is not a whole number.
         """
         ring = self.ring
         if not (is_count(env) and env < ring.num_envs):
             raise ParameterError(
                 f"slice: env is a whole number from 0 up to, not including, {ring.num_envs}, got {env}"
             )
+        require("slice", WHOLE_RULE, start=start, stop=stop)
         places = ring.live_places(env)[slice(start, stop)]
         fields = ring.take(places)
         facts = ring.tensors(ring.stamp[places] >= 0, ring.index_of(places))

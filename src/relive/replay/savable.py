@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..batches.tensordicts import as_tensordict
 from ..files import SaveHandle
+from ..files.disk import usable
+from ..parameters import FLAG_RULE, require
 from .loading import saved_arguments
 from .locked import one_at_a_time
 from .reading import ReadableReplay
@@ -54,7 +56,8 @@ class SavableReplay(ReadableReplay[S_co, V_co]):
             FileFormatError: ``path`` holds something else, or ``extra`` a value that cannot be stored; names its keys.
             OSError: the disk is full, or fails.
         """
-        saver = self._saver
+        require("save", FLAG_RULE, background=background)
+        saver, path = self._saver, usable(path)
         saver.saves.settle()
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk

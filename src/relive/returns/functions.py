@@ -63,6 +63,7 @@ def gae(
     """
     require("gae", GAMMA_RULE, gamma=gamma)
     require("gae", LAM_RULE, lam=lam)
+    _require_dense("value", value)
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
     return kernels.gae(grid, gamma, lam)
 
@@ -142,6 +143,7 @@ def vtrace(
     require("vtrace", GAMMA_RULE, gamma=gamma)
     require("vtrace", LAM_RULE, lam=lam)
     require("vtrace", CLIP_RULE, rho_clip=rho_clip, c_clip=c_clip)
+    _require_dense("value", value)
     grid = _grid(reward, value, terminated, truncated, final_value, mask)
     ratio = _fit("log_rho", log_rho, grid.reward)
     return kernels.vtrace(ratio, grid, gamma, lam, rho_clip, c_clip)

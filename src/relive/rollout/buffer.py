@@ -20,7 +20,7 @@ from ..steps.summary import Summary, html, text
 from . import saving
 from .columns import Columns
 from .episodes import Episodes
-from .fields import Fields, as_size
+from .fields import SCHEMA_RULE, Fields, as_size
 from .finishing import Finisher
 from .minibatches import Minibatches, Permutations
 from .named import Name, NamedColumns
@@ -86,8 +86,9 @@ class RolloutBuffer(ReadableRollout):
         self.num_steps, self.num_envs = size = as_size(num_steps, num_envs)
         require("RolloutBuffer", FLAG_RULE, wrap=wrap, debug=debug)
         self.device, self.wrap = torch_device("RolloutBuffer", device), wrap
+        require("RolloutBuffer", SCHEMA_RULE, schema=schema)
         self.hidden_every = kept_every(hidden_every, schema, wrap)
-        fields = self._fields = Fields(schema, columns or {}, size, self.device, self.hidden_every)
+        fields = self._fields = Fields(schema, {} if columns is None else columns, size, self.device, self.hidden_every)
         self._columns = Columns(fields.own, *size, self.device, wrap)
         named = self._named = NamedColumns(fields, self._columns)
         self._states = KeptStates(fields, self._columns)

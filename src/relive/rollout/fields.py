@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ..errors import FieldError, SchemaError
 from ..memory.estimate import readable, require_free
-from ..parameters import COUNT_RULE, require
+from ..parameters import COUNT_RULE, Rule, require
 from ..steps.checker import StepChecker, refuse_sparse
 from ..steps.schema import Field, Schema, unknown_field
 from ..steps.trees import Path, dotted
@@ -30,6 +30,18 @@ def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
     """
     require("RolloutBuffer", COUNT_RULE, num_steps=num_steps, num_envs=num_envs)
     return int(num_steps), int(num_envs)
+
+
+SCHEMA_RULE: Rule = (lambda schema: isinstance(schema, Schema), "expected a relive.Schema")
+
+
+def _are_fields(value: Any) -> bool:
+    """Whether this is a mapping from names to fields."""
+    named = cast("Mapping[Any, Any]", value)
+    return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(v, Field) for k, v in named.items())
+
+
+COLUMNS_RULE: Rule = _are_fields, "expected a mapping from names to relive.Field(...)"
 
 
 class Fields:
@@ -53,6 +65,8 @@ class Fields:
     def __init__(
         self, schema: Schema, further: Mapping[str, Field], size: tuple[int, int], device: torch.device, every: int
     ) -> None:
+        require("RolloutBuffer", SCHEMA_RULE, schema=schema)
+        require("RolloutBuffer", COLUMNS_RULE, columns=further)
         for name in (*KEPT_APART, *further):
             if name in schema:
                 raise SchemaError(f"field '{name}': the buffer adds this column itself; leave it out of the schema")

@@ -9,7 +9,7 @@ import torch
 
 from .. import kernels
 from ..errors import ParameterError, UnfinishedError
-from ..parameters import is_own, refuse_class
+from ..parameters import FLAG_RULE, is_own, refuse_class, require
 from ..returns.estimators import GAE, Estimator
 from .columns import Columns
 from .fields import KEPT_APART
@@ -52,6 +52,8 @@ class Finisher:
         in_place = estimator if type(estimator) is GAE and not estimator.normalize else None
         if in_place is None:
             _require_estimator(estimator)
+        if partial is not False:  # a call less where time counts
+            require("finish", FLAG_RULE, partial=partial)
         if not columns.count:
             self._named.require_steps()
         if not (columns.count == columns.num_steps or partial or columns.wrap):

@@ -15,7 +15,7 @@ from .. import kernels
 from ..batches.tensordicts import as_tensordict
 from ..errors import FieldError, ParameterError
 from ..memory.blocks import Recycled
-from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
+from ..parameters import COUNT_RULE, FLAG_RULE, is_count, require, seed_or_drawn
 from ..returns.functions import scaled
 from ..steps.trees import Path
 from .named import ADVANTAGE, NamedColumns, unfinished
@@ -105,6 +105,8 @@ class Minibatches:
         """Epoch after epoch, all of them in random order; sizes and columns are checked at once."""
         self._columns.require_steps()
         require("minibatches", COUNT_RULE, epochs=epochs)
+        flags = {"drop_last": drop_last, "reshuffle": reshuffle, "normalize_advantage": normalize_advantage}
+        require("minibatches", FLAG_RULE, **flags)
         rows = self._columns.real_rows()
         bounds = parts(self._columns.count(rows), batch_size, num_batches, drop_last)
         wanted = self._columns.wanted(fields)

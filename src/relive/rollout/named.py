@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..batches.tensordicts import as_tensordict
 from ..errors import DeviceError, EmptyError, FieldError, ShapeError
+from ..parameters import is_names
 from ..steps.arrays import check_castable, numpy_view
 from ..steps.checker import refuse_sparse
 from ..steps.schema import unknown_field
@@ -192,7 +193,16 @@ class NamedColumns:
 
 
 def _path(name: Name) -> Path:
-    return (name,) if isinstance(name, str) else name
+    """The path of a column.
+
+    Raises:
+        FieldError: ``name`` is neither text nor a tuple of texts.
+    """
+    if isinstance(name, str):
+        return (name,)
+    if not isinstance(cast("object", name), tuple) or not name or not is_names(name):
+        raise FieldError(f"a column's name is text or a path such as ('obs', 'camera'), got {name!r:.200}")
+    return name
 
 
 def unfinished(batch: TensorDict) -> TensorDict:

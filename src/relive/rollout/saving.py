@@ -16,7 +16,7 @@ from ..files import disk
 from ..files.entries import entry, fitting, whole
 from ..files.nested import EXTRA, read_extra, to_json
 from ..memory.estimate import free_memory
-from ..parameters import is_names
+from ..parameters import FLAG_RULE, is_names, require
 from ..steps.schema import Field, Schema
 from ..steps.trees import Path, dotted
 from .columns import Columns
@@ -68,6 +68,7 @@ def save(
     tensors = {dotted(name): columns.with_last(name) for name in columns.live}
     tensors[".ended"] = torch.from_numpy(episodes.ended)
     tensors |= states.tensors()
+    require("save", FLAG_RULE, background=background)
     groups = [learner, tensors]
     if background:
         groups = list(map(persist.detached, groups))

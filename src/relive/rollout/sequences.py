@@ -14,7 +14,7 @@ from ..batches.tensordicts import as_tensordict
 from ..errors import ParameterError
 from ..memory.blocks import Recycled
 from ..memory.layout import LARGE_FIELD
-from ..parameters import COUNT_RULE, require
+from ..parameters import COUNT_RULE, FLAG_RULE, require
 from ..steps.arrays import Ints
 from ..steps.trees import Path
 from .episodes import ENV, LENGTH, Episodes, cut
@@ -61,6 +61,7 @@ class Sequences:
         """The windows of a rollout that is not empty."""
         self._columns.require_steps()
         require("sequences", COUNT_RULE, epochs=epochs)
+        require("sequences", FLAG_RULE, complete=complete, drop_tail=drop_tail)
         return cut(self._episodes.flags(), length, stride_of(length, overlap), drop_tail, complete)
 
     def read(
@@ -75,6 +76,8 @@ class Sequences:
         normalize_advantage: bool,
     ) -> Iterator[SequenceBatch]:
         """Epoch after epoch, all windows; columns are checked at once."""
+        flags = {"shuffle": shuffle, "time_first": time_first, "normalize_advantage": normalize_advantage}
+        require("sequences", FLAG_RULE, **flags)
         wanted = self._columns.wanted_of_steps(fields)
         require_advantage(normalize_advantage, wanted)
         reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from ..batches.tensordicts import as_tensordict
-from ..errors import FieldError, FullError, LifecycleError, NotFiniteError, ParameterError, SchemaError, ShapeError
+from ..errors import (
+    DTypeError,
+    FieldError,
+    FullError,
+    LifecycleError,
+    NotFiniteError,
+    ParameterError,
+    SchemaError,
+    ShapeError,
+)  # fmt: skip
+from ..parameters import FLAG_RULE, Rule, is_whole, require
 from ..steps.arrays import as_tensor, check_castable
 from ..steps.checker import refuse_sparse
 from ..steps.schema import Spec
@@ -25,6 +35,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 __all__ = ["Writer"]
+
+
+WHOLE_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
 
 
 class Writer:
@@ -163,10 +176,11 @@ class Writer:
         """Hand out the next rows as views ``[steps, N]``."""
         if self._states.rows is not None:
             raise LifecycleError("reserve() hands out every row; create the buffer with hidden_every=1, or use add()")
+        require("reserve", WHOLE_RULE, steps=steps)
         columns = self._columns
         row = columns.next_row
         left = columns.num_steps - row
-        count = left if steps is None else steps
+        count = left if steps is None else int(steps)
         if not 1 <= count <= left:
             raise FullError(f"reserve({count}): {left} rows are left in one piece; reserve 1 to {left}")
         rows, leaving = slice(row, row + count), columns.count + count - columns.num_steps
@@ -182,7 +196,9 @@ class Writer:
 
     def commit(self, steps: int | None, last: bool) -> None:
         """Take in the first ``steps`` reserved rows."""
-        count = self._reserved if steps is None else steps
+        require("commit", WHOLE_RULE, steps=steps)
+        require("commit", FLAG_RULE, last=last)
+        count = self._reserved if steps is None else int(steps)
         if not 1 <= count <= self._reserved:
             raise LifecycleError(
                 f"commit({'' if steps is None else steps}): {self._reserved} rows are reserved; call reserve() "
@@ -216,10 +232,7 @@ class Writer:
         if ("final_value",) not in self._fields.apart:
             raise FieldError("field 'final_value': the schema has no 'value'; add value=() to it")
         target = self._columns.view(("final_value",))
-        rows, columns = torch.as_tensor(steps), torch.as_tensor(envs)
-        for name, index in (("steps", rows), ("envs", columns)):
-            check_castable(index if index.numel() else index.long(), torch.int64, name)
-        rows, columns = rows.long(), columns.long()
+        rows, columns = _numbers(steps, "steps"), _numbers(envs, "envs")
         given = values.detach() if isinstance(values, Tensor) else as_tensor(values, "final_value")
         vectors = rows.dim() == 1 and rows.shape == columns.shape == given.shape[:1]
         if not vectors or given.shape[1:] != target.shape[2:]:
@@ -264,3 +277,18 @@ class Writer:
         if "value" in self._fields.schema and self.has_last and len(envs):  # first: it is read where truncated is set
             self.set_final_value(torch.full_like(envs, columns.count - 1), envs, named.last()["value"][envs])
         named.attach({"truncated": truncated})
+
+
+def _numbers(values: Any, name: str) -> Tensor:
+    """Numbers of steps or envs, int64 ``[K]``.
+
+    Raises:
+        ShapeError: this is no array.
+        DTypeError: it has no whole numbers.
+    """
+    given = values if isinstance(values, Tensor) else as_tensor(values, name)
+    if given.dtype is torch.bool or given.is_quantized or given.layout is not torch.strided:
+        raise DTypeError(f"field '{name}': expected whole numbers, got {given.dtype} of layout {given.layout}")
+    if given.numel():
+        check_castable(given, torch.int64, name)
+    return given.long()

@@ -31,11 +31,9 @@ Strided = tuple[int, int]
 
 @checked(
     alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
-    beta=(
-        is_beta,
-        "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1",
-    ),
+    beta=(is_beta, "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1"),
     eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
+    largest_error=(lambda error: is_number(error, 0), "largest_error is a number of at least 0"),
     stratified=(is_flag, "stratified is True or False"),
     normalize=(lambda normalize: normalize in ("batch", "buffer"), "normalize is 'batch' or 'buffer'"),
     default_error=(

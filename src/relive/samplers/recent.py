@@ -109,10 +109,15 @@ class Recent(Sampler):
 
         Raises:
             NotFiniteError: the return is NaN or infinite; it is ignored.
+            ParameterError: it is not a number.
         """
-        if not math.isfinite(episode_return):
+        try:
+            found = math.nan if isinstance(cast("object", episode_return), str | bytes) else float(episode_return)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # torch raises a RuntimeError
+            raise ParameterError(f"observe(episode_return={episode_return!r:.200}): expected a number") from error
+        if not math.isfinite(found):
             raise NotFiniteError(f"episode_return: expected a finite number, got {episode_return}; check the rewards")
-        self._returns.append(float(episode_return))
+        self._returns.append(found)
         if self.adapt and len(self._returns) == 20:
             slope = float(np.gradient(np.array(self._returns)).mean())
             steepest = self._steepest

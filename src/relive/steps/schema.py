@@ -7,14 +7,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from ..errors import EnvError, FieldError, SchemaError, ShapeError, SpaceError
-from ..parameters import COUNT_RULE, require
+from ..parameters import COUNT_RULE, is_whole, require
 from .arrays import as_tensor, torch_dtype
 from .trees import Path, dotted
 
@@ -40,7 +39,7 @@ class Field:
 
     def __post_init__(self) -> None:
         shape = cast("object", self.shape)
-        if not isinstance(shape, tuple | list) or any(not _is_size(n) or n < 0 for n in cast("Any", shape)):
+        if not isinstance(shape, tuple | list) or any(not is_whole(n) or n < 0 for n in cast("Any", shape)):
             raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shape!r:.200}")
         if not isinstance(cast("object", self.dtype), torch.dtype):
             raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {self.dtype!r:.200}")
@@ -268,18 +267,13 @@ def _node(spec: Any, path: Path) -> Node:
         return {name: _node(member, (*path, name)) for name, member in members.items()}
     if isinstance(spec, tuple | list):
         items = cast("Sequence[Any]", spec)
-        if all(_is_size(n) for n in items):
+        if all(is_whole(n) for n in items):
             return Field(tuple(items))
         return tuple(_node(member, (*path, str(i))) for i, member in enumerate(items))
     raise SchemaError(
         f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got "
         f"{spec!r:.200}; a shape is a tuple, such as () or (3,); pass a dtype as relive.Field((3,), torch.int64)"
     )
-
-
-def _is_size(value: Any) -> bool:
-    """Whether this is a whole number, NumPy's or Python's."""
-    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def _members(node: dict[str, Node] | tuple[Node, ...]) -> list[tuple[str, Node]]:
