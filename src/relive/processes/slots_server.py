@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
+from pickle import PicklingError
 from typing import Any, cast
 from weakref import WeakSet, finalize
 
@@ -89,6 +90,12 @@ class ReplayServer:
         self._process: Any = start.Process(target=run_owner, args=arguments, name="relive-replay", daemon=True)
         try:
             self._process.start()
+        except (AttributeError, TypeError, PicklingError) as error:
+            self._control.close()
+            raise ParameterError(
+                f"ReplayServer(make={make!r:.200}): context='spawn' sends its arguments by pickle, which fails: {error}; "
+                "define make in a module, outside of other functions, or pass context='fork'"
+            ) from error
         finally:
             listener.close()
             inside.close()
