@@ -59,15 +59,17 @@ class HeldTwin(Twin):
         self.make, self.rows = (sampler, view), rows
         self.hold(None)
 
-    def hold(self, arrays: Arrays | None) -> None:
-        """Go on in another replay, with these arrays."""
+    def hold(self, arrays: Arrays | None, settle: bool = True) -> None:
+        """Go on in another replay, with these arrays. If it does not settle, it is as if killed while it was opened."""
         self.keeper, (sampler, view) = Held(arrays), self.make
         options = {**self.options, "sampler": sampler(), "view": view(), "store": self.keeper}
         self.buffer = ReplayBuffer(self.schema, self.rows * 2, 2, **options)
-        self.buffer._ring.settle()
+        if settle:
+            self.buffer._ring.settle()
 
     def revive(self, arrays: Arrays) -> None:
         """Go on after a kill that left these arrays: episodes are cut, and some of the oldest rows are gone."""
+        self.hold(arrays, settle=False)
         self.hold(arrays)
         for env in (0, 1):
             self.truth.interrupt(env)

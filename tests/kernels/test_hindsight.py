@@ -32,7 +32,7 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
         results, plan = [], ring.plan(places, n, 0.7)
         for kernels, taken in ((cpu, ring.handle), (reference, ring.arrays)):
             out, last, fit._scratch = plan.rows.copy(), plan.last.copy(), None
-            steps, handle, _ = fit.scratch(16, n)
+            steps, handle = fit.scratch(16, n)[:2]
             for array in steps:
                 array[...] = 0
             key, noted = (77 + t, steps) if kernels is reference else (np.uint64(77 + t), handle)
@@ -44,8 +44,14 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
             chosen += [steps.achieved[:total].copy(), steps.desired[:total].copy()]
             mask, judge = np.zeros(16, np.bool_), np.random.default_rng(t)
             steps.rewards[:], steps.flags[:] = judge.random(16 * n, np.float32), judge.random((2, 16 * n)) < 0.2
-            kernels.relabel_windows(taken, *batch, 0.7, found, out, last, noted, mask)
-            results.append([found, *chosen, out, last, steps.used[:found].copy(), mask])
+            assert kernels.relabel_windows(taken, *batch, 0.7, found, True, out, last, noted, mask) == -1
+            results.append([found, *chosen, out.copy(), last.copy(), steps.used[:found].copy(), mask.copy()])
+            if total:
+                steps.rewards[total - 1] = [np.nan, np.inf][t % 2]
+                given = taken, *batch, 0.7, found
+                assert kernels.relabel_windows(*given, True, out, last, noted, mask) == total - 1
+                assert np.array_equal(out, results[-1][-4])
+                assert kernels.relabel_windows(*given, False, out, last, noted, mask) == -1
         for fast, plain in zip(*results, strict=True):
             assert np.array_equal(np.asarray(fast), np.asarray(plain), equal_nan=True)
 

@@ -39,8 +39,6 @@ __all__ = ["Ring"]
 
 
 Events = tuple[Ints, Any]
-
-
 NOTHING: Apart = []
 
 
@@ -80,6 +78,7 @@ class Ring(RingState):
         """Notes how to take back what is being changed, where the memory outlives the process; else None."""
         self.doubtful: Ints | None = NOBODY
         """Where a kill may have left a sampler's numbers wrong, when this ring was resumed: places, or None for all."""
+        self.fresh = NOBODY  # places that can be drawn only now, since the kill ended their episodes
         if store.keeper.has("counters"):
             self._resume(store.keeper.died)
         else:
@@ -110,12 +109,14 @@ class Ring(RingState):
         """
         if died and self.undo is not None:
             self.doubtful = self.undo.restore(self)
-            self.state[:, NEXT] = 0  # the envs are gone, so no step that comes goes on with an episode
+            self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
         self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
         self._rule = noted_rule(self.counters)
-        if died and (self.doubtful is None or self._rule.length > 1):  # an end may let a shorter window be drawn
-            self.doubtful = None
-            self.counters[DRAWABLE] = len(self.anchors())
+        if died and self.undo is not None:
+            self.fresh = self.undo.end_episodes(self)
+            if self.doubtful is None or self._rule.length > 1:  # an end may let a shorter window be drawn
+                self.doubtful = None
+                self.counters[DRAWABLE] = len(self.anchors())
         if not 0 <= self.drawable <= self.rows_live:
             raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
 

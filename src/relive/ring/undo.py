@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import InvariantError
-from ..kernels.ring_state import COUNTERS, DRAWABLE, HEAD, HISTORY, TAIL
+from ..kernels.ring_state import COUNTERS, DRAWABLE, HEAD, HISTORY, LENGTH, NEXT, TAIL
 from ..kernels.undo_note import (
     UNDO_ADDING,
     UNDO_AFTER,
@@ -99,6 +99,28 @@ class Undo:
         _require(((ahead >= 0) & (ahead <= 2 * (most + ring.rows))).all())
         given_up = self._give_up(ring, envs, after - ring.rows)
         return None if kind == UNDO_REBUILD else np.concatenate([places, given_up])
+
+    def end_episodes(self, ring: RingState) -> Ints:
+        """End the episodes under way, whose process died: the envs are gone, so no step that comes goes on with one.
+
+        Call it after :meth:`restore`. If a kill interrupts what follows, both are called again, up to :meth:`end`.
+
+        Returns:
+            the places that could not be drawn before and can be now. The last complete step of an episode that has
+            ended is the last of a window, although the window may be shorter.
+        """
+        if ring.counters[LENGTH] == 1:
+            ring.state[:, NEXT] = 0
+            return np.zeros(0, np.int64)
+        self.end()  # nothing is half done any more, and after a kill all windows are found anew
+        self.begin_rebuild(ring)  # of all envs, so that a kill leads back to where their episodes go on
+        last = ring.heads - 2  # the newest row of an episode under way waits for its next observation
+        envs = np.flatnonzero(last >= ring.oldest)
+        index = last[envs] * ring.num_envs + envs
+        before = ring.find(index)[0]
+        ring.state[:, NEXT] = 0
+        after = ring.find(index)[0]
+        return after[(before < 0) & (after >= 0)]
 
     def _give_up(self, ring: RingState, envs: Ints, until: Ints) -> Ints:
         """Rows of envs below these numbers are gone. Returns the places of all rows that this may concern."""

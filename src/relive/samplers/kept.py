@@ -52,8 +52,11 @@ class KeptPriorities:
         self.facts: Doubles = keeper.take("facts", (FACTS,), np.float64)
         self.undo: Doubles = keeper.take("errors.undo", (RATED_START + 2 * min(rows, MOST),), np.float64)
 
-    def restore(self, ring: Ring) -> Ints | None:
+    def restore(self, ring: Ring, default_error: float | None) -> Ints | None:
         """Put back the errors of an update that a kill broke off. If a kill interrupts this call, call it again.
+
+        Transitions that can be drawn for the first time get the error of new ones: ``default_error``, or if it is None
+        the largest so far.
 
         Returns:
             the places whose weights are in doubt, those that the ring doubts included; None if any weight may be wrong.
@@ -75,6 +78,7 @@ class KeptPriorities:
         counts = 0 <= facts[DRAWS] < 2**53 and facts[DRAWS] == int(facts[DRAWS])
         if not (counts and 0 <= facts[LARGEST] <= LARGEST_ERROR and facts[ALPHA] >= 0 and facts[EPS] > 0):
             raise InvariantError(f"sampler: {facts.tolist()} are not an exponent, an eps, an error and a count")
+        self.errors[ring.fresh] = facts[LARGEST] if default_error is None else default_error
         if count == ALL_RATED or ring.doubtful is None:
             return None
         return np.unique(np.concatenate([places, ring.doubtful]))

@@ -141,7 +141,7 @@ class Prioritized(Sampler):
         Raises:
             NotFiniteError: an error is negative or not finite.
         """
-        doubtful = kept.restore(ring)
+        doubtful = kept.restore(ring, self.default_error)
         self._largest, self._draws = float(kept.facts[LARGEST]), int(kept.facts[DRAWS])
         alpha, eps = kept.facts[[ALPHA, EPS]].tolist()
         if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):

@@ -18,7 +18,18 @@ from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, nump
 from ..steps.schema import Field, unknown_field
 from ..steps.trees import Path, dotted, nest
 
-__all__ = ["Arrays", "GoalBytes", "GoalFunction", "Scratch", "arrays_of", "flat", "put", "relabelled"]
+__all__ = [
+    "Arrays",
+    "GoalBytes",
+    "GoalFunction",
+    "Scratch",
+    "arrays_of",
+    "first_not_finite",
+    "flat",
+    "put",
+    "refuse_reward",
+    "relabelled",
+]
 
 
 Arrays = dict[Path, Array]
@@ -30,6 +41,8 @@ class Scratch(NamedTuple):
     steps: RelabelledSteps
     handle: Ints
     """What compiled kernels take for ``steps``."""
+    results: dict[str, Array]
+    """The rewards and flags of ``steps`` by the names of their fields."""
     goals: list[Array]
     """``achieved`` and ``desired`` in their own dtype and shape; empty if kernels cannot read goals."""
 
@@ -72,7 +85,8 @@ class GoalBytes:
             goals: list[Any] = [x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed]
             spans = np.empty((3, count), np.int64)
             steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, achieved, desired, used)
-            self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), goals)
+            results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
+            self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), results, goals)
         return self._scratch[1]
 
 
@@ -87,15 +101,17 @@ class GoalFunction:
 
     def __init__(self, name: str, function: Callable[..., Any], stored: bool) -> None:
         self.path: Path = (name,)
+        self._kinds = "fiub" if name == "reward" else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
-    def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
-        """The results for M steps: ``[M]``, float32 for the reward, else uint8.
+    def __call__(self, achieved: Array, desired: Array, info: Any, out: Array) -> None:
+        """Write the results for M steps to ``out`` ``[M]``, float32 for the reward, else uint8.
+
+        Rewards may still be NaN or infinite: see :func:`refuse_reward`.
 
         Raises:
             ShapeError: the function did not return one number per step.
-            DTypeError: a flag is not a bool.
-            NotFiniteError: a reward is NaN or infinite.
+            DTypeError: a flag is not a bool, or a reward not a number.
         """
         goals = achieved.copy(), desired.copy()  # the function may write to its arguments
         result = as_host(self._function(*goals, info) if self._informed else self._function(*goals))
@@ -105,13 +121,11 @@ class GoalFunction:
                 f"{self}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "
                 "all goals at once, so compute along the last axis: np.linalg.norm(achieved - desired, axis=-1)"
             )
-        if self.path != ("reward",):
-            if kind != "b":
+        if kind not in self._kinds:
+            if self._kinds == "b":
                 raise DTypeError(f"{self}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
-            return result.astype(np.uint8)
-        if kind not in "fiub":
             raise DTypeError(f"{self}: expected numbers, got {result.dtype}")
-        return _finite(result.astype(np.float32), self)
+        out[:] = result
 
     def __str__(self) -> str:
         return f"Hindsight's function of {self.path[0]}"
@@ -133,12 +147,20 @@ def _takes_info(function: Callable[..., Any], stored: bool) -> bool:
     return stored
 
 
-def _finite(rewards: Array, called: object) -> Array:
+def first_not_finite(rewards: Array) -> int:
+    """The position of the first reward that is NaN or infinite, or -1."""
     good = np.isfinite(rewards)
-    if 0 in good.tobytes():  # takes an eighth of the time of all()
-        at = int(np.argmin(good))
+    return -1 if good.all() else int(np.argmin(good))
+
+
+def refuse_reward(called: object, rewards: Array, at: int) -> None:
+    """Refuse the reward of step ``at``; -1 means that all are good.
+
+    Raises:
+        NotFiniteError: ``at`` is not -1.
+    """
+    if at >= 0:
         raise NotFiniteError(f"{called}: step {at} of {len(rewards)} has a reward of {rewards[at]}, not a float32")
-    return rewards
 
 
 def arrays_of(ring: Ring, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
@@ -174,7 +196,6 @@ def relabelled(
     Raises:
         FieldError: the function changes a field that does not exist.
         ShapeError, DTypeError: a changed field does not fit its declaration.
-        NotFiniteError: a reward is NaN or infinite.
     """
     count = len(steps["reward",])
     nested = [nest({path[1:] or ("",): array for path, array in part.items()}) for part in observations]
@@ -196,6 +217,4 @@ def relabelled(
             check_castable(tensor, field.dtype, name)
             tensor = tensor.to(field.dtype)
         changed[path] = numpy_view(tensor)
-    if ("reward",) in changed:
-        _finite(changed["reward",], "Hindsight(relabel=...)")
     return changed

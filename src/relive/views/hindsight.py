@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import signature
+from operator import attrgetter
 from typing import Any, Literal, get_args
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 import torch
@@ -22,7 +23,18 @@ from ..ring.ring import Ring
 from ..steps.arrays import Ints, as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
-from .goals import Arrays, GoalBytes, GoalFunction, Scratch, arrays_of, flat, put, relabelled
+from .goals import (
+    Arrays,
+    GoalBytes,
+    GoalFunction,
+    Scratch,
+    arrays_of,
+    first_not_finite,
+    flat,
+    put,
+    refuse_reward,
+    relabelled,
+)
 
 __all__ = ["Hindsight", "Strategy"]
 
@@ -39,6 +51,12 @@ the choice of goals use the batch's own stream."""
 
 
 RESULTS = ("reward", "terminated", "truncated")
+
+
+_facts = attrgetter(
+    "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel"
+)
+"""The parameters on which it depends what is read, and how."""
 
 
 def _has_numpy_dtype(field: Field) -> bool:
@@ -67,6 +85,7 @@ NAME_RULE = (_is_name, "the name of a member of the observation")
     truncated_fn=FUNCTION_RULE,
     relabel=(_is_function, "a function (steps, initial, final, chosen) -> changed fields, or None"),
     strategy=(lambda strategy: strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}"),
+    k=(lambda _: False, "k is an argument of the constructor alone; set ratio = k / (k + 1)"),
     ratio=(lambda ratio: is_number(ratio, 0, 1), "ratio, the share that is relabelled, is a number from 0 to 1"),
     info=(lambda info: info is None or isinstance(info, str), "info is the name of a field of the schema, or None"),
     achieved=NAME_RULE,
@@ -149,7 +168,8 @@ class Hindsight:
         self.terminated_fn, self.truncated_fn, self.info = terminated_fn, truncated_fn, info
         self.achieved, self.desired, self.finished_only = achieved, desired, finished_only
         self.n, self.gamma, self.relabel = n, gamma, relabel
-        self._fits: WeakKeyDictionary[Ring, tuple[Any, GoalBytes, list[GoalFunction]]] = WeakKeyDictionary()
+        self._fitted: tuple[Any, Any, Any, Any] = (lambda: None), None, None, None
+        """The ring that was read last, the parameters then, and what :meth:`_fit` gave."""
         self._require_functions()
 
     def require(self, ring: Ring) -> None:
@@ -226,36 +246,30 @@ class Hindsight:
         steps, total = scratch.steps, int(scratch.steps.begin[found])
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, ring, scratch, found, total)
+            judged = ("reward",) in changed
+            for name, kept in scratch.results.items():
+                if (name,) in changed:
+                    kept[:total] = changed.pop((name,))
         else:
-            changed = self._computed(ring, fit, functions, scratch, found, total)
-        for name, kept in zip(RESULTS, (steps.rewards, *steps.flags), strict=True):
-            if (name,) in changed:
-                kept[:total] = changed.pop((name,))
-        kernels.fast().relabel_windows(
-            ring.handle, plan.batch.handle, fit.goals, self.gamma, found, plan.rows, plan.last, scratch.handle, mask
-        )
+            changed, judged = self._computed(ring, fit, functions, scratch, found, total), True
+        bad = kernels.fast().relabel_windows(
+            ring.handle, plan.batch.handle, fit.goals, self.gamma, found, judged, plan.rows, plan.last, scratch.handle,
+            mask,
+        )  # fmt: skip
+        if bad >= 0:
+            refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", steps.rewards[:total], bad)
         return (changed, steps, found) if changed else None
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
         """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
-        facts = (
-            self.achieved,
-            self.desired,
-            self.info,
-            self.strategy,
-            self.finished_only,
-            self.reward_fn,
-            self.terminated_fn,
-            self.truncated_fn,
-            self.relabel,
-        )
-        known = self._fits.get(ring)
-        if known is None or known[0] != facts:
+        now, (of, then, fit, functions) = _facts(self), self._fitted
+        if of() is not ring or then != now:
             self.require(ring)
             strategy, finished = STRATEGIES[self.strategy], bool(self.finished_only)
             fit = GoalBytes(ring, ("obs", self.achieved), ("obs", self.desired), strategy, finished)
-            known = self._fits[ring] = facts, fit, self._goal_functions()
-        return known[1:]
+            functions = self._goal_functions()
+            self._fitted = ref(ring), now, fit, functions
+        return fit, functions
 
     def _goal_functions(self) -> list[GoalFunction]:
         """The functions of goals that were given."""
@@ -268,7 +282,8 @@ class Hindsight:
 
     def _choose(self, ring: Ring, fit: GoalBytes, plan: Plan, key: int, scratch: Scratch) -> int:
         """Choose rows and their new goals, and list the steps of their windows. Returns the number of rows."""
-        ring.ends()
+        if not ring.notes_ends:
+            ring.ends()
         others = ring.draw(len(plan.places), stream(key, OTHERS)) if self.strategy == "random" else None
         return kernels.fast().choose_goals(
             ring.handle, plan.batch.handle, fit.goals, np.uint64(key), self.ratio, plan.places,
@@ -287,7 +302,7 @@ class Hindsight:
     def _computed(
         self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, found: int, total: int
     ) -> Arrays:
-        """The results ``[M]`` of the functions of goals, and the goals if the kernels cannot write them."""
+        """Have the functions of goals write their results. Returns the goals if the kernels cannot write them."""
         goals, steps = Arrays(), scratch.steps
         if fit.packed:
             achieved, desired = scratch.goals[0][:total], scratch.goals[1][:total]
@@ -301,7 +316,7 @@ class Hindsight:
             paths = [path for path in ring.leaves if path[0] == self.info]
             info = nest(arrays_of(ring, steps.now[:total], paths))[self.info]
         for function in functions:
-            goals[function.path] = function(achieved, desired, info)
+            function(achieved, desired, info, scratch.results[function.path[0]][:total])
         return goals
 
     # -- without a replay in order ------------------------------------------------------------------------------
@@ -347,8 +362,16 @@ class Hindsight:
             achieved = steps["next_obs", self.achieved]
             info: Any = nest(chosen)[self.info] if self.info is not None else {}
             goals = achieved[at], achieved[aim]
-            changed = {function.path: function(*goals, info) for function in self._goal_functions()}
+            changed = Arrays()
+            for function in self._goal_functions():
+                out = np.empty(len(at), np.float32 if function.path == ("reward",) else np.uint8)
+                function(*goals, info, out)
+                changed[function.path] = out
             changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
+        if ("reward",) in changed:
+            rewards = changed["reward",]
+            called = "Hindsight(relabel=...)" if self.relabel is not None else "Hindsight's function of reward"
+            refuse_reward(called, rewards, first_not_finite(rewards))
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
         return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
 

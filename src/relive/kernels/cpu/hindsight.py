@@ -179,11 +179,14 @@ def _list_steps(
 
 @jit
 def relabel_windows(
-    ring_handle: Ints, batch: Ints, goals: Ints, gamma: float, found: int, out: Any, last: Ints, steps_handle: Ints,
-    mask: Any,
-) -> None:  # fmt: skip
+    ring_handle: Ints, batch: Ints, goals: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints,
+    steps_handle: Ints, mask: Any,
+) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.hindsight.relabel_windows`."""
     ring, steps, written = open_ring(ring_handle), open_steps(steps_handle), results(out, batch)
+    for entry in range(steps.begin[found] if judged else 0):
+        if not np.isfinite(steps.rewards[entry]):
+            return entry
     width, wide, envs, size = ring.memory.shape[1], out.shape[1], ring.state.shape[0], goals[GOAL_BYTES]
     here, there, aims = ring.memory.ctypes.data, out.ctypes.data, steps.desired.ctypes.data
     begin, after, rewards, flags = steps.begin, steps.after, steps.rewards, steps.flags
@@ -207,3 +210,4 @@ def relabel_windows(
             aim = address_t(aims + begin[m] * size)
             memcpy(address_t(row + into_obs), aim, np.intp(size))
             memcpy(address_t(row + into_next), aim, np.intp(size))
+    return -1

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..ring_state import HEAD, NEXT, RingArrays
 from .nstep import NEXT_AT, NEXT_BYTES, add_reward, bootstrap, results, write_window
 from .places import Ints, oldest, place_after, place_of, row_at
@@ -124,15 +126,21 @@ def choose_goals(
 
 
 def relabel_windows(
-    ring: RingArrays, batch: Ints, goals: Ints, gamma: float, found: int, out: Any, last: Ints, steps: RelabelledSteps,
-    mask: Any,
-) -> None:  # fmt: skip
+    ring: RingArrays, batch: Ints, goals: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints,
+    steps: RelabelledSteps, mask: Any,
+) -> int:  # fmt: skip
     """Rewrite the windows of relabelled rows: they end where a step terminates or is truncated, or with the last.
 
     ``steps`` are as :func:`choose_goals` left the ``found`` rows, but with the rewards and flags of the new goals.
     ``out`` and ``last`` are those of :func:`relive.kernels.reference.windows.windows`. ``mask`` (bool ``[B]``) becomes
     True for those rows.
+
+    If the rewards were ``judged`` by the new goals, they have to be finite. Returns -1, or the first step with another
+    reward; then nothing is written.
     """
+    rewards = steps.rewards[: steps.begin[found]]
+    if judged and not np.isfinite(rewards).all():
+        return int(np.argmin(np.isfinite(rewards)))
     written, size = results(out, batch), goals[GOAL_BYTES]
     for m, i in enumerate(steps.which[:found].tolist()):
         value, discount, k, entry = 0.0, 1.0, 0, int(steps.begin[m])
@@ -149,3 +157,4 @@ def relabel_windows(
             out[i, batch[NEXT_AT] : batch[NEXT_AT] + batch[NEXT_BYTES]] = ring.memory[last[i], : batch[NEXT_BYTES]]
         for byte in (goals[INTO_OBS], goals[INTO_NEXT]):
             out[i, byte : byte + size] = steps.desired[steps.begin[m]]
+    return -1
