@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
@@ -61,19 +62,23 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """Check attributes of a class whenever they are set, in the constructor or later.
 
     ``rules`` maps an attribute to its rule. A refused value changes nothing. The attributes of a frozen dataclass are
-    checked once they are all set.
+    checked once they are all set. A misspelt attribute is refused, as it would have no effect.
 
     Raises:
         ParameterError: from the constructor or the assignment; names the attribute, the value and the rule.
+        AttributeError: a public attribute is set that is neither an argument of the constructor nor one of the class.
     """
 
     def decorate(cls: type[T]) -> type[T]:
         name_of, changed = cls.__name__, cast("Any", cls)
+        known = {*rules, *signature(cls.__init__).parameters}
 
         def check_and_set(self: T, name: str, value: Any) -> None:
             rule = rules.get(name)
             if rule is not None:
                 require(name_of, rule, **{name: value})
+            elif name[0] != "_" and name not in known and type(self) is cls and not hasattr(cls, name):
+                raise AttributeError(f"{name_of} has no {name!r}; it has {', '.join(sorted(known - {'self'}))}")
             object.__setattr__(self, name, value)
 
         if not _is_frozen(cls):

@@ -58,6 +58,20 @@ def test_the_policy_gets_observations_in_the_dtype_of_the_schema(mode: Autoreset
     assert all(there == here._replace(step=here.step + 1) for here, there, *_ in followed(replay))
 
 
+def test_a_float32_network_that_gets_float64_is_told_how_to_declare_float32() -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3), check_actions=False)
+    double = Schema.from_env(envs).extend(obs=Field((4,), torch.float64))
+    network = nn.Linear(4, 2)
+
+    def act(obs: Tensor) -> Tensor:
+        return network(obs).argmax(-1)
+
+    with pytest.raises(RuntimeError, match="dtype") as caught:
+        Collector(envs, act, relive.ReplayBuffer(double, 100, 2)).collect()
+    assert "as_float32()" in caught.value.__notes__[0]
+    Collector(envs, act, relive.ReplayBuffer(double.as_float32(), 100, 2)).collect()
+
+
 def test_an_observation_that_the_schema_cannot_hold_is_refused_before_the_policy_sees_it() -> None:
     envs = Doubles(tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3)))
     schema = Schema.from_env(envs).extend(obs=Field((4,), torch.int64), value=())

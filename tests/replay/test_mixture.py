@@ -24,7 +24,7 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.errors import EmptyError, NotFiniteError, ParameterError, SchemaError, ShapeError
+from relive.errors import EmptyError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from twins import SAMPLERS, SEQUENCES, VIEWS, Twin, contents, same_batches
 
 
@@ -241,6 +241,13 @@ def test_errors_that_do_not_fit_are_refused_before_any_buffer_is_changed(
     with pytest.raises(error, match=message):
         mixture.update_priorities(batch, errors)
     assert [contents(one.buffer) for one in twins] == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_index_alone_is_refused_since_it_does_not_say_which_buffer_a_row_is_of() -> None:
+    mixture, _ = mixed({"a": 1, "b": 1}, {"a": Prioritized(), "b": Prioritized()})
+    with pytest.raises(FieldError, match="expected a batch with 'source' and 'index', got a Tensor; pass it whole"):
+        mixture.update_priorities(mixture.sample(4)["index"], np.ones(4))
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "4", None])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReturnsToGo, Sequence
 from relive.errors import DTypeError, NotFiniteError, ParameterError, ShapeError
 from replays import three
 from twins import contents
@@ -53,6 +54,24 @@ def test_a_whole_batch_in_place_of_its_index_is_refused() -> None:
     batch = buffer.sample(3)
     with pytest.raises(ParameterError, match=r"integers \[B\], got a TensorDict; pass batch\['index'\]"):
         buffer.update_priorities(batch, torch.ones(3))
+
+
+def test_a_misspelt_parameter_of_a_part_is_refused() -> None:
+    parts: list[Any] = [
+        Prioritized(),
+        Recent(),
+        NStep(3),
+        FrameStack(2),
+        Sequence(4),
+        ReturnsToGo(),
+        Hindsight(np.equal),
+    ]
+    for part in parts:
+        with pytest.raises(AttributeError, match=rf"{type(part).__name__} has no 'betta'; it has "):
+            part.betta = 0.5
+    view: Any = Hindsight(np.equal)
+    with pytest.raises(ParameterError, match=r"Hindsight\(k=8\): .* set ratio = k / \(k \+ 1\)"):
+        view.k = 8
 
 
 def test_priorities_come_in_any_dtype_and_from_tensors_that_need_gradients() -> None:

@@ -325,6 +325,18 @@ def test_extending_adds_and_replaces_fields_and_leaves_the_schema_alone() -> Non
     assert schema == Schema({"a": (), "b": {"c": ()}})
 
 
+def test_float64_becomes_float32_at_any_depth_and_other_dtypes_stay() -> None:
+    double, half = Field((2,), torch.float64), Field((), torch.float16)
+    schema = Schema({"obs": {"q": double, "image": Field((4,), torch.uint8)}, "hidden": (double, half), "reward": ()})
+    single = schema.as_float32()
+    assert single == Schema(
+        {"obs": {"q": (2,), "image": Field((4,), torch.uint8)}, "hidden": ((2,), half), "reward": ()}
+    )
+    assert list(single.leaves) == list(schema.leaves)
+    assert schema["obs", "q"] == double
+    assert single.as_float32() == single
+
+
 def test_rebuilding_gives_the_dicts_and_tuples_again_with_new_leaves() -> None:
     schema = Schema({"x": (), "obs": {"a": (), "t": (Field((2,)), {"u": ()})}})
     assert schema.rebuild("x", "/".join) == "x"

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..errors import FieldError
 
 __all__ = ["Policy", "ask", "fields_of", "value_of"]
@@ -15,9 +17,19 @@ Policy = Callable[..., Any]
 
 
 def ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:
-    """The result of a policy or value function. If its signature does not fit, the error lists what it is passed."""
+    """The result of a policy or value function. If its signature does not fit, the error lists what it is passed.
+
+    An error of torch about dtypes gets a note if observations are float64, as networks are float32 unless told.
+    """
     try:
         return policy(obs, **inputs)
+    except RuntimeError as error:
+        if "ouble" in str(error) and _has_float64(obs):
+            error.add_note(
+                "The policy (or value_fn) got float64 observations, as the schema declares them. If the network is "
+                "float32, make the buffer with Schema.from_env(envs).as_float32()"
+            )
+        raise
     except TypeError as error:
         reason = _misfit(policy, inputs)
         if reason is None:
@@ -41,6 +53,12 @@ def _misfit(policy: Policy, inputs: dict[str, Any]) -> str | None:
     except TypeError as error:
         return str(error)
     return None
+
+
+def _has_float64(obs: Any) -> bool:
+    """Whether a tensor, or a member of a TensorDict, is float64."""
+    leaves = [obs] if isinstance(obs, torch.Tensor) else obs.values(include_nested=True, leaves_only=True)
+    return any(leaf.dtype is torch.float64 for leaf in leaves)
 
 
 def fields_of(answer: Any) -> dict[str, Any]:

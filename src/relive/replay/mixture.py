@@ -163,10 +163,12 @@ def _origins(batch: Any, buffers: int) -> tuple[Any, Any]:
         DTypeError, ShapeError, ParameterError: they are not what a batch has.
     """
     try:
-        given = [batch[name] for name in ("source", "index")]
-    except (LookupError, TypeError, ValueError) as error:  # a FieldError is a ValueError
+        given = [batch[name] for name in ("source", "index")] if hasattr(batch, "keys") else None
+    except (LookupError, ValueError):  # a FieldError is a ValueError
+        given = None
+    if given is None:
         kind = type(batch).__name__
-        raise FieldError(f"update_priorities: expected a batch with 'source' and 'index', got a {kind}") from error
+        raise FieldError(f"update_priorities: expected a batch with 'source' and 'index', got a {kind}; pass it whole")
     source, index = whole_numbers(given[0], "source"), whole_numbers(given[1], "index")
     if source.ndim != 1 or index.shape != source.shape:
         raise ShapeError(f"update_priorities: expected source and index [B], got {source.shape}, {index.shape}")

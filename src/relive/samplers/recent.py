@@ -45,6 +45,9 @@ class Recent(Sampler):
         ParameterError: a parameter is out of range, here or when it is set later.
     """
 
+    progress: float | None = None
+    """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
+
     def __init__(
         self,
         eta: float = 0.996,
@@ -60,8 +63,6 @@ class Recent(Sampler):
             raise ParameterError(f"Recent: inner is Uniform() or Prioritized(), got {inner!r:.200}")
         self._take_over()
         self._ring: Ring | None = None
-        self.progress: float | None = None
-        """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
         self._returns: deque[float] = deque(maxlen=20)
         self._steepest = np.zeros(2)  # rise, fall
 

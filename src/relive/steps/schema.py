@@ -156,6 +156,18 @@ class Schema:
         """This schema with further fields, which replace fields of the same name."""
         return Schema(cast("dict[str, Spec]", self._tree) | extras)
 
+    def as_float32(self) -> Schema:
+        """This schema with float32 for every field of float64, such as the observations of MuJoCo's environments.
+
+        Steps are then rounded as they are stored, and policies get float32.
+        """
+
+        def rounded(path: Path) -> Field:
+            field = self._leaves[path]
+            return Field(field.shape, torch.float32) if field.dtype is torch.float64 else field
+
+        return Schema({name: self.rebuild(name, rounded) for name in self.names})
+
     @property
     def leaves(self) -> dict[Path, Field]:
         """Path -> field of every leaf, in the order of declaration."""

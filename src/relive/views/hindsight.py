@@ -85,6 +85,7 @@ NAME_RULE = (_is_name, "the name of a member of the observation")
     truncated_fn=FUNCTION_RULE,
     relabel=(_is_function, "a function (steps, initial, final, chosen) -> changed fields, or None"),
     strategy=(lambda strategy: strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}"),
+    k=(lambda _: False, "k is an argument of the constructor alone; set ratio = k / (k + 1)"),
     ratio=(lambda ratio: is_number(ratio, 0, 1), "ratio, the share that is relabelled, is a number from 0 to 1"),
     info=(lambda info: info is None or isinstance(info, str), "info is the name of a field of the schema, or None"),
     achieved=NAME_RULE,
