@@ -148,6 +148,23 @@ class ReliveSequences(Passes):
         return batch.flat(batch["obs"])[:, 0], batch.flat(batch["value"]), batch["lengths"], batch["hidden"][0, :, 7]
 
 
+class ReliveEnvs(ReliveSequences):
+    """Batches as rsl_rl gives them: all steps of some envs, and their observations as trajectories."""
+
+    def __init__(self, shuffle: bool) -> None:
+        self.shuffle = shuffle
+        self.label = "relive, env_batches" if shuffle else "relive, env_batches, stored order"
+        self.note = f"RolloutBuffer.env_batches(num_batches=4, epochs=5, shuffle={shuffle}, fields=(the other five))"
+
+    def batches(self) -> Iterator[Any]:
+        fields = tuple(name for name in READ_BY_PPO if name != "obs")
+        return self.buffer.env_batches(num_batches=BATCHES, epochs=EPOCHS, shuffle=self.shuffle, fields=fields)
+
+    def read(self, batch: Any) -> Read:
+        obs, value = batch.sequences.flat(batch.sequences["obs"])[:, 0], batch.steps["value"].T.reshape(-1)
+        return obs, value, batch.sequences["lengths"], batch.sequences["hidden"][0, :, 7]
+
+
 class RslRlSequences(Passes):
     label, package, role = "rsl-rl", "rsl-rl-lib", "peer"
     note = (
@@ -259,7 +276,7 @@ class TorchRlSequences(Passes):
 def contenders(mode: str) -> list[Contender]:
     found: list[Contender] = [CopyFloor(), ReliveSequences()]
     if mode == "whole":
-        found.append(RslRlSequences())
+        found += [ReliveEnvs(shuffle=True), ReliveEnvs(shuffle=False), RslRlSequences()]
     found.append(AgileRlSequences())
     if mode in ("whole", "16s"):
         found.append(TorchRlSequences())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -38,12 +39,20 @@ class PackedRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> None:
         flat = {path: column.flatten(0, 1) for path, column in columns.items()}
-        fields = {path: Field(tuple(x.shape[1:]), x.dtype) for path, x in flat.items()}
-        layout = RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD})
+        fields, layout = _laid_out(tuple((path, x.shape[1:], x.dtype) for path, x in flat.items()), pack)
         on_host = all(x.is_cpu for x in flat.values())
         rows = _HostRows(flat, fields, layout, memory or Recycled()) if on_host else _DeviceRows(flat, layout)
         self.gather: Callable[[Tensor], dict[Path, Tensor]] = rows.gather
         """The rows of an index (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
+
+
+@lru_cache(maxsize=64)
+def _laid_out(
+    leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool
+) -> tuple[dict[Path, Field], RowLayout]:
+    """The fields of columns with these shapes and dtypes, and the layout of a packed row; each pass asks again."""
+    fields = {path: Field(tuple(shape), dtype) for path, shape, dtype in leaves}
+    return fields, RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD})
 
 
 class _DeviceRows:
@@ -72,9 +81,8 @@ class _HostRows:
         self._take = kernels.fast().take_rows
         self._apart = {path: x for path, x in flat.items() if path not in layout.fields}
         if layout.fields:
-            bits = {path: _bytes(flat[path], field.nbytes) for path, field in layout.fields.items()}
-            self._packed = self._empty(len(next(iter(bits.values()))), layout.nbytes)
-            _pack(layout, bits, self._packed, 1)
+            self._packed = self._empty(len(flat[next(iter(layout.fields))]), layout.nbytes)
+            _pack(layout, flat, self._packed, 1)
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         places = index.numpy()
@@ -113,16 +121,14 @@ def pack_columns(layout: RowLayout, flat: Mapping[Path, Tensor], rows: Tensor, s
         rows: uint8 ``[N * T, bytes]``, to be written.
         steps: T.
     """
-    _pack(
-        layout, {path: _bytes(flat[path], field.nbytes) for path, field in layout.fields.items()}, rows.numpy(), steps
-    )
+    _pack(layout, flat, rows.numpy(), steps)
 
 
-def _pack(layout: RowLayout, bits: Mapping[Path, Bytes], rows: Bytes, steps: int) -> None:
-    columns = [bits[path] for path in layout.fields]
+def _pack(layout: RowLayout, flat: Mapping[Path, Tensor], rows: Bytes, steps: int) -> None:
+    columns = [flat[path].contiguous() for path in layout.fields]  # kept while the kernel reads them by address
     kernels.fast().pack_rows(
-        np.array([x.ctypes.data for x in columns], np.int64),
-        np.array([x.shape[1] for x in columns], np.int64),
+        np.array([x.data_ptr() for x in columns], np.int64),
+        np.array([field.nbytes for field in layout.fields.values()], np.int64),
         np.array([*layout.offsets.values()], np.int64),
         rows,
         steps,
