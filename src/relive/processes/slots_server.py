@@ -6,7 +6,6 @@ import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
-from pickle import PicklingError
 from typing import Any, cast
 from weakref import WeakSet, finalize
 
@@ -90,10 +89,12 @@ class ReplayServer:
         self._process: Any = start.Process(target=run_owner, args=arguments, name="relive-replay", daemon=True)
         try:
             self._process.start()
-        except (AttributeError, TypeError, PicklingError) as error:
+        except Exception as error:
             self._control.close()
+            if isinstance(error, OSError):  # no memory, or too many processes
+                raise
             raise ParameterError(
-                f"ReplayServer(make={make!r:.200}): context='spawn' sends its arguments by pickle, which fails: {error}; "
+                f"ReplayServer(make={make!r:.200}): 'spawn' sends all arguments by pickle, which fails: {error}; "
                 "define make in a module, outside of other functions, or pass context='fork'"
             ) from error
         finally:
