@@ -68,7 +68,7 @@ def manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def journal(path: Path, change: Callable[[list[list[Any]]], Any]) -> None:
     """Change the records of the journal (mark, run, number, payload) and seal them again."""
     raw, records, at = (path / "journal").read_bytes(), list[list[Any]](), 0
-    while at < len(raw):
+    while raw[at : at + 1].strip(b"\0"):  # zeros follow the last record
         mark, run, number, length = HEAD.unpack_from(raw, at)
         records.append([mark, run, number, raw[at + HEAD.size : at + HEAD.size + length]])
         at += HEAD.size + length + TAIL.size

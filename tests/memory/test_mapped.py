@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -33,19 +34,59 @@ def test_a_journal_has_its_last_record_wherever_it_is_cut_off(tmp_path: Path) ->
     payloads, ends = [b"", b"one", b"relive/j" * 9, bytes(300)], list[int]()
     for number, payload in enumerate(payloads):
         assert journal.append(payload) == number
-        ends.append(path.stat().st_size)
+        ends.append(journal._end)
     journal.close()
-    raw = path.read_bytes()
+    raw = path.read_bytes()[: ends[-1] + 9]  # and some of the zeros after it
     for size in range(ends[0], len(raw) + 1):
         for rest in (b"", b"\0" * 7, b"relive/j"):
             path.write_bytes(raw[:size] + rest)
             whole = sum(end <= size for end in ends) - 1
             assert records(path) == (whole, payloads[whole])
-            assert path.stat().st_size == ends[whole]
+            only_room = not (raw[:size] + rest)[ends[whole] :].strip(b"\0")
+            assert path.stat().st_size == (size + len(rest) if only_room else ends[whole])
     journal = Journal(path, RUN)
     assert journal.append(b"next") == 4
     journal.close()
     assert records(path) == (4, b"next")
+
+
+def test_a_record_is_written_into_room_that_the_disk_has_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "journal", list[str]()
+    journal = Journal(path, RUN, create=True)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append("grown"))
+    monkeypatch.setattr(journals, "_sync_data", lambda descriptor: synced.append("written"))
+    for _ in range(20):
+        journal.append(bytes(20_000))
+        assert path.stat().st_size >= journal._end
+        assert path.stat().st_size == journal._size
+    assert synced == ["grown"] + ["written"] * 12 + ["grown"] + ["written"] * 6
+    journal.close()
+    journal = Journal(path, RUN)
+    journal.append(b"next")
+    assert synced[-1] == "written"
+    journal.close()
+
+
+@pytest.mark.parametrize("name", ["pwrite", "sync"])
+def test_a_record_that_the_disk_refuses_was_never_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = tmp_path / "journal"
+    journal = Journal(path, RUN, create=True)
+    journal.append(b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "pwrite", fails) if name == "pwrite" else (journals, "_sync_data", fails)))
+        with pytest.raises(OSError, match="error"):
+            journal.append(b"two")
+    assert records(path) == (0, b"one")
+    assert journal.append(b"three") == 1
+    journal.close()
+    assert records(path) == (1, b"three")
 
 
 def test_a_damaged_record_before_a_whole_one_is_no_torn_end(tmp_path: Path) -> None:
@@ -55,7 +96,7 @@ def test_a_damaged_record_before_a_whole_one_is_no_torn_end(tmp_path: Path) -> N
         journal.append(payload)
     journal.close()
     raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
+    raw[journal._end // 2] ^= 1
     path.write_bytes(raw)
     with pytest.raises(FileFormatError, match="a damaged one, and a whole one"):
         Journal(path, RUN)
@@ -68,7 +109,7 @@ def test_a_long_journal_makes_way_for_one_that_begins_with_its_last_record(
     journal = Journal(tmp_path / "journal", RUN, create=True)
     for number in range(200):
         assert journal.append(b"%d" % number * 20) == number
-        assert (tmp_path / "journal").stat().st_size < 1200
+        assert (tmp_path / "journal").stat().st_size < 2200
     journal.close()
     assert records(tmp_path / "journal") == (199, b"199" * 20)
     assert os.listdir(tmp_path) == ["journal"]

@@ -4,6 +4,9 @@ A record is ``relive/j``, the run (16 characters), its number and the length of 
 endian), the payload, and the CRC-32 of all that. Numbers rise by one. If the power goes while a record is written, the
 record is not whole, and no whole record comes after it. So it is dropped. When a journal has grown long, a new one
 takes its place by a rename. The new one begins with the last record of the old one.
+
+After the last record there may be zeros. They are room for the next ones: to write over bytes that the disk has already
+takes a third of the time in which a file grows, as the system then has nothing to note about the file.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +33,17 @@ LONGEST = 1 << 26
 """The most bytes of a payload."""
 
 
+ROOM = 1 << 18
+"""A file that has to grow grows by at least so many bytes, and by eight records, but by no more than :data:`ROTATED`
+unless a single record is longer."""
+
+
 ROTATED = 1 << 24
 """A journal of this many bytes or more is replaced by a new one. A reader takes a journal that is a record longer."""
+
+
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+"""Write the bytes of a file through, which has them in the same places already. Linux has a call of its own for it."""
 
 
 class Record(NamedTuple):
@@ -60,7 +73,7 @@ class Journal:
         if create:
             self._descriptor = disk.open_to_write(path, create=True)
             os.ftruncate(self._descriptor, 0)
-            self._end = 0
+            self._end = self._size = 0
             return
         try:
             self._descriptor = disk.open_to_write(path)
@@ -92,9 +105,10 @@ class Journal:
             if self._record(raw, rest) is not None:
                 raise damaged(self._path, f"a whole record at byte {at}", f"a damaged one, and a whole one at {rest}")
             rest = raw.find(MARK, rest + 1)
-        if at < size:
+        self._end, self._size = at, size
+        if raw.count(0, at) < size - at:  # not only room for more records
             os.ftruncate(self._descriptor, at)
-        self._end = at
+            self._size = at
 
     def _record(self, raw: bytes, at: int) -> Record | None:
         """The whole record of this run at a byte; None if there is none.
@@ -131,21 +145,23 @@ class Journal:
             self._rotate(self.last)
         body = HEAD.pack(MARK, self._run, number, len(payload)) + payload
         whole = body + TAIL.pack(zlib.crc32(body))
-        self._write(self._descriptor, whole, self._end)
-        self._end += len(whole)
+        self._write(whole)
         self.last = Record(number, payload)
         return number
 
-    def _write(self, descriptor: int, whole: bytes, at: int) -> None:
-        """Write all bytes through to the disk, or none of them."""
+    def _write(self, whole: bytes) -> None:
+        """Write a record through to the disk at the end, or leave the journal as it was."""
+        end, grows = self._end + len(whole), self._end + len(whole) > self._size
+        if grows:
+            whole = _with_room(whole)
         try:
-            done = 0
-            while done < len(whole):
-                done += os.pwrite(descriptor, whole[done:], at + done)
-            os.fsync(descriptor)
+            _write_all(self._descriptor, whole, self._end)
+            (os.fsync if grows else _sync_data)(self._descriptor)
         except OSError:
-            os.ftruncate(descriptor, at)
+            os.ftruncate(self._descriptor, self._end)
+            self._size = self._end
             raise
+        self._size, self._end = max(self._size, self._end + len(whole)), end
 
     def _rotate(self, last: Record) -> None:
         """Begin a new journal with the last record, in place of this one.
@@ -161,20 +177,33 @@ class Journal:
         temporary = self._path.with_name(f"{self._path.name}.tmp")
         body = HEAD.pack(MARK, self._run, last.number, len(last.payload)) + last.payload
         whole = body + TAIL.pack(zlib.crc32(body))
+        padded = _with_room(whole)
         descriptor = disk.open_to_write(temporary, create=True)
         try:
             os.ftruncate(descriptor, 0)
-            self._write(descriptor, whole, 0)
+            _write_all(descriptor, padded, 0)
+            os.fsync(descriptor)
             os.replace(temporary, self._path)
             disk.sync_path(self._path.parent)
         except BaseException:
             os.close(descriptor)
             raise
         os.close(self._descriptor)
-        self._descriptor, self._end = descriptor, len(whole)
+        self._descriptor, self._end, self._size = descriptor, len(whole), len(padded)
 
     def close(self) -> None:
         """Close the file. A second time does nothing."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+def _with_room(whole: bytes) -> bytes:
+    """A record with zeros after it."""
+    return whole.ljust(min(max(ROOM, 8 * len(whole)), ROTATED), b"\0")
+
+
+def _write_all(descriptor: int, data: bytes, at: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], at + done)

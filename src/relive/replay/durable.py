@@ -7,6 +7,7 @@ import pathlib
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from weakref import ref
 
@@ -130,6 +131,7 @@ def whereabouts(keeper: MappedKeeper) -> list[Any]:
     return [_boot(), found.st_dev, found.st_ino]
 
 
+@cache
 def _boot() -> str:
     """The system's name for this boot; empty if it gives none."""
     try:
