@@ -206,3 +206,19 @@ def test_a_column_that_is_none_is_refused_and_never_read(name: str):
     for call in (gae, lambda_returns, lambda **columns: vtrace(torch.ones(3, 2), **columns)):
         with pytest.raises(DTypeError, match=f"'{name}'"):  # compiled code would read address 0
             call(**(VALUED | {name: None}))
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", {1: 2}, torch.zeros(2, device="meta"), [[1], [1, 2]]])
+def test_flat_arrays_of_a_wrong_kind_are_refused_by_name(value: Any):
+    flat: dict[str, Any] = {name: np.zeros(4) for name in ("obs", "action", "reward", "terminated", "truncated")}
+    for name in flat:
+        with pytest.raises(relive.ReliveError, match=name):
+            relive.ReplayBuffer.from_arrays(flat | {name: value})
+    if value is not None:
+        with pytest.raises(ParameterError, match="schema"):
+            relive.ReplayBuffer.from_arrays(flat, value)
+
+
+def test_a_huge_whole_number_is_taken_as_the_float_that_it_is():
+    assert normalize(torch.tensor([0.0, 1.0]), eps=2**70).abs().max() < 1e-20
+    assert group_advantage(**GRID, group_size=2, eps=2**70)[0].abs().max() < 1e-20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ..errors import FieldError, ShapeError
+from ..files.disk import usable
 from ..steps.arrays import Array
 from ..steps.trees import dotted, map_leaves
 from .log import Log, Played, joined
@@ -43,15 +45,22 @@ def from_rlds(episodes: Any) -> Log:
 
     Raises:
         ModuleNotFoundError: a path was given, and tensorflow_datasets is not installed.
-        FieldError: a step lacks a member, the flags of an episode contradict each other, or there are no steps.
+        FieldError: ``episodes`` is no iterable, a step lacks a member, the flags of an episode contradict each other,
+            or there are no steps.
         ShapeError: the members of an episode have different numbers of steps.
         Source: Ramos et al., RLDS: an Ecosystem to Generate, Share and Use Datasets in Reinforcement Learning, 2021.
     """
     source = "the RLDS data set"
-    if isinstance(episodes, str):
-        source, episodes = f"the RLDS data set '{episodes}'", _prepared(episodes)
+    if isinstance(episodes, str | os.PathLike):
+        path = usable(cast("str", episodes))
+        source, episodes = f"the RLDS data set '{path}'", _prepared(str(path))
+    try:
+        items = _items(episodes)
+    except TypeError as error:
+        kind = type(episodes).__name__
+        raise FieldError(f"from_rlds: expected an iterable of episodes, or a path, got a {kind}") from error
     known = Known(set(), [])
-    log = joined((_episode(number, one, known) for number, one in enumerate(_items(episodes))), source)
+    log = joined((_episode(number, one, known) for number, one in enumerate(items)), source)
     lacks = ["its discounts, and the metadata of its episodes, were not read"]
     lacks += [f"'{name}' holds no numbers and was not read" for name in sorted(known.texts)]
     if known.cut:

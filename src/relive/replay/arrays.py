@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import FieldError, ParameterError, ShapeError
+from ..parameters import an_instance, require
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
 from ..steps.trees import Path, descend, dotted
@@ -61,6 +62,7 @@ def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema |
         ParameterError: flags are not 0 and 1, ``done`` contradicts them, or ``num_envs`` is not 1.
         SchemaError: as the constructor's.
     """
+    require("from_arrays", an_instance(Schema, "a relive.Schema"), schema=schema)
     log = _Log(_named(arrays), schema)
     if options.get("num_envs", 1) != 1:
         raise ParameterError(f"from_arrays(num_envs={options['num_envs']}): flat arrays are of one env; leave it out")
@@ -86,19 +88,21 @@ class _Log:
     def __init__(self, fields: dict[str, Any], schema: Schema | None) -> None:
         wanted = STEP if schema is None else schema.names
         if "next_obs" in fields and "reward" in fields and "truncated" not in fields:
-            fields["truncated"] = np.zeros(len(as_host(fields["reward"])), np.bool_)  # next_obs shows where it goes on
+            fields["truncated"] = np.zeros(_row_count(fields["reward"]), np.bool_)  # next_obs shows where it goes on
         missing = [name for name in wanted if name not in fields]
         if missing:
             hint = CUTS_UNKNOWN if "truncated" in missing else "; pass them, under these names or those of D4RL"
-            raise FieldError(f"from_arrays: the arrays lack {', '.join(missing)}; they have {', '.join(fields)}{hint}")
-        self.size = len(as_host(fields["reward"]))
+            raise FieldError(
+                f"from_arrays: the arrays lack {', '.join(missing)}; they have {', '.join(map(dotted, fields))}{hint}"
+            )
+        self.size = _row_count(fields["reward"])
         if not self.size:
             raise ShapeError("from_arrays: the arrays have no rows; create an empty buffer with ReplayBuffer(schema)")
         fields["reward"] = _column(fields["reward"], "reward", self.size)
         self.terminated = fields["terminated"] = _flags(fields["terminated"], "terminated", self.size)
         self.truncated = fields["truncated"] = _flags(fields["truncated"], "truncated", self.size)
         if schema is None:
-            schema = Schema.from_example({name: _hosted(fields[name]) for name in STEP}, num_envs=self.size)
+            schema = Schema.from_example({name: _hosted(fields[name], name) for name in STEP}, num_envs=self.size)
         self.schema, self.fields = schema, fields
         self.leaves = {path: self._leaf(path) for path in schema.leaves}
         self.after: dict[Path, Any] | None = None
@@ -129,7 +133,7 @@ class _Log:
             FieldError, ShapeError: it is missing, or does not have S rows of the schema's shape.
         """
         try:
-            leaf = as_host(descend(self.fields[path[0]], path[1:]))
+            leaf = as_host(descend(self.fields[path[0]], path[1:]), f"from_arrays: field '{dotted(path)}'")
         except (KeyError, IndexError, TypeError) as error:
             raise FieldError(f"from_arrays: the arrays lack '{dotted(path)}', which the schema has") from error
         field = self.schema.leaves["obs" if path[0] == "next_obs" else path[0], *path[1:]]
@@ -212,9 +216,21 @@ def _named(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
+def _row_count(reward: Any) -> int:
+    """The number of rows, which is that of ``reward``.
+
+    Raises:
+        ShapeError: it has no rows.
+    """
+    column = as_host(reward, "from_arrays: field 'reward'")
+    if not column.ndim:
+        raise ShapeError("from_arrays: field 'reward': expected an array [S], got a single value")
+    return len(column)
+
+
 def _column(values: Any, name: str, size: int) -> Any:
     """Numbers ``[S]``, given as ``[S]`` or ``[S, 1]``."""
-    column = as_host(values)
+    column = as_host(values, f"from_arrays: field '{name}'")
     if column.shape not in ((size,), (size, 1)):
         raise ShapeError(
             f"from_arrays: field '{name}': expected ({size},), as reward has {size} rows, got {column.shape}"
@@ -235,9 +251,9 @@ def _flags(values: Any, name: str, size: int) -> Any:
     return column.astype(np.bool_)
 
 
-def _hosted(tree: Any) -> Any:
-    """A tree with NumPy arrays for leaves."""
-    return mapped(as_host, tree)
+def _hosted(tree: Any, name: str) -> Any:
+    """The tree of the field ``name`` with NumPy arrays for leaves."""
+    return mapped(lambda leaf: as_host(leaf, f"from_arrays: field '{name}'"), tree)
 
 
 def _with_env(tree: Any) -> Any:

@@ -200,7 +200,7 @@ def group_advantage(
         entries, axes = start & counted, (0, 2)
     shape = (steps, envs // group_size, group_size)
     centred, variance = _moments(ret.view(shape).double(), entries.view(shape), axes, 0)  # as in normalize
-    advantage = (centred / (variance.sqrt() + eps)).view(steps, envs)
+    advantage = (centred / (variance.sqrt() + float(eps))).view(steps, envs)
     return torch.where(counted, advantage, 0.0).to(ret.dtype), ret, counted
 
 
@@ -229,7 +229,7 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor
         raise DTypeError(f"field 'x': expected floats, got {x.dtype}; pass .float()")
     if mask is not None:
         mask = _fit("mask", mask, x, torch.bool)
-    return scaled(x, mask, eps)
+    return scaled(x, mask, float(eps))
 
 
 def scaled(x: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor:

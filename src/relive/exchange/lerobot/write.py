@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import DTypeError, FieldError, FileFormatError, ParameterError, ShapeError
 from ...files.disk import make_directory, sync_path, usable
-from ...parameters import is_count
+from ...parameters import is_count, require
 from ...replay.buffer import ReplayBuffer
 from ...steps.arrays import Array, numpy_dtype
 from ...steps.schema import Schema
@@ -74,6 +74,7 @@ def to_lerobot(
     for name, text in (("task", task), ("robot_type", robot_type)):
         if not isinstance(cast("object", text), str) and (name == "task" or text is not None):
             raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
+    require("to_lerobot", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
     features = _features(replay.schema)
     target = usable(path).absolute()
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
