@@ -404,6 +404,15 @@ def test_answers_that_carry_gradients_are_stored_without_them() -> None:
     assert torch.equal(buffer["hidden"], step[..., None].expand(-1, -1, 3))
 
 
+@pytest.mark.parametrize("given", [Schema({"action": ()}), 100, "replay"])
+def test_what_is_no_buffer_is_refused(given: Any) -> None:
+    envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    with pytest.raises(
+        errors.ParameterError, match=r"Collector\(buffer=.*expected a RolloutBuffer, a ReplayBuffer, a "
+    ):
+        Collector(envs, policy, given)
+
+
 def test_a_buffer_for_another_number_of_envs_is_refused() -> None:
     envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
     buffer = RolloutBuffer(Schema.from_env(envs, value=()), 4, 3)

@@ -451,6 +451,11 @@ def test_steps_come_through_lanes_and_a_limit_holds_the_draws_back():
         assert learner.call("stats")["completed"] + 2 <= stats["inserts"] <= 200
 
 
+def test_a_function_that_a_spawned_owner_could_not_get_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"by pickle, which fails: .*lambda.*; define make in a module.*'fork'"):
+        ReplayServer(lambda: replay_of(4), 4)
+
+
 @pytest.mark.slow
 def test_a_spawned_owner_and_spawned_learners_serve_the_same_batches(tmp_path: Path):
     with ReplayServer(partial(replay_of, 20, sampler=Recent(0.9, 2)), 4, 2, learners=2) as server:

@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..parameters import Rule
 from ..replay.fields import stored_fields
 from ..steps.arrays import NUMPY_DTYPES, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
 from ..steps.schema import Schema
 from ..steps.trees import Path
 
-__all__ = ["Chunks", "StepSink"]
+__all__ = ["SINK_RULE", "Chunks", "StepSink"]
 
 
 class StepSink(Protocol):
@@ -38,6 +39,13 @@ class StepSink(Protocol):
     def interrupt(self) -> None:
         """The next steps start new episodes."""
         ...
+
+
+SINK_RULE: Rule = (
+    lambda sink: sink is None or all(hasattr(sink, name) for name in ("schema", "num_envs", "device", "interrupt")),
+    "expected a RolloutBuffer, a ReplayBuffer, a writer of Lanes such as lanes.writer(0), or None",
+)
+"""The rule for what a collector fills."""
 
 
 class Chunks:

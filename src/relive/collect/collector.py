@@ -17,7 +17,7 @@ from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
-from .chunks import Chunks, StepSink
+from .chunks import SINK_RULE, Chunks, StepSink
 from .envs import Bools, VectorEnvs, is_factory, vectorized
 from .finals import Finals, Given, room
 from .inputs import Inputs, Leaves, shaped_as
@@ -62,8 +62,7 @@ class Collector:
 
     Raises:
         EnvError: the envs do not report their autoreset mode, or their number is not the buffer's.
-        ParameterError: ``final_obs`` or ``autoreset_mode`` is not one of the choices; or both a buffer and a schema
-            are given.
+        ParameterError: an argument is not one of the choices, or both a buffer and a schema are given.
         FieldError: the schema has no ``action``.
         SchemaError: there is no buffer, and a replay cannot have the schema.
         DTypeError: ``is_start`` is not declared as ``Field((), torch.bool)``, or ``last_action`` or ``last_reward``
@@ -84,6 +83,7 @@ class Collector:
         initial_hidden: Any = None,
         autoreset_mode: Any = None,
     ) -> None:
+        require("Collector", SINK_RULE, buffer=buffer)
         self._vector = VectorEnvs(envs, final_obs, autoreset_mode)
         self.envs = self._vector.envs
         self.policy, self.buffer, self.seed = policy, buffer, seed

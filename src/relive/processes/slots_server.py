@@ -89,6 +89,14 @@ class ReplayServer:
         self._process: Any = start.Process(target=run_owner, args=arguments, name="relive-replay", daemon=True)
         try:
             self._process.start()
+        except Exception as error:
+            self._control.close()
+            if isinstance(error, OSError):  # no memory, or too many processes
+                raise
+            raise ParameterError(
+                f"ReplayServer(make={make!r:.200}): 'spawn' sends all arguments by pickle, which fails: {error}; "
+                "define make in a module, outside of other functions, or pass context='fork'"
+            ) from error
         finally:
             listener.close()
             inside.close()
