@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..steps.trees import Path, nest
+from ..steps.trees import Path
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -46,12 +46,15 @@ def as_tensordict(
     size, make = torch.Size(batch_size), _tensordict()
     if flat:
         return make(dict(zip(map(_name, leaves), leaves.values(), strict=True)), batch_size=size, device=device)
-    return _nested(make, nest(leaves), size, device)
-
-
-def _nested(make: Any, tree: dict[str, Any], size: torch.Size, device: torch.device | None) -> Any:
-    """Nested dicts as nested TensorDicts."""
-    for name, member in tree.items():
-        if member.__class__ is dict:
-            tree[name] = _nested(make, member, size, device)
+    tree, branches = dict[str, Any](), dict[str, dict[Path, Tensor]]()
+    for path, leaf in leaves.items():
+        name, inner = path[0], path[1:]
+        if not inner:
+            tree[name] = leaf
+        elif name in branches:
+            branches[name][inner] = leaf
+        else:
+            tree[name] = branches[name] = {inner: leaf}
+    for name, members in branches.items():
+        tree[name] = as_tensordict(members, size, device)
     return make(tree, batch_size=size, device=device)

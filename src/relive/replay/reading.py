@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from ..batches.dataframes import as_dataframe
 from ..errors import LifecycleError
@@ -353,7 +354,8 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
                 self._prepare()
             self._reader.keep_rule()
             come = self._progress
-            key = stream(stream_of(come.seed), come.draws - come.first)
+            seed = come.seed if get_worker_info() is None else stream_of(come.seed)
+            key = stream(seed, come.draws - come.first)
             drawn = self._sampler.draw(batch_size, key, update, of)
             if not self._own_sampler:
                 drawn = readable_draw(self._ring, self._sampler, drawn, batch_size)

@@ -114,7 +114,9 @@ class GoalFunction:
             DTypeError: a flag is not a bool, or a reward not a number.
         """
         goals = achieved.copy(), desired.copy()  # the function may write to its arguments
-        result = as_host(self._function(*goals, info) if self._informed else self._function(*goals))
+        result = self._function(*goals, info) if self._informed else self._function(*goals)
+        if type(result) is not np.ndarray:
+            result = as_host(result)
         count, kind = len(achieved), result.dtype.kind
         if result.shape != (count,):
             raise ShapeError(

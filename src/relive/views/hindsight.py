@@ -237,10 +237,20 @@ class Hindsight:
         return fields
 
     def _relabel(self, ring: Ring, plan: Plan, key: int, mask: Any) -> tuple[Arrays, RelabelledSteps, int] | None:
-        """Give rows of a planned batch other goals and mark them. Returns arguments for :func:`put`, if needed."""
+        """Give rows of a planned batch other goals and mark them. Returns arguments for :func:`put`, if needed.
+
+        The kernels choose rows and goals, and list the steps of their windows; the functions judge these steps; then
+        the kernels write the windows anew.
+        """
         fit, functions = self._fit(ring)
         scratch = fit.scratch(len(plan.places), self.n)
-        found = self._choose(ring, fit, plan, key, scratch)
+        if not ring.notes_ends:
+            ring.ends()
+        others = ring.draw(len(plan.places), stream(key, OTHERS)) if self.strategy == "random" else None
+        found = kernels.fast().choose_goals(
+            ring.handle, plan.batch.handle, fit.goals, np.uint64(key), self.ratio, plan.places,
+            plan.places if others is None else others, plan.rows, scratch.handle,
+        )  # fmt: skip
         if not found:
             return None
         steps, total = scratch.steps, int(scratch.steps.begin[found])
@@ -279,16 +289,6 @@ class Hindsight:
             for name, function in functions.items()
             if function is not None
         ]
-
-    def _choose(self, ring: Ring, fit: GoalBytes, plan: Plan, key: int, scratch: Scratch) -> int:
-        """Choose rows and their new goals, and list the steps of their windows. Returns the number of rows."""
-        if not ring.notes_ends:
-            ring.ends()
-        others = ring.draw(len(plan.places), stream(key, OTHERS)) if self.strategy == "random" else None
-        return kernels.fast().choose_goals(
-            ring.handle, plan.batch.handle, fit.goals, np.uint64(key), self.ratio, plan.places,
-            plan.places if others is None else others, plan.rows, scratch.handle,
-        )  # fmt: skip
 
     def _relabelled(self, relabel: Callable[..., Any], ring: Ring, scratch: Scratch, found: int, total: int) -> Arrays:
         """The fields of each step that ``relabel`` changes, ``[M, ...]``, by path."""
