@@ -20,6 +20,7 @@ __all__ = [
     "FLAG_RULE",
     "GAMMA_RULE",
     "LAM_RULE",
+    "SECONDS_RULE",
     "TIMEOUT_RULE",
     "Rule",
     "an_instance",
@@ -200,6 +201,9 @@ def torch_device(call: str, device: Any, *, here: bool = True) -> torch.device:
             "Pass device='cpu', or another that torch.empty(0, device=...) accepts"
         ) from error
 
+
+SECONDS_RULE: Rule = (lambda value: is_number(value, 0) and value > 0, "expected a number of seconds above 0")
+"""The rule for times that cannot be 0."""
 
 TIMEOUT_RULE: Rule = (
     lambda timeout: timeout is None or is_number(timeout, 0),

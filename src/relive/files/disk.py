@@ -275,15 +275,15 @@ class Reader:
         stream.seek(0)
 
     def read_into(self, target: memoryview) -> None:
-        """Fill ``target`` with the next bytes."""
+        """Fill ``target`` with the next bytes, and hash them while they are in the processor's cache."""
         done = 0
         while done < len(target):
-            count = self._stream.readinto(target[done:])
+            count = self._stream.readinto(target[done : done + SMALL])
             if not count:
                 raise damaged(self._path, f"{len(target) - done} more bytes", "its end")
+            if self._verify:
+                self._crc = zlib.crc32(target[done : done + count], self._crc)
             done += count
-        if self._verify:
-            self._crc = zlib.crc32(target, self._crc)
 
     def check_size(self, size: int) -> None:
         """Refuse a file of another size."""

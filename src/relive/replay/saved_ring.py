@@ -16,7 +16,7 @@ from ..kernels.ring_state import HEAD, NEXT, RULE, TAIL
 from ..memory.blocks import zeroed
 from ..memory.layout import row_layout
 from ..memory.store import Store
-from ..ring.invariants import LARGEST
+from ..ring.invariants import LARGEST, check
 from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
 from ..ring.span import Span
@@ -133,8 +133,8 @@ def restore_ring(ring: Ring, sampler: Sampler, source: Source, saved_rows: int, 
     saved = Span(oldest, ring.heads.copy())
     for part in source.parts(saved, conversion.large):
         _restore_part(ring, part, conversion)
-    ring.rule = _rule(entry(content, "rule", list))
-    ring.check()
+    ring.rule = _rule(entry(content, "rule", list))  # counts what can be drawn
+    check(ring, recount=False)
     _restore_sampler(ring, sampler, source, saved, wanted)
 
 
