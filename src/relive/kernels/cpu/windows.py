@@ -82,8 +82,8 @@ def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) ->
 def gather_pairs(source: Any, places: Ints, out: Any) -> int:
     """See :func:`relive.kernels.reference.windows.gather_pairs`.
 
-    ``here`` and ``there`` are the addresses of ``source`` and of ``out``; to them, bytes are added. Most often the frames
-    of a stack follow one another, and then they are one copy. Meanwhile the next stack begins to come.
+    ``here`` and ``there`` are the addresses of ``source`` and of ``out``; to them, bytes are added. Most often the
+    frames of a stack follow one another, and then they are one copy. Meanwhile the next stack begins to come.
     """
     count, depth, width = places.shape[0] // 2, places.shape[1], source.shape[1]
     here, there, memory = source.ctypes.data, out.ctypes.data, source.reshape(-1)
