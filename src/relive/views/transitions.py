@@ -19,7 +19,7 @@ from ..steps.trees import Path
 __all__ = ["NStep", "Transition"]
 
 
-WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without order"
+WINDOW_RULE = "n is a whole number of at least 1, and exactly 1 where steps are stored without order"
 
 
 @checked(
