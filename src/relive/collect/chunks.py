@@ -47,7 +47,10 @@ FILLED_RULE: Rule = (
 )
 """The rule for a buffer that is filled once."""
 
-SINK_RULE: Rule = (lambda sink: sink is None or FILLED_RULE[0](sink), f"{FILLED_RULE[1]}, or None")
+SINK_RULE: Rule = (
+    lambda sink: sink is None or FILLED_RULE[0](sink),
+    "expected a RolloutBuffer, a ReplayBuffer, a writer of Lanes such as lanes.writer(0), or None",
+)
 """The rule for what a collector fills."""
 
 
