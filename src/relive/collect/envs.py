@@ -144,7 +144,7 @@ def vectorized(envs: Any) -> Any:
     if not callable(getattr(envs, "step", None)):
         raise EnvError(
             f"envs: expected a gymnasium.vector.VectorEnv, a gymnasium.Env, or a function that makes either, got "
-            f"{envs!r}; make them first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+            f"{envs!r:.200}; make them first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
         )
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
