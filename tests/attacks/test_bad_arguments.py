@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive
-from relive.errors import DTypeError, EnvError, ParameterError, SchemaError, ShapeError
+from relive.errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
 from relive.returns import gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
 from relive.steps.arrays import as_host
 
@@ -245,3 +245,14 @@ def test_rows_after_a_window_change_no_reward_of_it():
     replay = filled(view=relive.NStep(5, gamma=1.0, each_reward=np.log))
     with np.errstate(divide="ignore"):
         assert replay.sample(64)["reward"].tolist() == [0.0] * 64
+
+
+@pytest.mark.parametrize("name", [None, 1, 1.5, [], {}, {"a": 1}, np.zeros(2), object()])
+def test_a_name_that_is_no_text_is_refused_by_a_batch_of_sequences(name: Any):
+    batch: Any = filled(view=relive.Sequence(3)).sample(2)
+    with pytest.raises(FieldError, match="name is text"):
+        _ = batch[name]
+    assert batch.get(name, 5) == 5
+    for call in (batch.flat, batch.pad, batch.bootstrap):
+        with pytest.raises(relive.ReliveError, match=r"torch\.Tensor"):
+            call(name if name is not None else "obs")

@@ -115,15 +115,20 @@ class SequenceBatch(Mapping[str, Any]):
     @overload
     def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: str) -> Any:
-        if name in self._facts:
-            return self._facts[name]
-        if name == "hidden" and self._hidden is not None:
-            return self._hidden
-        if (name,) in self._leaves and "data" not in self.__dict__:
-            return self._leaves[name,]
-        if name not in self.data.keys():
-            raise FieldError(unknown_field(name, tuple(self), "this batch of sequences"))
-        return self.data[name]
+        try:
+            if name in self._facts:
+                return self._facts[name]
+            if name == "hidden" and self._hidden is not None:
+                return self._hidden
+            if (name,) in self._leaves and "data" not in self.__dict__:
+                return self._leaves[name,]
+            if name not in self.data.keys():
+                raise FieldError(unknown_field(name, tuple(self), "this batch of sequences"))
+            return self.data[name]
+        except TypeError as error:
+            if isinstance(cast("object", name), str):
+                raise
+            raise FieldError(f"a field's name is text, such as 'obs', got {name!r:.200}") from error
 
     def __contains__(self, name: object) -> bool:
         return any(name == known for known in self)  # Mapping's own version expects a KeyError
