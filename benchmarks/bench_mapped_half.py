@@ -67,19 +67,25 @@ class Pages:
         """Put all pages out, and bring half of the runs in."""
         self._ring.store.keeper.expect_random(True)
         count = len(self._there) // self._run
-        self._put_out(range(0, len(self._there), self._run))
+        self._ring.store.target.max()  # reads all; at once, as they may be in memory as large folios
+        for block in self._ring.store.blocks.values():
+            block.max()
+        self._c.madvise(self._start, len(self._there) * mmap.PAGESIZE, self.OUT)
         for run in self._rng.choice(count, int(SHARE * count), replace=False).tolist():
             self._touch(run * self._run)
 
-    def _touch(self, first: int) -> None:
-        """Read a byte of each page of a run."""
+    def _touch(self, first: int, these: Any = None) -> None:
+        """Read a byte of each page of a run, or of ``these`` of them: bool, for all pages."""
         for page in range(first, min(first + self._run, len(self._there))):
+            if these is not None and not these[page]:
+                continue
             ctypes.c_uint8.from_address(self._start + page * mmap.PAGESIZE).value  # noqa: B018 - reading is what matters
 
     def _put_out(self, firsts: Iterable[int]) -> None:
         """Put runs of pages out. The system puts only those out that are in the page table, so they are read first."""
+        here = self.inside()  # a page that comes only now would stay
         for first in firsts:
-            self._touch(first)
+            self._touch(first, here)
             self._c.madvise(self._start + first * mmap.PAGESIZE, self._run * mmap.PAGESIZE, self.OUT)
 
     def inside(self) -> Any:
