@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -20,6 +21,7 @@ __all__ = [
     "FLAG_RULE",
     "GAMMA_RULE",
     "LAM_RULE",
+    "SECONDS_RULE",
     "TIMEOUT_RULE",
     "Rule",
     "an_instance",
@@ -62,11 +64,13 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """Check attributes of a class whenever they are set, in the constructor or later.
 
     ``rules`` maps an attribute to its rule. A refused value changes nothing. The attributes of a frozen dataclass are
-    checked once they are all set. A misspelt attribute is refused, as it would have no effect.
+    checked once they are all set, and none can be set later. A misspelt attribute is refused, since it would have no
+    effect.
 
     Raises:
         ParameterError: from the constructor or the assignment; names the attribute, the value and the rule.
         AttributeError: a public attribute is set that is neither an argument of the constructor nor one of the class.
+            FrozenInstanceError, which is one, if the class is frozen.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -92,7 +96,10 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
             for name, rule in rules.items():
                 require(name_of, rule, **{name: getattr(self, name)})
 
-        changed.__init__ = construct_and_check
+        def refuse(self: T, name: str, value: Any) -> None:
+            raise FrozenInstanceError(f"{name_of}.{name} cannot be set; make another {name_of}")
+
+        changed.__init__, changed.__setattr__ = construct_and_check, refuse
         return cls
 
     return decorate
@@ -200,6 +207,9 @@ def torch_device(call: str, device: Any, *, here: bool = True) -> torch.device:
             "Pass device='cpu', or another that torch.empty(0, device=...) accepts"
         ) from error
 
+
+SECONDS_RULE: Rule = (lambda value: is_number(value, 0) and value > 0, "expected a number of seconds above 0")
+"""The rule for times that cannot be 0."""
 
 TIMEOUT_RULE: Rule = (
     lambda timeout: timeout is None or is_number(timeout, 0),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,8 @@ from relive.returns import gae, group_advantage, lambda_returns, monte_carlo, no
 from relive.steps.arrays import as_host
 
 SCHEMA = relive.Schema.from_example({"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False})
+
+ENVS = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
 
 NOTHING = torch.zeros(3, 2, dtype=torch.bool)
 
@@ -61,6 +64,12 @@ def rollout(*, full: bool = False, reserved: bool = False) -> relive.RolloutBuff
     if reserved:
         found.reserve(2)
     return found
+
+
+def collector(**given: Any) -> relive.Collector:
+    """A collector of two envs, without a buffer."""
+    options: dict[str, Any] = {"envs": ENVS, "policy": lambda obs: torch.zeros(2, dtype=torch.int64)} | given
+    return relive.Collector(**options)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -119,6 +128,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "slice(stop": lambda v: filled().slice(0, 0, v),
     "largest_error": lambda v: setattr(relive.Prioritized(), "largest_error", v),
     "episode_return": lambda v: relive.Recent().observe(v),
+    "policy": lambda v: collector(policy=v),
+    "value_fn": lambda v: collector(value_fn=v),
+    "from_info": lambda v: collector(from_info=v),
+    "autoreset_mode": lambda v: collector(autoreset_mode=v),
+    "env": lambda v: collector(envs=v),
+    "warm(buffer": lambda v: collector().warm(v, 4),
+    "each_reward": lambda v: filled(view=relive.NStep(2, each_reward=lambda reward: v)).sample(2),
     "td_error": lambda v: rating(td_error=v),
     "index": lambda v: rating(index=v),
 }
@@ -222,3 +238,10 @@ def test_flat_arrays_of_a_wrong_kind_are_refused_by_name(value: Any):
 def test_a_huge_whole_number_is_taken_as_the_float_that_it_is():
     assert normalize(torch.tensor([0.0, 1.0]), eps=2**70).abs().max() < 1e-20
     assert group_advantage(**GRID, group_size=2, eps=2**70)[0].abs().max() < 1e-20
+
+
+def test_rows_after_a_window_change_no_reward_of_it():
+    """Rows that were never written hold 0, whose logarithm is infinite."""
+    replay = filled(view=relive.NStep(5, gamma=1.0, each_reward=np.log))
+    with np.errstate(divide="ignore"):
+        assert replay.sample(64)["reward"].tolist() == [0.0] * 64

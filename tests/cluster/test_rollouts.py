@@ -167,3 +167,49 @@ def test_arguments_are_checked():
     for data in ({}, {"obs": [1.0]}, 3):
         with pytest.raises(FieldError, match="put"):
             rollouts.sender("one").put(data, 0)
+
+
+@pytest.mark.parametrize("value", [np.zeros((2, 3)), object(), [[1], [1, 2]], -1.5, float("nan"), "text"])
+def test_a_value_of_a_wrong_kind_is_refused_by_its_name(value: Any):
+    rollouts, _ = made()
+    for words, call in (
+        ("settle_each", lambda: made(settle_each=value)),
+        ("Rollouts.timeout", lambda: made(timeout=value)),
+        ("worker", lambda: rollouts.sender(1 if isinstance(value, str) else value)),
+        ("get.version", lambda: rollouts.get(value)),
+        ("get.timeout", lambda: rollouts.get(0, value)),
+        ("put.version", lambda: rollouts.sender("one").put(number(1), value)),
+        ("resume", lambda: rollouts.resume(value)),
+        ("resume", lambda: rollouts.resume({"place": ["", value], "seen": {}})),
+    ):
+        with pytest.raises(ParameterError, match=words):
+            call()
+
+
+def test_a_position_that_is_refused_changes_nothing():
+    rollouts, _ = made()
+    sender = rollouts.sender("one")
+    for k in range(3):
+        sender.put(number(k), 0)
+    assert got(rollouts) == 0
+    before = rollouts.position()
+    for wrong in ({}, {"place": ["", 1]}, {"place": before["place"], "seen": {"one": ["life", "x"]}}):
+        with pytest.raises(ParameterError, match="resume"):
+            rollouts.resume(wrong)
+    assert rollouts.position() == before
+    assert [got(rollouts), got(rollouts)] == [1, 2]
+
+
+def test_a_sender_that_did_not_reach_the_queue_begins_again():
+    rollouts, link = made(timeout=0.1)
+    old = rollouts.sender("one")
+    old.put(number(0), 0)
+    new = rollouts.sender("one")
+    link.lose += ["begin"] * 9  # the queue hears it or not: no answer comes
+    with pytest.raises(LifecycleError, match="has not answered begin"):
+        new.put(number(1), 0)
+    link.lose.clear()
+    old_again = rollouts.sender("one")
+    old_again.put(number(2), 0)
+    new.put(number(1), 0)  # the last one that begins is the worker's
+    assert [got(rollouts) for _ in range(3)] == [0, 2, 1]

@@ -110,3 +110,10 @@ def test_what_is_no_tensor_is_named_and_never_opened(tmp_path: Path) -> None:
     assert [lack.split("'")[1] for lack in log.lacks] == ["text", "half"]
     with pytest.raises(NoSaveError, match="expected the directory of a TorchRL dump, got nothing"):
         from_torchrl(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("dtype", [[], {}, [1], None, 5])
+def test_an_entry_whose_dtype_is_no_text_is_not_read(tmp_path: Path, dtype: Any) -> None:
+    shutil.copytree(FILES / "torchrl", tmp_path / "dump")
+    edited(META, odd=entry(dtype=dtype))(tmp_path / "dump")
+    assert [lack.split("'")[1] for lack in from_torchrl(tmp_path / "dump").lacks] == ["odd"]

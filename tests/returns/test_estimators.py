@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -52,6 +54,15 @@ def test_the_group_estimator_attaches_the_mask_of_the_steps_that_count() -> None
     assert torch.equal(attached["advantage"], advantage)
     assert torch.equal(attached["return"], ret)
     assert torch.equal(attached["mask"], mask)
+
+
+@pytest.mark.parametrize("name", ["gamma", "gama"])
+def test_an_estimator_cannot_be_changed_but_another_can_be_made_of_it(name: str) -> None:
+    estimator: Any = returns.GAE(gamma=0.5)
+    with pytest.raises(FrozenInstanceError, match=rf"GAE\.{name} cannot be set; make another GAE"):
+        setattr(estimator, name, 0.9)
+    assert replace(estimator, lam=0.1) == returns.GAE(gamma=0.5, lam=0.1)
+    assert pickle.loads(pickle.dumps(estimator)) == estimator
 
 
 @pytest.mark.parametrize(

@@ -509,6 +509,9 @@ def test_the_twins_gather_the_same_stacks(seed: int) -> None:
     rows, width, items, depth = (int(rng.integers(1, size)) for size in (20, 40, 12, 5))
     source = rng.integers(0, 256, (rows, width), np.uint8)
     places = rng.integers(-1, rows, (2 * items, depth))
+    if rows >= depth:  # most stacks are of rows that follow one another
+        runs, firsts = rng.random(2 * items) < 0.6, rng.integers(-1, rows - depth + 1, (2 * items, 1))
+        places[runs] = (firsts + np.arange(depth))[runs]
     for twin in (cpu, reference):
         out = np.full((places.size, width), 7, np.uint8)
         assert twin.gather_pairs(source, places, out) == -1
@@ -516,6 +519,8 @@ def test_the_twins_gather_the_same_stacks(seed: int) -> None:
         for bad in (items - 1, 2 * items - 1, int(rng.integers(2 * items))):
             beyond = places.copy()
             beyond[bad, -1] = rows
+            assert twin.gather_pairs(source, beyond, np.zeros_like(out)) == bad
+            beyond[bad] = rows - depth + 1 + np.arange(depth)  # a run that ends behind the last row
             assert twin.gather_pairs(source, beyond, np.zeros_like(out)) == bad
 
 

@@ -121,7 +121,7 @@ def test_what_a_function_must_not_return_is_refused(functions: dict[str, Any], e
         ({"reward_fn": worth, "k": 4, "ratio": 0.8}, "pass k, a number of at least 0, or ratio, not both"),
         ({"reward_fn": worth, "k": -1}, "pass k, a number of at least 0"),
         ({"reward_fn": worth, "ratio": 1.5}, "ratio, the share that is relabelled, is a number from 0 to 1"),
-        ({"reward_fn": worth, "n": 0}, "n is at least 1"),
+        ({"reward_fn": worth, "n": 0}, "n is a whole number of at least 1"),
         ({"reward_fn": worth, "gamma": 2}, "gamma is a number from 0 to 1"),
         ({"reward_fn": worth, "desired": None}, "the name of a member of the observation"),
         ({"reward_fn": worth, "finished_only": 1}, "finished_only is True or False"),

@@ -303,10 +303,10 @@ def test_an_interrupted_episode_is_read_up_to_its_last_known_observation() -> No
 
 
 WINDOWS = [
-    ({"n": 0}, r"NStep\(n=0\): n is at least 1"),
-    ({"n": -1}, r"NStep\(n=-1\): n is at least 1"),
-    ({"n": 2.5}, r"NStep\(n=2.5\): n is at least 1"),
-    ({"n": True}, r"NStep\(n=True\): n is at least 1"),
+    ({"n": 0}, r"NStep\(n=0\): n is a whole number of at least 1"),
+    ({"n": -1}, r"NStep\(n=-1\): n is a whole number of at least 1"),
+    ({"n": 2.5}, r"NStep\(n=2.5\): n is a whole number of at least 1"),
+    ({"n": True}, r"NStep\(n=True\): n is a whole number of at least 1"),
     ({"gamma": float("nan")}, r"NStep\(gamma=nan\): gamma is a number from 0 to 1"),
     ({"gamma": 1.5}, r"NStep\(gamma=1.5\): gamma is a number from 0 to 1"),
     ({"gamma": -0.1}, r"NStep\(gamma=-0.1\): gamma is a number from 0 to 1"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from ..errors import FieldError, ParameterError, ShapeError
+from ..errors import DTypeError, FieldError, ParameterError, ShapeError
 from ..parameters import is_count
 from ..steps.schema import unknown_field
 from ..steps.trees import Path, map_leaves
@@ -177,8 +177,9 @@ class SequenceBatch(Mapping[str, Any]):
 
     def pad(self, values: Tensor) -> Tensor:
         """The inverse of :meth:`flat`: ``[S, ...]`` as ``[L, B, ...]``, zero in all other rows."""
-        if values.shape[:1] != (self.num_steps,):
-            raise ShapeError(f"pad: expected the {self.num_steps} steps of this batch, got {tuple(values.shape)}")
+        shape = _shape_of(values)
+        if shape[:1] != (self.num_steps,):
+            raise ShapeError(f"pad: expected the {self.num_steps} steps of this batch, got {shape}")
         mask = self._by_sequence(self["mask"])
         padded = values.new_zeros((*mask.shape, *values.shape[1:]))
         return self._by_sequence(padded.index_put((mask,), values))
@@ -262,9 +263,21 @@ class SequenceBatch(Mapping[str, Any]):
 
     def _require_rows(self, values: Any) -> None:
         expected = tuple(self.shape)
-        if tuple(values.shape[:2]) != expected:
+        shape = _shape_of(values)
+        if shape[:2] != expected:
             axes = "[L, B, ...]" if self.time_first else "[B, L, ...]"
-            raise ShapeError(f"expected {axes} with {expected} in front, got {tuple(values.shape)}")
+            raise ShapeError(f"expected {axes} with {expected} in front, got {shape}")
+
+
+def _shape_of(values: Any) -> tuple[int, ...]:
+    """The shape of a tensor.
+
+    Raises:
+        DTypeError: it is none.
+    """
+    if not isinstance(values, Tensor):
+        raise DTypeError(f"expected a torch.Tensor, got a {type(values).__name__}; pass torch.as_tensor(...)")
+    return tuple(values.shape)
 
 
 def parts_of(batch: SequenceBatch) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .. import files
 from ..errors import FileFormatError
+from ..files.disk import usable
 from ..files.entries import entry, integers
 from ..replay.parts import describe, rebuild
 from ..steps.schema import Schema
@@ -46,7 +47,7 @@ class Checkpoint(NamedTuple):
 
 def manifest_of(path: str | os.PathLike[str]) -> Path:
     """The directory of the learner's side of a checkpoint."""
-    return Path(path) / "replay"
+    return usable(path) / "replay"
 
 
 def write_checkpoint(path: str | os.PathLike[str], state: Checkpoint, extra: tuple[Any, Mapping[str, Any]]) -> None:

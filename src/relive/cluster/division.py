@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ParameterError
-from ..parameters import COUNT_RULE, require
+from ..parameters import COUNT_RULE, Rule, is_count, require
 from ..steps.arrays import Ints
 
 __all__ = ["Division", "Parcel"]
@@ -32,6 +32,12 @@ class Parcel(NamedTuple):
     """int64 ``[K]``: the indices, or the envs, as the shard counts them."""
 
 
+ENVS_RULE: Rule = (
+    lambda envs: is_count(envs, 1) and envs <= 2**31 - 1,  # its products with numbers of shards fit into int64
+    "expected a whole number from 1 to 2**31 - 1",
+)
+
+
 class Division:
     """Shard k of K has the envs ``starts[k]`` up to ``starts[k + 1]``: as even a number as possible.
 
@@ -41,7 +47,8 @@ class Division:
     """
 
     def __init__(self, num_envs: int, shards: int) -> None:
-        require("Replay", COUNT_RULE, num_envs=num_envs, shards=shards)
+        require("Replay", ENVS_RULE, num_envs=num_envs)
+        require("Replay", COUNT_RULE, shards=shards)
         if shards > num_envs:
             raise ParameterError(
                 f"Replay(num_envs={num_envs}, shards={shards}): the steps of an env lie in one shard; use at most as "

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, FLAG_RULE, Rule, is_number, require, seed_or_drawn
-from ..processes.rate import RateLimit
+from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
+from ..processes.rate import LIMIT_RULE, RateLimit
 from ..replay.arguments import require_rows, whole_numbers
 from ..replay.extra import load_extra as extra_of
 from ..replay.ratings import by_item, doubles, magnitudes
@@ -35,9 +35,6 @@ __all__ = ["Replay", "load_extra"]
 
 START_TIMEOUT = 600.0
 """Seconds that a shard may take to begin."""
-
-
-SECONDS_RULE: Rule = (lambda value: is_number(value, 0) and value > 0, "expected a number of seconds above 0")
 
 
 ADDED = (
@@ -165,6 +162,7 @@ class Replay:
         )
         replay = cls.__new__(cls)
         options = _Options(commit_every, durable, timeout, limit, limit_timeout)
+        require("load", LIMIT_RULE, limit=limit)
         if limit is not None and saved.counted is not None:
             limit.load_state_dict(dict(zip(("inserts", "samples"), saved.counted, strict=True)))
         replay._begin(wanted, path, options, connect, saved_shards(path, saved))
@@ -179,11 +177,14 @@ class Replay:
         sources: tuple[SavedShard, ...],
     ) -> None:
         every, durable, timeout, limit, limit_timeout = options
-        require("Replay", FLAG_RULE, durable=durable)
+        flags = {"ordered": state.ordered, "own_next_obs": state.own_next_obs, "durable": durable}
+        require("Replay", FLAG_RULE, **flags)
+        require("Replay", LIMIT_RULE, limit=limit)
+        require("Replay", TIMEOUT_RULE, limit_timeout=limit_timeout)
+        require("Replay", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=state.schema)
         if durable and path is None:
             raise ParameterError("Replay(durable=True): rings in files need a directory; pass path=...")
-        for name, seconds in (("timeout", timeout), ("commit_every", every)):
-            require("Replay", SECONDS_RULE, **{name: 1.0 if seconds is None else seconds})
+        require("Replay", SECONDS_RULE, timeout=timeout, commit_every=1.0 if every is None else every)
         division = Division(state.num_envs, state.shards)
         require_shardable(state.sampler, state.view)
         self._state, self._division, self._path = state, division, path
@@ -281,7 +282,7 @@ class Replay:
         if not isinstance(self._state.sampler, Prioritized):
             raise LifecycleError(f"{self._state.sampler!r} has no priorities; use sampler=Prioritized()")
         given, errors, view = whole_numbers(index, "index"), doubles(td_error), self._state.view
-        real = None if mask is None else as_host(mask)
+        real = None if mask is None else as_host(mask, "mask")
         magnitudes(by_item(view, given, errors, real)[0])  # raises before any shard is changed
         axis = 1 if errors.ndim == 2 and time_first_of(view) else 0
         group = self._group
@@ -313,6 +314,7 @@ class Replay:
             FileFormatError: ``extra`` has a value that cannot be stored.
             OSError: a disk is full, or fails.
         """
+        require("save", FLAG_RULE, background=background)
         self._outbox.settle(0)
         counted = None if self._pace is None else (*self._pace.limit.state_dict().values(),)
         return self._saver.save(self._state._replace(counted=counted), extra, background)

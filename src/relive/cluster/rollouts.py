@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import FieldError, LifecycleError, ParameterError
-from ..parameters import COUNT_RULE, is_count, require
+from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
 from ..steps.trees import Path, nest
 from .blocks import joined, packed
 from .group import PAUSE, Link
@@ -21,6 +21,9 @@ __all__ = ["Rollout", "Rollouts", "Sender"]
 
 SHORTEST_PAUSE = 0.001
 """Seconds between two questions to the queue, at first; up to :data:`PAUSE`."""
+
+
+VERSION_RULE: Rule = is_whole, "expected the version of a policy, a whole number"
 
 
 class Rollout(NamedTuple):
@@ -64,6 +67,8 @@ class Rollouts:
         if not is_count(max_staleness):
             raise ParameterError(f"max_staleness={max_staleness!r}: expected a number of versions, at least 0")
         require("Rollouts", COUNT_RULE, capacity=capacity)
+        require("Rollouts", FLAG_RULE, settle_each=settle_each)
+        require("Rollouts", SECONDS_RULE, timeout=timeout)
         self._link = (connect or _actor)(capacity)
         self._max_staleness, self._settle_each, self._timeout = max_staleness, settle_each, timeout
         self._born, self._place = "", 0
@@ -71,7 +76,12 @@ class Rollouts:
         self._counts = dict.fromkeys(("received", "stale", "lost", "repeated"), 0)
 
     def sender(self, worker: str) -> Sender:
-        """The object with which a worker sends its rollouts. ``worker`` is the worker's name; no other may have it."""
+        """The object with which a worker sends its rollouts. ``worker`` is the worker's name; no other may have it.
+
+        Raises:
+            ParameterError: the name is not text.
+        """
+        require("sender", (lambda name: isinstance(name, str), "expected the worker's name, a text"), worker=worker)
         return Sender(self._link, worker, self._timeout)
 
     def get(self, version: int, timeout: float | None = None) -> Rollout:
@@ -83,7 +93,10 @@ class Rollouts:
 
         Raises:
             LifecycleError: none has come within the timeout; or the queue does not answer.
+            ParameterError: ``version`` or ``timeout`` is out of range.
         """
+        require("get", VERSION_RULE, version=version)
+        require("get", TIMEOUT_RULE, timeout=timeout)
         if self._settle_each:
             self.settle()
         end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
@@ -115,9 +128,20 @@ class Rollouts:
         return {"place": [self._born, self._place], "seen": {name: [*last] for name, last in self._seen.items()}}
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Go on from :meth:`position`. Rollouts that were consumed after it come again; those before it do not."""
-        self._born, self._place = position["place"]
-        self._seen = {name: (life, number) for name, (life, number) in position["seen"].items()}
+        """Go on from :meth:`position`. Rollouts that were consumed after it come again; those before it do not.
+
+        Raises:
+            ParameterError: this is not what :meth:`position` gave. Nothing is changed.
+        """
+        try:
+            born, place = position["place"]
+            seen = {name: (life, number) for name, (life, number) in position["seen"].items()}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ParameterError(f"resume: expected what position() gave, got {position!r:.200}") from error
+        known = isinstance(born, str) and all(is_count(number) for number in (place, *(n for _, n in seen.values())))
+        if not known or not all(isinstance(text, str) for name, (life, _) in seen.items() for text in (name, life)):
+            raise ParameterError(f"resume: expected what position() gave, got {position!r:.200}")
+        self._born, self._place, self._seen = born, place, seen
         self.settle()
 
     def stats(self) -> dict[str, float]:
@@ -166,12 +190,16 @@ class Sender:
 
         Raises:
             FieldError: ``data`` is empty, or holds something else.
+            ParameterError: ``version`` or ``timeout`` is out of range.
             LifecycleError: there was no room in time, the queue does not answer, or the worker has a newer sender.
         """
+        require("put", VERSION_RULE, version=version)
+        require("put", TIMEOUT_RULE, timeout=timeout)
         block = packed(_leaves(data))
         if not self._life:
-            self._life = os.urandom(8).hex()
-            self._ask("begin", self._worker, self._life)
+            life = os.urandom(8).hex()
+            self._ask("begin", self._worker, life)  # if this fails, the next call begins anew
+            self._life = life
         label = Label(self._worker, self._life, self._number + 1, int(version))
         end, pause = None if timeout is None else time.monotonic() + timeout, SHORTEST_PAUSE
         while not (self._ask("room") and self._ask("put", label, block)):

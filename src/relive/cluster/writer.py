@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import LifecycleError, ParameterError, ReliveError, WaitTimeoutError
-from ..steps.arrays import Ints
+from ..steps.arrays import Ints, as_host
 from ..steps.schema import Schema
 from .division import Division, Parcel
 from .group import PAUSE, Link
@@ -246,8 +246,9 @@ def chosen_envs(envs: Any, num_envs: int) -> Ints:
 
     Raises:
         ParameterError: an env comes twice or does not exist, or none is given.
+        ShapeError, DTypeError: this is no array.
     """
-    given = np.arange(num_envs) if envs is None else np.asarray(envs)
+    given = np.arange(num_envs) if envs is None else as_host(envs, "writer(envs=...)")
     fits = given.ndim == 1 and given.size > 0 and given.dtype.kind in "iu" and len(np.unique(given)) == len(given)
     if not fits or given.min() < 0 or given.max() >= num_envs:
         raise ParameterError(

@@ -17,7 +17,7 @@ from ..steps.checker import StepChecker
 from ..steps.schema import Schema
 from ..steps.trees import Path
 
-__all__ = ["SINK_RULE", "Chunks", "StepSink"]
+__all__ = ["FILLED_RULE", "SINK_RULE", "Chunks", "StepSink"]
 
 
 class StepSink(Protocol):
@@ -41,8 +41,14 @@ class StepSink(Protocol):
         ...
 
 
+FILLED_RULE: Rule = (
+    lambda sink: all(hasattr(sink, name) for name in ("schema", "num_envs", "device", "interrupt")),
+    "expected a RolloutBuffer, a ReplayBuffer, or a writer of Lanes such as lanes.writer(0)",
+)
+"""The rule for a buffer that is filled once."""
+
 SINK_RULE: Rule = (
-    lambda sink: sink is None or all(hasattr(sink, name) for name in ("schema", "num_envs", "device", "interrupt")),
+    lambda sink: sink is None or FILLED_RULE[0](sink),
     "expected a RolloutBuffer, a ReplayBuffer, a writer of Lanes such as lanes.writer(0), or None",
 )
 """The rule for what a collector fills."""

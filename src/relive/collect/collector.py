@@ -17,11 +17,11 @@ from ..rollout.buffer import RolloutBuffer
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
-from .chunks import SINK_RULE, Chunks, StepSink
+from .chunks import FILLED_RULE, SINK_RULE, Chunks, StepSink
 from .envs import Bools, VectorEnvs, is_factory, vectorized
 from .finals import Finals, Given, room
 from .inputs import Inputs, Leaves, shaped_as
-from .policy import Policy, ask, fields_of, value_of
+from .policy import Policy, ask, fields_of, require_functions, value_of
 from .progress import progress_bar
 from .random_policy import RandomPolicy
 from .stats import CollectStats
@@ -84,10 +84,11 @@ class Collector:
         autoreset_mode: Any = None,
     ) -> None:
         require("Collector", SINK_RULE, buffer=buffer)
+        require_functions(policy, value_fn)
         self._vector = VectorEnvs(envs, final_obs, autoreset_mode)
         self.envs = self._vector.envs
         self.policy, self.buffer, self.seed = policy, buffer, seed
-        self.value_fn = value_fn or value_of(policy)
+        self.value_fn = value_of(policy) if value_fn is None else value_fn
         n, device = self.envs.num_envs, torch.device("cpu") if buffer is None else buffer.device
         if buffer is not None and schema is not None:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
@@ -243,11 +244,11 @@ class Collector:
         Raises:
             EnvError: it is unknown how to make such envs (they may be wrapped); pass ``envs``.
         """
+        require("warm", FILLED_RULE, buffer=buffer)
         fresh, made = envs, is_factory(envs)
         if envs is None:
             fresh, made = self._vector.remake(), True
-        fresh = vectorized(fresh() if is_factory(fresh) else fresh)
-        schema = buffer.schema
+        fresh, schema = vectorized(fresh() if is_factory(fresh) else fresh), buffer.schema
         if policy is None:
             acting: Policy = RandomPolicy(fresh.single_action_space, schema, fresh.num_envs, buffer.device, seed)
         else:

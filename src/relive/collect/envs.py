@@ -141,10 +141,10 @@ def vectorized(envs: Any) -> Any:
     """
     if hasattr(envs, "num_envs"):
         return envs
-    if not hasattr(envs, "step"):
+    if not callable(getattr(envs, "step", None)):
         raise EnvError(
             f"envs: expected a gymnasium.vector.VectorEnv, a gymnasium.Env, or a function that makes either, got "
-            f"{envs!r}; make them first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+            f"{envs!r:.200}; make them first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
         )
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -183,9 +183,9 @@ def autoreset_mode(envs: Any, given: Any) -> str:
     metadata: dict[str, Any] = envs.metadata or {}
     reported = metadata.get("autoreset_mode") if given is None else given
     mode: Any = getattr(reported, "value", reported)
-    if mode not in ("NextStep", "SameStep", "Disabled"):
+    if not isinstance(mode, str) or mode not in ("NextStep", "SameStep", "Disabled"):
         if given is not None:
-            raise ParameterError(f"autoreset_mode is a gymnasium.vector.AutoresetMode or None, got {given!r}")
+            raise ParameterError(f"autoreset_mode is a gymnasium.vector.AutoresetMode or None, got {given!r:.200}")
         raise EnvError(
             f"the vector env's metadata['autoreset_mode'] is {mode!r}; expected a gymnasium.vector.AutoresetMode. "
             "Without it, episode ends are ambiguous: set it, or pass Collector(..., autoreset_mode=...)"

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
+from ..parameters import Rule, is_names, require
 from ..steps.arrays import as_host, check_castable
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Schema
@@ -22,6 +23,9 @@ __all__ = ["Inputs", "Leaves", "shaped_as"]
 
 
 Leaves = dict[Path, Tensor]
+
+
+INFO_RULE: Rule = is_names, "expected a tuple of names, such as ('action_mask',)"
 
 
 class Inputs:
@@ -42,6 +46,7 @@ class Inputs:
     def __init__(
         self, schema: Schema, num_envs: int, device: torch.device, from_info: tuple[str, ...], initial_hidden: Any
     ) -> None:
+        require("Collector", INFO_RULE, from_info=from_info)
         self.schema, self.num_envs, self.device, self.initial_hidden = schema, num_envs, device, initial_hidden
         self.names, self.leaves = schema.names, schema.leaves
         # it only checks: the policy's action is stored, and passed to the envs, unchanged

@@ -9,11 +9,24 @@ from typing import Any
 import torch
 
 from ..errors import FieldError
+from ..parameters import Rule, require
 
-__all__ = ["Policy", "ask", "fields_of", "value_of"]
+__all__ = ["Policy", "ask", "fields_of", "require_functions", "value_of"]
 
 
 Policy = Callable[..., Any]
+
+
+POLICY_RULE: Rule = callable, "expected a function of observations, such as a torch.nn.Module"
+
+
+def require_functions(policy: Any, value_fn: Any) -> None:
+    """Require a policy that can be called, and a value function that can, or None.
+
+    Raises:
+        ParameterError: names the one that cannot.
+    """
+    require("Collector", POLICY_RULE, policy=policy, value_fn=policy if value_fn is None else value_fn)
 
 
 def ask(policy: Policy, obs: Any, inputs: dict[str, Any]) -> Any:

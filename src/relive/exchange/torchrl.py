@@ -104,7 +104,7 @@ def _entries(folder: Path, keys: Keys) -> tuple[dict[Keys, Stored], list[str]]:
             inner, others = _entries(folder / name, (*keys, name))
             stored |= inner
             left_out += others
-        elif known.get("dtype") in DTYPES and known.get("is_nested") is False:
+        elif isinstance(known.get("dtype"), str) and known["dtype"] in DTYPES and known.get("is_nested") is False:
             stored[*keys, name] = Stored(folder / f"{name}.memmap", DTYPES[known["dtype"]], _shape(known, about))
         else:
             left_out.append(dotted((*keys, name)))

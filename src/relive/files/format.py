@@ -237,7 +237,8 @@ def parse_kind(path: Path, raw: bytes) -> dict[str, Any]:
     Raises:
         FileFormatError: the format or version is another, or the manifest is damaged.
     """
-    return sealed.parse(path, raw, FORMAT, READABLE, "give the directory of a save")
+    advice = "give the directory of a save; a replay in files is opened by ReplayBuffer.open"
+    return sealed.parse(path, raw, FORMAT, READABLE, advice)
 
 
 def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:

@@ -74,9 +74,9 @@ def parse(path: Path, raw: bytes, name: str, versions: Sequence[int], advice: st
         )
     except (ValueError, RecursionError) as error:
         raise damaged(path, "the JSON of a save", f"something else ({error})") from error
-    if not isinstance(found, dict) or cast("dict[str, Any]", found).get("format") != name:
-        raise FileFormatError(f'\'{path}\': expected "format": "{name}", got another file; {advice}')
-    manifest = cast("dict[str, Any]", found)
+    manifest = cast("dict[str, Any]", found if isinstance(found, dict) else {})
+    if (given := manifest.get("format")) != name:
+        raise FileFormatError(f"'{path}': expected the format {name!r}, got {given!r:.80}; {advice}")
     version: Any = manifest.get("version")
     if type(version) is not int or version not in versions:
         raise FileFormatError(

@@ -91,7 +91,7 @@ NAME_RULE = (_is_name, "the name of a member of the observation")
     achieved=NAME_RULE,
     desired=NAME_RULE,
     finished_only=(is_flag, "finished_only is True or False"),
-    n=(lambda n: is_count(n, 1), "n is at least 1"),
+    n=(lambda n: is_count(n, 1), "n is a whole number of at least 1"),
     gamma=GAMMA_RULE,
 )
 class Hindsight:

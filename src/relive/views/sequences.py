@@ -41,7 +41,7 @@ def _cut(length: int, burn_in: int, n: int, time_first: bool, last: tuple[str, .
         lambda overlap: overlap in ("none", "half", "max") or is_count(overlap),
         "overlap is 'none', 'half', 'max' or a number of steps less than length",
     ),
-    n=(lambda n: is_count(n, 1), "n is at least 1"),
+    n=(lambda n: is_count(n, 1), "n is a whole number of at least 1"),
     gamma=GAMMA_RULE,
     drop_tail=(is_flag, "drop_tail is True or False"),
     time_first=(is_flag, "time_first is True or False"),

@@ -9,17 +9,17 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from torch import Tensor
 
-from ..errors import SchemaError
+from ..errors import DTypeError, SchemaError, ShapeError
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count
 from ..ring.ring import Ring
-from ..steps.arrays import Ints
+from ..steps.arrays import Ints, as_host
 from ..steps.trees import Path
 
 __all__ = ["NStep", "Transition"]
 
 
-WINDOW_RULE = "n is at least 1, and exactly 1 where steps are stored without order"
+WINDOW_RULE = "n is a whole number of at least 1, and exactly 1 where steps are stored without order"
 
 
 @checked(
@@ -48,6 +48,7 @@ class NStep:
 
     Raises:
         ParameterError: n or gamma is out of range, here or when it is set later.
+        ShapeError, DTypeError: ``each_reward`` returned something else; raised when a batch is drawn.
     """
 
     n: int = 1
@@ -77,9 +78,14 @@ class NStep:
         """Put the discounted sum of each window's rewards after ``each_reward`` in place of the plain one."""
         within, places = np.arange(self.n), plan.places[:, None]
         window = places // ring.rows * ring.rows + (places + within) % ring.rows
-        worth = np.where(within < plan.column("steps")[:, None], self.gamma**within, 0.0)
-        rewards = np.asarray(cast("Any", self.each_reward)(ring.arrays.reward[window]))
-        plan.column("reward")[...] = (rewards * worth).sum(1)
+        inside, worth = within < plan.column("steps")[:, None], self.gamma**within
+        rewards = as_host(cast("Any", self.each_reward)(ring.arrays.reward[window]), "each_reward")
+        if rewards.shape != window.shape:
+            raise ShapeError(f"each_reward: expected rewards {window.shape}, as it was given, got {rewards.shape}")
+        if rewards.dtype.kind not in "fiub":
+            raise DTypeError(f"each_reward: expected real numbers, got {rewards.dtype}")
+        # rows after the window may hold anything: 0 times an infinity would be NaN
+        plan.column("reward")[...] = np.where(inside, rewards * worth, 0.0).sum(1)
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - named like the view it returns

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from ..reference.nstep import NEXT_AT, NEXT_BYTES, OWN_AT, OWN_BYTES, STEP_BYTES
 from ..ring_state import HEAD
 from .handles import Ints, open_ring
-from .jit import address_t, fetch, jit, memcpy
+from .jit import address_t, fetch, inlined, jit, memcpy
 from .nstep import add_reward, bootstrap, results, write_window
 from .places import place_after, row_at
 
 __all__ = ["gather_pairs", "gather_rows", "stack_places", "windows"]
+
+FORESEEN = 1024
+"""Bytes of a frame that are loaded ahead; the processor itself loads what follows."""
 
 
 @jit
@@ -77,13 +80,32 @@ def gather_rows(source: Any, places: Ints, out: Any, start: int, nbytes: int) ->
 
 @jit
 def gather_pairs(source: Any, places: Ints, out: Any) -> int:
-    """See :func:`relive.kernels.reference.windows.gather_pairs`."""
-    count, depth = places.shape[0] // 2, places.shape[1]
+    """See :func:`relive.kernels.reference.windows.gather_pairs`.
+
+    ``here`` and ``there`` are the addresses of ``source`` and of ``out``; to them, bytes are added. Most often the
+    frames of a stack follow one another, and then they are one copy. Meanwhile the next stack begins to come.
+    """
+    count, depth, width = places.shape[0] // 2, places.shape[1], source.shape[1]
+    here, there, memory = source.ctypes.data, out.ctypes.data, source.reshape(-1)
     for i in range(count):
+        if depth and i + 1 < count:
+            fetch(memory, places[i + 1, 0] * width, min(width, FORESEEN))
         for j in (i, count + i):
-            if gather_rows(source, places[j], out[j * depth : (j + 1) * depth], 0, source.shape[1]) >= 0:
+            if _is_run(places[j], source.shape[0]):
+                target, frame = there + j * depth * width, here + places[j, 0] * width
+                memcpy(address_t(target), address_t(frame), np.intp(depth * width))
+            elif gather_rows(source, places[j], out[j * depth : (j + 1) * depth], 0, width) >= 0:
                 return j
     return -1
+
+
+@inlined
+def _is_run(places: Ints, rows: int) -> bool:
+    """Whether these places follow one another, and all are among the first ``rows``."""
+    first, together = places[0] if places.size else -1, True
+    for k in range(1, places.size):
+        together = together and places[k] == first + k
+    return together and 0 <= first <= rows - places.size
 
 
 @jit
