@@ -32,6 +32,7 @@ BENCHMARKS = {
     "lanes": "bench_lanes",
     "saves": "bench_saves",
     "mapped": "bench_mapped",
+    "mapped_half": "bench_mapped_half",
     "slots": "bench_slots",
     "compat_sb3": "bench_compat_sb3",
     "compat_pytorchrl": "bench_compat_pytorchrl",

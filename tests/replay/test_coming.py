@@ -214,3 +214,28 @@ def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch:
         assert keeper.random
         replay.stats()  # reads all rows in order
         assert not keeper.random
+
+
+def test_the_first_look_after_a_pause_does_not_ask_for_all_that_came_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ReplayBuffer.open(tmp_path / "r", SCHEMA, 4000, 2, check_ends=False, seed=0) as replay:
+        coming, most = replay._coming, list[int]()
+        assert coming is not None
+        monkeypatch.setattr(coming, "_written", lambda: (np.empty(0, np.int64),) * 2)
+        monkeypatch.setattr(coming.ahead, "ask", lambda begins, ends: most.append(int((ends - begins).max())))
+        for wanted in (False, True, True, False, True):
+            monkeypatch.setattr(LookAhead, "is_wanted", lambda self, wanted=wanted: wanted)
+            for number in range(300):
+                replay.add(step(number))
+            replay.sample(4)
+        assert [count < 10 for count in most] == [True, False, True]
+        assert 300 < most[1] < 400
+
+
+def test_few_rows_are_asked_for_before_they_are_overwritten_if_they_are_large(tmp_path: Path) -> None:
+    with ReplayBuffer.open(tmp_path / "r", IMAGES, 4000, 2, view=FrameStack(3), check_ends=False, seed=0) as replay:
+        assert replay._coming is not None
+        begins, ends = replay._coming._written()
+        assert len(begins) == 2
+        assert 1600 * (ends - begins).max() <= 2 * 2**16

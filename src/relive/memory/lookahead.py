@@ -45,6 +45,8 @@ class LookAhead:
         self._keeper = keeper
         self._arrays = tuple(arrays)  # they keep the memory mapped
         self._parts = np.array([(x.ctypes.data, x.nbytes // len(x)) for x in arrays], np.int64)
+        self.row_bytes = int(self._parts[:, 1].sum())
+        """The bytes of a row in all arrays."""
         here = ctypes.CDLL(None)
         functions = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (here.mincore, here.madvise)]
         self._calls = np.array(functions, np.int64)

@@ -47,8 +47,10 @@ class Coming:
         """The last batch: its size, its number in its round, and the number of batches in the round."""
         self._rated = self._waits = False
         self._heads: Ints = ring.heads.copy()
+        self._looked = -1
+        """How many batches there had been at the last look, when the heads were these."""
         self._asked: Ints = np.full(ring.num_envs, -1, np.int64)
-        self._batch_rows = max(WRITTEN // max(1, ring.store.layout.nbytes), 1)
+        self._batch_rows = max(WRITTEN // max(1, ahead.row_bytes), 1)
 
     def after_batch(self, view: View, batch_size: int, update: int, of: int) -> None:
         """Note that a batch was drawn, and look ahead.
@@ -89,12 +91,12 @@ class Coming:
         """How many rows before and after the row of a guess to ask for.
 
         As steps come, the rows that can be drawn move on. The rows are expected to move on as far before the next batch
-        as they did before the last one.
+        as they did before the last one, if there was a look then.
         """
-        ring, inner = self._ring, getattr(view, "window", view)
-        added = int((ring.heads - self._heads).sum())
+        ring, inner, draws = self._ring, getattr(view, "window", view), self._progress.draws
+        added = int((ring.heads - self._heads).sum()) if draws == self._looked + 1 else 0
         moved = -(-added // ring.num_envs)
-        self._heads = ring.heads.copy()
+        self._heads, self._looked = ring.heads.copy(), draws
         back = 0 if not self._sampler.watches else 2 * added
         n = getattr(inner, "n", 1)  # in a user's own view, n may mean anything
         ahead = (n if is_count(n) else 1) + 1 + moved + back
