@@ -42,6 +42,10 @@ SMALL = 1 << 18
 """Parts of up to this many bytes are joined with others and hashed in the same thread."""
 
 
+CACHED = 1 << 18
+"""Bytes that are read at once: they are still in the processor's cache when they are hashed."""
+
+
 AHEAD = 1 << 23
 """Bytes written before the system is asked to move them to the disk."""
 
@@ -278,7 +282,7 @@ class Reader:
         """Fill ``target`` with the next bytes, and hash them while they are in the processor's cache."""
         done = 0
         while done < len(target):
-            count = self._stream.readinto(target[done : done + SMALL])
+            count = self._stream.readinto(target[done : done + CACHED])
             if not count:
                 raise damaged(self._path, f"{len(target) - done} more bytes", "its end")
             if self._verify:

@@ -44,12 +44,7 @@ class Uniform(Sampler):
 
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``."""
-        if self._windows is not None:
-            return self._windows.draw(count, key, 0), {}
-        places = self._ring.draw(count, key) if self._ring is not None else None
-        if places is None:
-            raise nothing_to_draw(self._ring)
-        return places, {}
+        return self.draw_recent(count, key, 0)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""
