@@ -149,15 +149,18 @@ def test_the_twins_ask_for_the_same_pages(mapped: Any) -> None:
     parts = np.array([[array.ctypes.data, 100], [array.ctypes.data + 7 * mmap.PAGESIZE, 4096]], np.int64)
     begins, ends = np.array([0, 80, 4000, 5], np.int64), np.array([1, 85, 11_000, 5], np.int64)
     small, none = (begins[:2], ends[:2]), np.empty(0, np.int64)
-    found = list[list[int]]()
-    for ask_for in (cpu.ask_for, reference.ask_for):
-        assert array.sum()  # reads all of it, and so waits until it is there: only then can it be put out
-        put_out()
-        first = ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)
-        assert array.sum()
-        found.append([first, ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)])
-        put_out()
-        found[-1] += [ask_for(calls, parts, mmap.PAGESIZE, *small), ask_for(calls, parts, mmap.PAGESIZE, none, none)]
+    for _ in range(10):  # the system may bring pages by itself, between putting them out and asking
+        found = list[list[int]]()
+        for ask_for in (cpu.ask_for, reference.ask_for):
+            assert array.sum()  # reads all of it, and so waits until it is there: only then can it be put out
+            put_out()
+            first = ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)
+            assert array.sum()
+            found.append([first, ask_for(calls, parts[:1], mmap.PAGESIZE, begins, ends)])
+            put_out()
+            found[-1] += [ask_for(calls, parts, mmap.PAGESIZE, *each) for each in (small, (none, none))]
+        if found[0] == found[1] and found[0][0] in (0, 175) and found[0][2] in (0, 9):
+            break
     assert found[0] == found[1]
     assert found[0][1:2] + found[0][3:] == [0, 0]
     if found[0][0]:  # some file systems keep what they are told to put out
