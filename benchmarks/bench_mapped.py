@@ -3,9 +3,7 @@
 python benchmarks/bench_mapped.py --short    runs all of it small, in seconds, and prints the figures
 """
 
-import argparse
 import importlib
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import Effort, Workload, measure, write
+from harness import Effort, Workload, alone, measure, write
 from replay_data import EPISODE, Line, Made
 
 BATCH = 256
@@ -159,13 +157,5 @@ def run(effort: Effort, folder: Path) -> None:
         write("mapped", "a replay in files", works, folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A replay in files beside one in memory.")
-    parser.add_argument("--short", action="store_true", help="small, in seconds; changes no recorded result")
-    short = parser.parse_args().short
-    with tempfile.TemporaryDirectory() as place:
-        run(Effort.quick() if short else Effort(), Path(place))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    alone(run, "A replay in files beside one in memory.")

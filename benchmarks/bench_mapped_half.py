@@ -13,12 +13,10 @@ of this process, so that the system does not put them out when told to.
 python benchmarks/bench_mapped_half.py --short    runs all of it small, in seconds, and prints the figures
 """
 
-import argparse
 import ctypes
 import gc
 import mmap
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +29,7 @@ import numpy as np
 import torch
 
 from bench_mapped import Job
-from harness import Effort, one_thread, write
+from harness import Effort, alone, one_thread, write
 from mapped_learners import Learn, dqn, sac, small, small_frames
 from replay_data import EPISODE
 
@@ -210,7 +208,7 @@ def half_in_memory(job: Job, what: Callable[[Job, Any], Turns], turns: int, plac
             replay._coming = looks if label == WITH else None
             if label != MEMORY:
                 pages.keep(SHARE)
-                next(one)  # the first one tells what is missing; the others look ahead
+                next(one)  # notices that rows are missing, so that the next batches are asked for early
             found = list[float]()
             for _ in range(TURNS):
                 pages.keep(SHARE)
@@ -264,13 +262,5 @@ def run(effort: Effort, folder: Path) -> None:
     write("mapped_half", "a ring that is twice the size of memory", works, folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A replay in files of twice the size of memory.")
-    parser.add_argument("--short", action="store_true", help="small, in seconds; changes no recorded result")
-    short = parser.parse_args().short
-    with tempfile.TemporaryDirectory() as place:
-        run(Effort.quick() if short else Effort(), Path(place))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    alone(run, "A replay in files of twice the size of memory.")

@@ -5,6 +5,7 @@ floor, which only moves the job's bytes. All contenders of a workload take turns
 noisy moment hits all of them.
 """
 
+import argparse
 import gc
 import importlib.metadata
 import json
@@ -15,6 +16,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -322,6 +324,15 @@ def write(name: str, title: str, workloads: list[dict[str, Any]], folder: Path, 
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def alone(run: Callable[[Effort, Path], None], description: str) -> None:
+    """Runs one benchmark as a program of its own; it prints its figures and changes no recorded result."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--short", action="store_true", help="small, in seconds")
+    effort = Effort.quick() if parser.parse_args().short else Effort()
+    with tempfile.TemporaryDirectory() as place:
+        run(effort, Path(place))
 
 
 # Floors

@@ -23,6 +23,7 @@ __all__ = [
     "GoalBytes",
     "GoalFunction",
     "Scratch",
+    "aims",
     "arrays_of",
     "first_not_finite",
     "flat",
@@ -220,3 +221,18 @@ def relabelled(
             tensor = tensor.to(field.dtype)
         changed[path] = numpy_view(tensor)
     return changed
+
+
+def aims(strategy: str, count: int, k: int, key: int) -> tuple[Ints, Ints]:
+    """Choose goals for ``k`` copies of each of an episode's ``count`` steps, by a strategy of one episode.
+
+    Returns:
+        for each copy, the step that it copies and the step after which its goal was achieved, int64 each. With "past"
+        the first step has no copies.
+    """
+    at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
+    kernels.fast().uniforms(np.uint64(key), draws)
+    low, high = {"future": (at, count), "final": (count - 1, count), "episode": (0, count), "past": (0, at)}[strategy]
+    aim = np.asarray(low + (draws * (high - low)).astype(np.int64))
+    some = np.broadcast_to(high - low > 0, at.shape)
+    return at[some], aim[some]

@@ -28,6 +28,7 @@ from .goals import (
     GoalBytes,
     GoalFunction,
     Scratch,
+    aims,
     arrays_of,
     first_not_finite,
     flat,
@@ -350,7 +351,7 @@ class Hindsight:
             )
         steps = self._episode(episode)
         count = len(steps["reward",])
-        at, aim = self._aims(count, k, stream(stream(seed, number), COPIES))
+        at, aim = aims(self.strategy, count, k, stream(stream(seed, number), COPIES))
         chosen = {path: array[at] for path, array in steps.items()}
         if self.relabel is not None:
             fields = {path: Field(array.shape[1:], torch.from_numpy(array[:0]).dtype) for path, array in steps.items()}
@@ -374,17 +375,6 @@ class Hindsight:
             refuse_reward(called, rewards, first_not_finite(rewards))
         flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
         return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
-
-    def _aims(self, count: int, k: int, key: int) -> tuple[Ints, Ints]:
-        """For each copy, the step that it copies and the step after which its goal was achieved."""
-        at, draws = np.repeat(np.arange(count), k), np.empty(count * k)
-        kernels.fast().uniforms(np.uint64(key), draws)
-        low, high = {
-            "future": (at, count), "final": (count - 1, count), "episode": (0, count), "past": (0, at),
-        }[self.strategy]  # fmt: skip
-        aim = np.asarray(low + (draws * (high - low)).astype(np.int64))
-        some = np.broadcast_to(high - low > 0, at.shape)
-        return at[some], aim[some]
 
     def _episode(self, episode: Mapping[str, Any]) -> Arrays:
         """The fields of an episode by path, ``[T, ...]``."""
