@@ -95,7 +95,7 @@ def test_steps_like_the_one_before_are_added_in_one_call(kind: str, monkeypatch:
 
 
 def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way: Callable[[], None]) -> None:
-    views: list[Callable[[], Any]] = [lambda: SequenceView(3, 2, "max", 1, 0.5), lambda: Transition(0.5)]
+    views: list[Callable[[], Any]] = [lambda: SequenceView(2, 5, "max", 1, 0.5), lambda: Transition(0.5)]
     schema = Schema({"obs": (2,), "action": Field((), torch.int64), "reward": (), **FLAGS})
     found = []
     for _ in range(2):
@@ -111,6 +111,17 @@ def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way
         found.append(contents(buffer))
         the_long_way()
     assert found[0] == found[1]
+
+
+def test_there_is_room_for_all_events_of_a_new_rule() -> None:
+    twin = Twin(1, 40, sampler=Prioritized()).play(*"......")
+    direct = twin.buffer._writer._direct[False]
+    assert direct is not None
+    before = len(direct._adding.where)
+    twin.buffer.view = SequenceView(2, 5, "max", 1, 0.5)
+    twin.play(*"......")
+    assert len(direct._adding.where) == before + 2 * twin.buffer._ring.rule.history
+    twin.check()
 
 
 WRONG: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
