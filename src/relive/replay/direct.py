@@ -83,6 +83,7 @@ class DirectAdd:
     def _prepare(self, plan: Plan, watches: bool) -> None:
         """Make ready for steps of this plan, for what the sampler watches, and for the ring's rule."""
         ring, (rows, final, _, large, _) = self._ring, self._staging
+        self._plan = None  # an interrupt on the way leaves the handle and what it points to apart
         self._adding = ring.new_adding(self._envs, rows, final, watches)
         self._step = DirectStep(plan.table, ring.handle, self._adding.handle, large, self._mode)
         self._handle = kernels.fast().handle_of(self._step)

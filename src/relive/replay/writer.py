@@ -21,7 +21,7 @@ from ..ring.ring import Ring
 from ..ring.state import PIECE, piece_of
 from ..samplers.contract import Sampler
 from ..steps.arrays import Array, Ints, as_host
-from ..steps.checker import StepChecker, refuse_sparse
+from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .direct import DirectAdd
@@ -118,7 +118,7 @@ class Writer:
         try:
             leaves = way.check(values, way.copier)
         except (RuntimeError, TypeError):
-            refuse_sparse(values)
+            refuse_unreadable(values)
             raise
         final = leaves[self._leaves :] if follows else None
         kept = None if mask is None else row_mask(mask, count)
