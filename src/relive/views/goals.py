@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import DTypeError, FieldError, NotFiniteError, ShapeError
 from ..kernels.reference.hindsight import GOAL_BYTES, RelabelledSteps
+from ..memory.layout import BatchLayout
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, unknown_field
@@ -53,7 +54,7 @@ class Scratch(NamedTuple):
 
 
 class GoalBytes:
-    """Where the goals are in a ring's rows and in a batch's, and their shape and dtype.
+    """Where the goals are in a ring's rows and in a batch's, and their shape and dtype; and the layout of that batch.
 
     Args:
         ring: the ring.
@@ -64,13 +65,16 @@ class GoalBytes:
     """
 
     def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
-        stored, written, following = ring.layout.offsets, ring.batch.offsets, ("next_obs", *desired[1:])
+        store, following = ring.store, ("next_obs", *desired[1:])
+        self.batch = BatchLayout(store.groups, store.layout, False, {("relabelled",): Field((), torch.bool)})
+        stored, written = store.layout.offsets, self.batch.offsets
         self.packed = achieved in stored and desired in written
         """Whether the kernels can read goals and write them into a batch."""
         field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
         self.shape, self.dtype = field.shape, numpy_dtype(field.dtype)
         places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
-        self.goals = np.array([*places, strategy, finished], np.int64)
+        own = *places, written["relabelled",], strategy, finished
+        self.handle = np.array([*self.batch.handle, *own], np.int64)
         """What kernels take for it: see :mod:`relive.kernels.reference.hindsight`."""
         self._scratch: tuple[tuple[int, int], Scratch] | None = None
 
@@ -82,7 +86,7 @@ class GoalBytes:
                 np.empty(length, np.int64) for length in (count, count + 1, size, size, count)
             )
             rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
-            achieved, desired = (np.empty((size, int(self.goals[GOAL_BYTES])), np.uint8) for _ in range(2))
+            achieved, desired = (np.empty((size, int(self.handle[GOAL_BYTES])), np.uint8) for _ in range(2))
             goals: list[Any] = [x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed]
             spans = np.empty((3, count), np.int64)
             steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, achieved, desired, used)

@@ -17,7 +17,7 @@ from .. import kernels
 from ..errors import FieldError, ParameterError, SchemaError, ShapeError
 from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM, RelabelledSteps
 from ..kernels.reference.random import key as stream
-from ..memory.store import Plan
+from ..memory.store import Plan, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Ints, as_host, numpy_dtype
@@ -228,33 +228,36 @@ class Hindsight:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
-        plan = ring.plan(places, self.n, self.gamma)
-        mask = np.zeros(len(plan.places), np.bool_)
-        changed = self._relabel(ring, plan, key, mask) if key is not None and self.ratio > 0 else None
-        fields = ring.read(plan)
+        fit, functions = self._fit(ring)
+        plan = ring.store.plan(vector(places), fit.batch)
+        changed = self._relabel(ring, plan, fit, functions, key)
+        fields = ring.store.fields(plan)
         if changed is not None:
             put(ring, fields, *changed)
-        (fields["relabelled",],) = ring.tensors(mask)
         return fields
 
-    def _relabel(self, ring: Ring, plan: Plan, key: int, mask: Any) -> tuple[Arrays, RelabelledSteps, int] | None:
-        """Give rows of a planned batch other goals and mark them. Returns arguments for :func:`put`, if needed.
+    def _relabel(
+        self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], key: int | None
+    ) -> tuple[Arrays, RelabelledSteps, int] | None:
+        """Plan a batch, give rows other goals and mark them. Returns arguments for :func:`put`, if needed.
 
         The kernels choose rows and goals, and list the steps of their windows; the functions judge these steps; then
         the kernels write the windows anew.
         """
-        fit, functions = self._fit(ring)
-        scratch = fit.scratch(len(plan.places), self.n)
-        if not ring.notes_ends:
+        places, kernel = plan.places, kernels.fast()
+        count, key, ratio = len(places), key or 0, 0.0 if key is None else self.ratio
+        scratch = fit.scratch(count, self.n)
+        if ratio > 0 and not ring.notes_ends:
             ring.ends()
-        others = ring.draw(len(plan.places), stream(key, OTHERS)) if self.strategy == "random" else None
-        found = kernels.fast().choose_goals(
-            ring.handle, plan.batch.handle, fit.goals, np.uint64(key), self.ratio, plan.places,
-            plan.places if others is None else others, plan.rows, scratch.handle,
+        others = ring.draw(count, stream(key, OTHERS)) if ratio > 0 and self.strategy == "random" else None
+        found = kernel.plan_goals(
+            ring.handle, fit.handle, places, self.n, self.gamma, np.uint64(key), ratio,
+            places if others is None else others, plan.rows, plan.last, scratch.handle,
         )  # fmt: skip
-        if not found:
+        if found <= 0:
+            require_rows(places, -1 - found, ring.store.num_rows)
             return None
-        steps, total = scratch.steps, int(scratch.steps.begin[found])
+        steps, total = scratch.steps, scratch.steps.begin.item(found)
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, ring, scratch, found, total)
             judged = ("reward",) in changed
@@ -263,10 +266,9 @@ class Hindsight:
                     kept[:total] = changed.pop((name,))
         else:
             changed, judged = self._computed(ring, fit, functions, scratch, found, total), True
-        bad = kernels.fast().relabel_windows(
-            ring.handle, plan.batch.handle, fit.goals, self.gamma, found, judged, plan.rows, plan.last, scratch.handle,
-            mask,
-        )  # fmt: skip
+        bad = kernel.relabel_windows(
+            ring.handle, fit.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle
+        )
         if bad >= 0:
             refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", steps.rewards[:total], bad)
         return (changed, steps, found) if changed else None

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ring_state import HEAD, NEXT, RingArrays
-from .nstep import NEXT_AT, NEXT_BYTES, add_reward, bootstrap, results, write_window
+from .nstep import LAYOUT, NEXT_AT, NEXT_BYTES, add_reward, bootstrap, results, write_window
 from .places import Ints, oldest, place_after, place_of, row_at
 from .random import uniform
+from .windows import windows
 
 __all__ = [
     "EPISODE",
@@ -24,21 +25,23 @@ __all__ = [
     "GOAL_BYTES",
     "INTO_NEXT",
     "INTO_OBS",
+    "MARK",
     "PAST",
     "RANDOM",
     "STRATEGY",
     "RelabelledSteps",
-    "choose_goals",
+    "plan_goals",
     "relabel_windows",
 ]
 
 FUTURE, FINAL, EPISODE, PAST, RANDOM = range(5)
 """The strategies, which say where a goal may come from: the steps from the anchor on, the last, all of the episode,
 those before the anchor; or any step of the whole replay."""
-GOAL_AT, GOAL_BYTES, INTO_OBS, INTO_NEXT, STRATEGY, FINISHED = range(6)
-"""The entries of ``goals``: the byte of a ring's row at which the achieved goal is, and its bytes (0: kernels cannot
-read it); the bytes of a batch's row at which the desired goals of both observations are; the strategy; and 1 if only
-episodes that are over count."""
+GOAL_AT, GOAL_BYTES, INTO_OBS, INTO_NEXT, MARK, STRATEGY, FINISHED = range(LAYOUT, LAYOUT + 7)
+"""The entries of ``batch`` after those of :mod:`relive.kernels.reference.nstep`: the byte of a ring's row at which the
+achieved goal is, and its bytes (0: kernels cannot read it); the bytes of a batch's row at which the desired goals of
+both observations are, and the flag that marks relabelled rows; the strategy; and 1 if only episodes that are over
+count."""
 GOALS = 2**32
 """The first number of a batch's stream that decides on goals; samplers stay below."""
 
@@ -71,18 +74,23 @@ class RelabelledSteps(NamedTuple):
     """int64 ``[B]``: the last step of each window with its new goal."""
 
 
-def choose_goals(
-    ring: RingArrays, batch: Ints, goals: Ints, key: int, ratio: float, places: Ints, others: Ints, out: Any,
-    steps: RelabelledSteps,
+def plan_goals(
+    ring: RingArrays, batch: Ints, places: Ints, n: int, gamma: float, key: int, ratio: float, others: Ints, out: Any,
+    last: Ints, steps: RelabelledSteps,
 ) -> int:  # fmt: skip
-    """Which rows of a batch get another goal, which, and the steps of their windows. Returns the number of rows.
+    """A batch of windows, which of its rows get another goal, which goal, and the steps of these rows' windows.
 
-    Row i of the batch is relabelled if number GOALS + 2i of the stream ``key`` is below ``ratio``, it has a step to
+    Returns the number of rows with another goal, or -1 - i if ``places[i]`` is not that of a row.
+
+    ``out`` and ``last`` become those of :func:`relive.kernels.reference.windows.windows`, with no row marked. Row i of the batch is relabelled if number GOALS + 2i of the stream ``key`` is below ``ratio``, it has a step to
     choose from, and, if only episodes that are over count, its own is over. The next number of the stream chooses among
-    these steps. ``others`` are the places of transitions drawn for RANDOM. ``out`` holds the rows of the batch as
-    :func:`relive.kernels.reference.windows.windows` made them from ``places``.
+    these steps. ``others`` are the places of transitions drawn for RANDOM.
     """
-    rows, at, size = ring.rows, goals[GOAL_AT], goals[GOAL_BYTES]
+    bad = windows(ring, batch, places, n, gamma, out, last)
+    if bad >= 0:
+        return -1 - bad
+    out[:, batch[MARK]] = 0
+    rows, at, size = ring.rows, batch[GOAL_AT], batch[GOAL_BYTES]
     counts = results(out, batch).steps
 
     def following(place: int) -> int:
@@ -104,12 +112,12 @@ def choose_goals(
             EPISODE: (first + 1, end),
             PAST: (first + 1, number),
             RANDOM: (0, 0),
-        }[int(goals[STRATEGY])]
+        }[int(batch[STRATEGY])]
         under_way = end == head - 1 and ring.state[e, NEXT] > 0
-        if uniform(key, GOALS + 2 * i) >= ratio or high < low or (goals[FINISHED] and under_way):
+        if uniform(key, GOALS + 2 * i) >= ratio or high < low or (batch[FINISHED] and under_way):
             continue
         chosen = low + int(uniform(key, GOALS + 2 * i + 1) * (high - low + 1))
-        aim = following(int(others[i])) if goals[STRATEGY] == RANDOM else place_of(chosen, e, rows)
+        aim = following(int(others[i])) if batch[STRATEGY] == RANDOM else place_of(chosen, e, rows)
         steps.which[found] = i
         steps.spans[:, found] = place_of(first, e, rows), place_of(end, e, rows), aim
         entry, here = int(steps.begin[found]), place
@@ -126,14 +134,12 @@ def choose_goals(
 
 
 def relabel_windows(
-    ring: RingArrays, batch: Ints, goals: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints,
-    steps: RelabelledSteps, mask: Any,
-) -> int:  # fmt: skip
+    ring: RingArrays, batch: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints, steps: RelabelledSteps
+) -> int:
     """Rewrite the windows of relabelled rows: they end where a step terminates or is truncated, or with the last.
 
-    ``steps`` are as :func:`choose_goals` left the ``found`` rows, but with the rewards and flags of the new goals.
-    ``out`` and ``last`` are those of :func:`relive.kernels.reference.windows.windows`. ``mask`` (bool ``[B]``) becomes
-    True for those rows.
+    ``out``, ``last`` and ``steps`` are as :func:`plan_goals` left them, with ``found`` rows; but ``steps`` has the
+    rewards and flags of the new goals. These rows are marked.
 
     If the rewards were ``judged`` by the new goals, they have to be finite. Returns -1, or the first step with another
     reward; then nothing is written.
@@ -141,7 +147,7 @@ def relabel_windows(
     rewards = steps.rewards[: steps.begin[found]]
     if judged and not np.isfinite(rewards).all():
         return int(np.argmin(np.isfinite(rewards)))
-    written, size = results(out, batch), goals[GOAL_BYTES]
+    written, size = results(out, batch), batch[GOAL_BYTES]
     for m, i in enumerate(steps.which[:found].tolist()):
         value, discount, k, entry = 0.0, 1.0, 0, int(steps.begin[m])
         for entry in range(steps.begin[m], steps.begin[m + 1]):
@@ -149,12 +155,12 @@ def relabel_windows(
             k += 1
             if steps.flags[:, entry].any():
                 break
-        steps.used[m], last[i], mask[i] = entry, steps.after[entry], True
+        steps.used[m], last[i], out[i, batch[MARK]] = entry, steps.after[entry], 1
         following = written.index[i] + k * len(ring.state)  # the row k later in the same env
         terminal, cut = steps.flags[:, entry]
         write_window(written, i, following, k, value, bootstrap(discount, terminal), terminal, cut)
         if batch[NEXT_BYTES] > 0:
             out[i, batch[NEXT_AT] : batch[NEXT_AT] + batch[NEXT_BYTES]] = ring.memory[last[i], : batch[NEXT_BYTES]]
-        for byte in (goals[INTO_OBS], goals[INTO_NEXT]):
+        for byte in (batch[INTO_OBS], batch[INTO_NEXT]):
             out[i, byte : byte + size] = steps.desired[steps.begin[m]]
     return -1
