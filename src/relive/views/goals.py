@@ -110,7 +110,9 @@ class GoalFunction:
         self._function, self._informed = function, _takes_info(function, stored)
 
     def __call__(self, achieved: Array, desired: Array, info: Any, out: Array) -> None:
-        """Write the results for M steps to ``out`` ``[M]``, float32 for the reward, else uint8.
+        """Write the results for M steps, of which the goals are the first M, to ``out`` ``[M]``.
+
+        ``out`` is float32 for the reward, else uint8.
 
         Rewards may still be NaN or infinite: see :func:`refuse_reward`.
 
@@ -118,11 +120,12 @@ class GoalFunction:
             ShapeError: the function did not return one number per step.
             DTypeError: a flag is not a bool, or a reward not a number.
         """
-        goals = achieved.copy(), desired.copy()  # the function may write to its arguments
+        count = len(out)
+        goals = achieved[:count].copy(), desired[:count].copy()  # the function may write to its arguments, or keep them
         result = self._function(*goals, info) if self._informed else self._function(*goals)
         if type(result) is not np.ndarray:
             result = as_host(result)
-        count, kind = len(achieved), result.dtype.kind
+        kind = result.dtype.kind
         if result.shape != (count,):
             raise ShapeError(
                 f"{self}: expected ({count},), one result for each of the {count} goals, got {result.shape}; it gets "

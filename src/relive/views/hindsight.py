@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import FieldError, ParameterError, SchemaError, ShapeError
-from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM, RelabelledSteps
+from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..kernels.reference.random import key as stream
 from ..memory.store import Plan, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
@@ -229,34 +229,36 @@ class Hindsight:
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
         fit, functions = self._fit(ring)
-        plan = ring.store.plan(vector(places), fit.batch)
-        changed = self._relabel(ring, plan, fit, functions, key)
-        fields = ring.store.fields(plan)
-        if changed is not None:
-            put(ring, fields, *changed)
+        store, kernel, n, gamma = ring.store, kernels.fast(), self.n, self.gamma
+        plan = store.plan(vector(places), fit.batch)
+        rows, last, places = plan.rows, plan.last, plan.places
+        if key is None or self.ratio == 0:
+            require_rows(places, kernel.windows(ring.handle, fit.handle, places, n, gamma, rows, last), store.num_rows)
+            plan.column("relabelled")[...] = False
+            return store.fields(plan)
+        scratch = fit.scratch(len(places), n)
+        if not ring.notes_ends:
+            ring.ends()
+        others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
+        found = kernel.plan_goals(
+            ring.handle, fit.handle, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
+            rows, last, scratch.handle,
+        )  # fmt: skip
+        if found < 0:
+            require_rows(places, -1 - found, store.num_rows)
+        changed = self._relabel(ring, plan, fit, functions, scratch, found) if found else None
+        fields = store.fields(plan)
+        if changed:
+            put(ring, fields, changed, scratch.steps, found)
         return fields
 
     def _relabel(
-        self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], key: int | None
-    ) -> tuple[Arrays, RelabelledSteps, int] | None:
-        """Plan a batch, give rows other goals and mark them. Returns arguments for :func:`put`, if needed.
+        self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, found: int
+    ) -> Arrays:
+        """Have the functions judge the steps of ``found`` rows, and then a kernel write the windows of these rows.
 
-        The kernels choose rows and goals, and list the steps of their windows; the functions judge these steps; then
-        the kernels write the windows anew.
+        Returns the fields that the kernel cannot write, by path, for each step.
         """
-        places, kernel = plan.places, kernels.fast()
-        count, key, ratio = len(places), key or 0, 0.0 if key is None else self.ratio
-        scratch = fit.scratch(count, self.n)
-        if ratio > 0 and not ring.notes_ends:
-            ring.ends()
-        others = ring.draw(count, stream(key, OTHERS)) if ratio > 0 and self.strategy == "random" else None
-        found = kernel.plan_goals(
-            ring.handle, fit.handle, places, self.n, self.gamma, np.uint64(key), ratio,
-            places if others is None else others, plan.rows, plan.last, scratch.handle,
-        )  # fmt: skip
-        if found <= 0:
-            require_rows(places, -1 - found, ring.store.num_rows)
-            return None
         steps, total = scratch.steps, scratch.steps.begin.item(found)
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, ring, scratch, found, total)
@@ -265,13 +267,19 @@ class Hindsight:
                 if (name,) in changed:
                     kept[:total] = changed.pop((name,))
         else:
-            changed, judged = self._computed(ring, fit, functions, scratch, found, total), True
-        bad = kernel.relabel_windows(
+            direct = fit.packed and self.info is None
+            goals: list[Any] = [*scratch.goals, {}] if direct else self._read_goals(ring, scratch, found)
+            for function in functions:
+                function(goals[0], goals[1], goals[2], scratch.results[function.path[0]][:total])
+            judged, changed = True, Arrays()
+            if not fit.packed:
+                changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
+        bad = kernels.fast().relabel_windows(
             ring.handle, fit.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle
         )
         if bad >= 0:
             refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", steps.rewards[:total], bad)
-        return (changed, steps, found) if changed else None
+        return changed
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
         """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
@@ -302,25 +310,19 @@ class Hindsight:
         seen = [arrays_of(ring, places[per], obs) for places in steps.spans]
         return relabelled(relabel, ring.leaves, fields, *seen)
 
-    def _computed(
-        self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, found: int, total: int
-    ) -> Arrays:
-        """Have the functions of goals write their results. Returns the goals if the kernels cannot write them."""
-        goals, steps = Arrays(), scratch.steps
-        if fit.packed:
-            achieved, desired = scratch.goals[0][:total], scratch.goals[1][:total]
+    def _read_goals(self, ring: Ring, scratch: Scratch, found: int) -> list[Any]:
+        """The goals achieved after each step, the new goals and info, ``[M, ...]``, where kernels do not read all."""
+        steps, total, info = scratch.steps, scratch.steps.begin.item(found), dict[str, Any]()
+        if scratch.goals:
+            achieved, desired = (goals[:total] for goals in scratch.goals)
         else:
             path: Path = ("obs", self.achieved)
             achieved = arrays_of(ring, steps.after[:total], [path])[path]
             desired = arrays_of(ring, steps.spans[2][scratch.owners(found)], [path])[path]
-            goals |= {(name, self.desired): desired for name in ("obs", "next_obs")}
-        info: Any = {}
         if self.info is not None:
             paths = [path for path in ring.leaves if path[0] == self.info]
             info = nest(arrays_of(ring, steps.now[:total], paths))[self.info]
-        for function in functions:
-            function(achieved, desired, info, scratch.results[function.path[0]][:total])
-        return goals
+        return [achieved, desired, info]
 
     # -- without a replay in order ------------------------------------------------------------------------------
 

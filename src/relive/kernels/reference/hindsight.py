@@ -82,7 +82,8 @@ def plan_goals(
 
     Returns the number of rows with another goal, or -1 - i if ``places[i]`` is not that of a row.
 
-    ``out`` and ``last`` become those of :func:`relive.kernels.reference.windows.windows`, with no row marked. Row i of the batch is relabelled if number GOALS + 2i of the stream ``key`` is below ``ratio``, it has a step to
+    ``out`` and ``last`` become those of :func:`relive.kernels.reference.windows.windows`, with no row marked. Row
+    i of the batch is relabelled if number GOALS + 2i of the stream ``key`` is below ``ratio``, it has a step to
     choose from, and, if only episodes that are over count, its own is over. The next number of the stream chooses among
     these steps. ``others`` are the places of transitions drawn for RANDOM.
     """
