@@ -109,10 +109,8 @@ class GoalFunction:
         self._kinds = "fiub" if name == "reward" else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
-    def __call__(self, achieved: Array, desired: Array, info: Any, out: Array) -> None:
-        """Write the results for M steps, of which the goals are the first M, to ``out`` ``[M]``.
-
-        ``out`` is float32 for the reward, else uint8.
+    def __call__(self, achieved: Array, desired: Array, info: Any, out: Array, count: int) -> None:
+        """Write the results for the first ``count`` goals to ``out``, float32 for the reward, else uint8.
 
         Rewards may still be NaN or infinite: see :func:`refuse_reward`.
 
@@ -120,7 +118,6 @@ class GoalFunction:
             ShapeError: the function did not return one number per step.
             DTypeError: a flag is not a bool, or a reward not a number.
         """
-        count = len(out)
         goals = achieved[:count].copy(), desired[:count].copy()  # the function may write to its arguments, or keep them
         result = self._function(*goals, info) if self._informed else self._function(*goals)
         if type(result) is not np.ndarray:
@@ -135,7 +132,7 @@ class GoalFunction:
             if self._kinds == "b":
                 raise DTypeError(f"{self}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
             raise DTypeError(f"{self}: expected numbers, got {result.dtype}")
-        out[:] = result
+        out[:count] = result
 
     def __str__(self) -> str:
         return f"Hindsight's function of {self.path[0]}"

@@ -270,7 +270,7 @@ class Hindsight:
             direct = fit.packed and self.info is None
             goals: list[Any] = [*scratch.goals, {}] if direct else self._read_goals(ring, scratch, found)
             for function in functions:
-                function(goals[0], goals[1], goals[2], scratch.results[function.path[0]][:total])
+                function(goals[0], goals[1], goals[2], scratch.results[function.path[0]], total)
             judged, changed = True, Arrays()
             if not fit.packed:
                 changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
@@ -370,7 +370,7 @@ class Hindsight:
             changed = Arrays()
             for function in self._goal_functions():
                 out = np.empty(len(at), np.float32 if function.path == ("reward",) else np.uint8)
-                function(*goals, info, out)
+                function(*goals, info, out, len(at))
                 changed[function.path] = out
             changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         if ("reward",) in changed:
