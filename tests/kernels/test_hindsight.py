@@ -37,21 +37,22 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
                 array[...] = 0
             key, noted = (77 + t, steps) if kernels is reference else (np.uint64(77 + t), handle)
             batch = fit.handle
-            found = kernels.plan_goals(taken, batch, places, n, 0.7, key, 0.7, others, out, last, noted)
+            pairs = np.zeros((2, 16 * n, fit.nbytes), np.uint8)
+            found = kernels.plan_goals(taken, batch, places, n, 0.7, key, 0.7, others, out, last, noted, pairs)
             total = int(steps.begin[found])
             chosen = [x.copy() for x in (steps.which[:found], steps.begin[: found + 1], steps.spans[:, :found])]
             chosen += [x[..., :total].copy() for x in (steps.now, steps.after, steps.rewards, steps.flags)]
-            chosen += [steps.achieved[:total].copy(), steps.desired[:total].copy()]
+            chosen += [pairs[:, :total], out.copy(), last.copy()]
             judge = np.random.default_rng(t)
-            steps.rewards[:], steps.flags[:] = judge.random(16 * n, np.float32), judge.random((2, 16 * n)) < 0.2
-            assert kernels.relabel_windows(taken, batch, 0.7, found, True, out, last, noted) == -1
+            rewards, steps.flags[:] = judge.random(16 * n, np.float32), judge.random((2, 16 * n)) < 0.2
+            assert kernels.relabel_windows(taken, batch, 0.7, found, True, out, last, noted, rewards) == -1
             results.append([found, *chosen, out.copy(), last.copy(), steps.used[:found].copy()])
             if total:
-                steps.rewards[total - 1] = [np.nan, np.inf][t % 2]
+                rewards[total - 1] = [np.nan, np.inf][t % 2]
                 given = taken, batch, 0.7, found
-                assert kernels.relabel_windows(*given, True, out, last, noted) == total - 1
+                assert kernels.relabel_windows(*given, True, out, last, noted, rewards) == total - 1
                 assert np.array_equal(out, results[-1][-3])
-                assert kernels.relabel_windows(*given, False, out, last, noted) == -1
+                assert kernels.relabel_windows(*given, False, out, last, noted, rewards) == -1
         for fast, plain in zip(*results, strict=True):
             assert np.array_equal(np.asarray(fast), np.asarray(plain), equal_nan=True)
 

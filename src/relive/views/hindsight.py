@@ -20,7 +20,7 @@ from ..kernels.reference.random import key as stream
 from ..memory.store import Plan, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
-from ..steps.arrays import Ints, as_host, numpy_dtype
+from ..steps.arrays import Array, Ints, as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
 from .goals import (
@@ -33,6 +33,7 @@ from .goals import (
     first_not_finite,
     flat,
     put,
+    read_info,
     refuse_reward,
     relabelled,
 )
@@ -52,6 +53,10 @@ the choice of goals use the batch's own stream."""
 
 
 RESULTS = ("reward", "terminated", "truncated")
+
+
+REWARD: Path = ("reward",)
+FLOAT32 = np.dtype(np.float32)
 
 
 _facts = attrgetter(
@@ -236,30 +241,31 @@ class Hindsight:
             require_rows(places, kernel.windows(ring.handle, fit.handle, places, n, gamma, rows, last), store.num_rows)
             plan.column("relabelled")[...] = False
             return store.fields(plan)
-        scratch = fit.scratch(len(places), n)
+        scratch, pairs = fit.scratch(len(places), n), np.empty((2, len(places) * n, fit.nbytes), np.uint8)
         if not ring.notes_ends:
             ring.ends()
         others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
         found = kernel.plan_goals(
             ring.handle, fit.handle, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
-            rows, last, scratch.handle,
+            rows, last, scratch.handle, pairs,
         )  # fmt: skip
         if found < 0:
             require_rows(places, -1 - found, store.num_rows)
-        changed = self._relabel(ring, plan, fit, functions, scratch, found) if found else None
+        changed = self._relabel(ring, plan, fit, functions, scratch, pairs, found) if found else None
         fields = store.fields(plan)
         if changed:
             put(ring, fields, changed, scratch.steps, found)
         return fields
 
     def _relabel(
-        self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, found: int
-    ) -> Arrays:
+        self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, pairs: Array,
+        found: int,
+    ) -> Arrays:  # fmt: skip
         """Have the functions judge the steps of ``found`` rows, and then a kernel write the windows of these rows.
 
         Returns the fields that the kernel cannot write, by path, for each step.
         """
-        steps, total = scratch.steps, scratch.steps.begin.item(found)
+        steps, total, rewards = scratch.steps, scratch.steps.begin.item(found), scratch.steps.rewards
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, ring, scratch, found, total)
             judged = ("reward",) in changed
@@ -267,18 +273,24 @@ class Hindsight:
                 if (name,) in changed:
                     kept[:total] = changed.pop((name,))
         else:
-            direct = fit.packed and self.info is None
-            goals: list[Any] = [*scratch.goals, {}] if direct else self._read_goals(ring, scratch, found)
+            goals = fit.opened(pairs, total) if fit.packed else scratch.goals(ring, ("obs", self.achieved), found)
+            info: Any = {} if self.info is None else read_info(ring, self.info, steps.now[:total])
             for function in functions:
-                function(goals[0], goals[1], goals[2], scratch.results[function.path[0]], total)
+                spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
+                achieved, desired = goals if spare else [x.copy() for x in goals]
+                result = function(achieved, desired, info)
+                if function.path == REWARD and result.dtype is FLOAT32 and result.flags.carray:
+                    rewards = result
+                else:
+                    scratch.results[function.path[0]][:total] = result
             judged, changed = True, Arrays()
             if not fit.packed:
                 changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         bad = kernels.fast().relabel_windows(
-            ring.handle, fit.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle
+            ring.handle, fit.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle, rewards
         )
         if bad >= 0:
-            refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", steps.rewards[:total], bad)
+            refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", rewards[:total], bad)
         return changed
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
@@ -309,20 +321,6 @@ class Hindsight:
         fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
         seen = [arrays_of(ring, places[per], obs) for places in steps.spans]
         return relabelled(relabel, ring.leaves, fields, *seen)
-
-    def _read_goals(self, ring: Ring, scratch: Scratch, found: int) -> list[Any]:
-        """The goals achieved after each step, the new goals and info, ``[M, ...]``, where kernels do not read all."""
-        steps, total, info = scratch.steps, scratch.steps.begin.item(found), dict[str, Any]()
-        if scratch.goals:
-            achieved, desired = (goals[:total] for goals in scratch.goals)
-        else:
-            path: Path = ("obs", self.achieved)
-            achieved = arrays_of(ring, steps.after[:total], [path])[path]
-            desired = arrays_of(ring, steps.spans[2][scratch.owners(found)], [path])[path]
-        if self.info is not None:
-            paths = [path for path in ring.leaves if path[0] == self.info]
-            info = nest(arrays_of(ring, steps.now[:total], paths))[self.info]
-        return [achieved, desired, info]
 
     # -- without a replay in order ------------------------------------------------------------------------------
 
@@ -369,9 +367,8 @@ class Hindsight:
             goals = achieved[at], achieved[aim]
             changed = Arrays()
             for function in self._goal_functions():
-                out = np.empty(len(at), np.float32 if function.path == ("reward",) else np.uint8)
-                function(*goals, info, out, len(at))
-                changed[function.path] = out
+                result = function(goals[0].copy(), goals[1].copy(), info)
+                changed[function.path] = np.array(result, FLOAT32 if function.path == REWARD else np.uint8)
             changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         if ("reward",) in changed:
             rewards = changed["reward",]

@@ -63,20 +63,16 @@ class RelabelledSteps(NamedTuple):
     spans: Ints
     """int64 ``[3, B]``: the places of the episode's first and last live rows, and of the goal."""
     rewards: Any
-    """float32 ``[M]``: the rewards, as recorded and then with the new goal."""
+    """float32 ``[M]``: the recorded rewards."""
     flags: Any
-    """uint8 ``[2, M]``: terminated and truncated, in the same way."""
-    achieved: Any
-    """uint8 ``[M, GOAL_BYTES]``: the goals that were achieved after the steps."""
-    desired: Any
-    """uint8 ``[M, GOAL_BYTES]``: the new goals."""
+    """uint8 ``[2, M]``: terminated and truncated, as recorded and then with the new goal."""
     used: Ints
     """int64 ``[B]``: the last step of each window with its new goal."""
 
 
 def plan_goals(
     ring: RingArrays, batch: Ints, places: Ints, n: int, gamma: float, key: int, ratio: float, others: Ints, out: Any,
-    last: Ints, steps: RelabelledSteps,
+    last: Ints, steps: RelabelledSteps, pairs: Any,
 ) -> int:  # fmt: skip
     """A batch of windows, which of its rows get another goal, which goal, and the steps of these rows' windows.
 
@@ -85,7 +81,9 @@ def plan_goals(
     ``out`` and ``last`` become those of :func:`relive.kernels.reference.windows.windows`, with no row marked. Row
     i of the batch is relabelled if number GOALS + 2i of the stream ``key`` is below ``ratio``, it has a step to
     choose from, and, if only episodes that are over count, its own is over. The next number of the stream chooses among
-    these steps. ``others`` are the places of transitions drawn for RANDOM.
+    these steps. ``others`` are the places of transitions drawn for RANDOM. The new goals are written into ``out``.
+
+    ``pairs``, uint8 ``[2, M, GOAL_BYTES]``, become the goals that were achieved after the steps, and the new goals.
     """
     bad = windows(ring, batch, places, n, gamma, out, last)
     if bad >= 0:
@@ -126,33 +124,36 @@ def plan_goals(
             steps.now[entry], steps.after[entry] = here, following(here)
             steps.rewards[entry] = ring.reward[here]
             steps.flags[:, entry] = ring.terminated[here], ring.truncated[here]
-            steps.achieved[entry] = ring.memory[steps.after[entry], at : at + size]
-            steps.desired[entry] = ring.memory[aim, at : at + size]
+            for goals, row in zip(pairs, (steps.after[entry], aim), strict=True):
+                goals[entry] = ring.memory[row, at : at + size]
             here, entry = following(here), entry + 1
+        for byte in (batch[INTO_OBS], batch[INTO_NEXT]):
+            out[i, byte : byte + size] = ring.memory[aim, at : at + size]
         found += 1
         steps.begin[found] = entry
     return found
 
 
 def relabel_windows(
-    ring: RingArrays, batch: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints, steps: RelabelledSteps
-) -> int:
+    ring: RingArrays, batch: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints, steps: RelabelledSteps,
+    rewards: Any,
+) -> int:  # fmt: skip
     """Rewrite the windows of relabelled rows: they end where a step terminates or is truncated, or with the last.
 
     ``out``, ``last`` and ``steps`` are as :func:`plan_goals` left them, with ``found`` rows; but ``steps`` has the
-    rewards and flags of the new goals. These rows are marked.
+    flags of the new goals. ``rewards``, float32 ``[M]`` or more, are those of the new goals. These rows are marked.
 
     If the rewards were ``judged`` by the new goals, they have to be finite. Returns -1, or the first step with another
     reward; then nothing is written.
     """
-    rewards = steps.rewards[: steps.begin[found]]
+    rewards = rewards[: steps.begin[found]]
     if judged and not np.isfinite(rewards).all():
         return int(np.argmin(np.isfinite(rewards)))
     written, size = results(out, batch), batch[GOAL_BYTES]
     for m, i in enumerate(steps.which[:found].tolist()):
         value, discount, k, entry = 0.0, 1.0, 0, int(steps.begin[m])
         for entry in range(steps.begin[m], steps.begin[m + 1]):
-            value, discount = add_reward(value, discount, steps.rewards[entry], gamma)
+            value, discount = add_reward(value, discount, rewards[entry], gamma)
             k += 1
             if steps.flags[:, entry].any():
                 break
@@ -162,6 +163,5 @@ def relabel_windows(
         write_window(written, i, following, k, value, bootstrap(discount, terminal), terminal, cut)
         if batch[NEXT_BYTES] > 0:
             out[i, batch[NEXT_AT] : batch[NEXT_AT] + batch[NEXT_BYTES]] = ring.memory[last[i], : batch[NEXT_BYTES]]
-        for byte in (batch[INTO_OBS], batch[INTO_NEXT]):
-            out[i, byte : byte + size] = steps.desired[steps.begin[m]]
+        out[i, batch[INTO_NEXT] : batch[INTO_NEXT] + size] = out[i, batch[INTO_OBS] : batch[INTO_OBS] + size]
     return -1
