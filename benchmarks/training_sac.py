@@ -81,9 +81,9 @@ class Sac:
         return wrong
 
 
-def joined(obs: Any, goal: Any) -> Tensor:
-    """Observations with their goals, `[B, 13]`, from tensors or arrays."""
-    return torch.cat([torch.as_tensor(obs), torch.as_tensor(goal)], -1)
+def joined(obs: Tensor, goal: Tensor) -> Tensor:
+    """Observations with their goals, `[B, 13]`."""
+    return torch.cat([obs, goal], -1)
 
 
 class Ready:
@@ -158,7 +158,8 @@ class Tianshou:
 
     def sample(self) -> Batch:
         b = self.buffer.sample(self.size)[0]
-        seen, then = (joined(x.observation, x.desired_goal) for x in (b.obs, b.obs_next))
+        tensor = torch.as_tensor
+        seen, then = (joined(tensor(x.observation), tensor(x.desired_goal)) for x in (b.obs, b.obs_next))
         return seen, torch.as_tensor(b.act), torch.as_tensor(b.rew, dtype=torch.float32), then
 
 
@@ -182,8 +183,10 @@ class Cpprb:
 
     def sample(self) -> Batch:
         b = self.buffer.sample(self.size)
-        seen, then = (joined(b[name], b["goal"]) for name in ("obs", "next_obs"))
-        return seen, torch.from_numpy(b["act"]), torch.from_numpy(b["rew"][:, 0]), then
+        tensor = torch.from_numpy
+        goal = tensor(b["goal"])
+        seen, then = (joined(tensor(b[name]), goal) for name in ("obs", "next_obs"))
+        return seen, tensor(b["act"]), tensor(b["rew"][:, 0]), then
 
 
 class TorchRl:

@@ -29,29 +29,30 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
         ring.ends()
         fit = GoalBytes(ring, ("obs", "achieved_goal"), ("obs", "desired_goal"), strategy, bool(seed % 2))
         places, others = ring.draw(16, t), ring.draw(16, t + 1)
-        results, plan = [], ring.plan(places, n, 0.7)
+        results, plan = [], ring.store.plan(places, fit.batch)
         for kernels, taken in ((cpu, ring.handle), (reference, ring.arrays)):
-            out, last, fit._scratch = plan.rows.copy(), plan.last.copy(), None
+            out, last, fit._scratch = np.zeros_like(plan.rows), plan.last.copy(), None
             steps, handle = fit.scratch(16, n)[:2]
             for array in steps:
                 array[...] = 0
             key, noted = (77 + t, steps) if kernels is reference else (np.uint64(77 + t), handle)
-            batch = plan.batch.handle, fit.goals
-            found = kernels.choose_goals(taken, *batch, key, 0.7, places, others, out, noted)
+            batch = fit.handle
+            pairs = np.zeros((2, 16 * n, fit.nbytes), np.uint8)
+            found = kernels.plan_goals(taken, batch, places, n, 0.7, key, 0.7, others, out, last, noted, pairs)
             total = int(steps.begin[found])
             chosen = [x.copy() for x in (steps.which[:found], steps.begin[: found + 1], steps.spans[:, :found])]
             chosen += [x[..., :total].copy() for x in (steps.now, steps.after, steps.rewards, steps.flags)]
-            chosen += [steps.achieved[:total].copy(), steps.desired[:total].copy()]
-            mask, judge = np.zeros(16, np.bool_), np.random.default_rng(t)
-            steps.rewards[:], steps.flags[:] = judge.random(16 * n, np.float32), judge.random((2, 16 * n)) < 0.2
-            assert kernels.relabel_windows(taken, *batch, 0.7, found, True, out, last, noted, mask) == -1
-            results.append([found, *chosen, out.copy(), last.copy(), steps.used[:found].copy(), mask.copy()])
+            chosen += [pairs[:, :total], out.copy(), last.copy()]
+            judge = np.random.default_rng(t)
+            rewards, steps.flags[:] = judge.random(16 * n, np.float32), judge.random((2, 16 * n)) < 0.2
+            assert kernels.relabel_windows(taken, batch, 0.7, found, True, out, last, noted, rewards) == -1
+            results.append([found, *chosen, out.copy(), last.copy(), steps.used[:found].copy()])
             if total:
-                steps.rewards[total - 1] = [np.nan, np.inf][t % 2]
-                given = taken, *batch, 0.7, found
-                assert kernels.relabel_windows(*given, True, out, last, noted, mask) == total - 1
-                assert np.array_equal(out, results[-1][-4])
-                assert kernels.relabel_windows(*given, False, out, last, noted, mask) == -1
+                rewards[total - 1] = [np.nan, np.inf][t % 2]
+                given = taken, batch, 0.7, found
+                assert kernels.relabel_windows(*given, True, out, last, noted, rewards) == total - 1
+                assert np.array_equal(out, results[-1][-3])
+                assert kernels.relabel_windows(*given, False, out, last, noted, rewards) == -1
         for fast, plain in zip(*results, strict=True):
             assert np.array_equal(np.asarray(fast), np.asarray(plain), equal_nan=True)
 

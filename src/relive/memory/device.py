@@ -102,9 +102,9 @@ class DeviceRows(Store):
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def plan(self, places: Ints) -> Plan:
+    def plan(self, places: Ints, batch: BatchLayout | None = None) -> Plan:
         """See :class:`relive.memory.store.Store`; made in RAM, to be sent in one copy."""
-        count, batch = len(places), self.batch
+        count, batch = len(places), self.batch if batch is None else batch
         packet = _Packet(self.device, ((count, batch.nbytes), np.uint8), ((count,), np.int64), ((count,), np.int64))
         rows, last, now = packet.arrays
         now[:] = places
@@ -122,7 +122,7 @@ class DeviceRows(Store):
             if self._following:
                 following = part.fields(then, self._following)
                 found |= {("next_obs", *path[1:]): field for path, field in following.items()}
-        found = {path: found[path] for path in self._order}
+        found = {path: found[path] for path in self._order} | found  # a view's own fields come last
         if self.apart or plan.stacks is not None:
             self.add_apart(plan, found, now, then)
         return found

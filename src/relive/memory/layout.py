@@ -33,6 +33,9 @@ RESULTS: dict[Path, Field] = {
 """The fields of an n-step transition in a batch, besides those of a step."""
 
 
+NOTHING: dict[Path, Field] = {}
+
+
 WRITTEN = ("index", "next_index", "discount", "steps", "reward", "terminated", "truncated")
 """The fields of a batch's row that the n-step kernel writes, in its order."""
 
@@ -149,12 +152,15 @@ class BatchLayout(RowLayout):
         groups: the fields of a ring's row, as :func:`field_groups` gives them.
         source: the layout of that row.
         own: whether each row has a next observation of its own, here or elsewhere.
+        more: further fields, which a view writes.
     """
 
-    def __init__(self, groups: Sequence[Mapping[Path, Field]], source: RowLayout, own: bool) -> None:
+    def __init__(
+        self, groups: Sequence[Mapping[Path, Field]], source: RowLayout, own: bool, more: Mapping[Path, Field] = NOTHING
+    ) -> None:
         obs, others, given = groups
         following = {("next_obs", *path[1:]): field for path, field in obs.items()}
-        super().__init__(obs, others, given or following, RESULTS)
+        super().__init__(obs, others, given or following, {**RESULTS, **more})
         starts, (begin, end) = self.starts, source.starts[2:4]
         copied = starts[3 if given else 2], starts[2], -1 if own else starts[1], begin, end - begin
         self.handle = np.array([*(self.offsets[name,] for name in WRITTEN), *copied], np.int64)

@@ -199,10 +199,13 @@ class Store(ABC):
     def write(self, apart: Apart, places: Ints) -> None:
         """Store the rest of staged rows at ``places``, after ``target`` has its part. Negative places are skipped."""
 
-    def plan(self, places: Ints) -> Plan:
-        """Memory for the n-step transitions that start at ``places`` ``[B]``; the ring's kernel fills it."""
-        count = len(places)
-        return Plan(self.batch, places, np.empty((count, self.batch.nbytes), np.uint8), np.empty(count, np.int64))
+    def plan(self, places: Ints, batch: BatchLayout | None = None) -> Plan:
+        """Memory for the n-step transitions that start at ``places`` ``[B]``; the ring's kernel fills it.
+
+        ``batch`` is :attr:`batch`, or a layout with more fields.
+        """
+        count, layout = len(places), self.batch if batch is None else batch
+        return Plan(layout, places, np.empty((count, layout.nbytes), np.uint8), np.empty(count, np.int64))
 
     def fields(self, plan: Plan) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of planned transitions."""

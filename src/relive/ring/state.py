@@ -166,7 +166,7 @@ class RingState:
         return places, int(bad)
 
     def ends(self) -> tuple[Any, Ints]:
-        """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.choose_goals`.
+        """The last row of each episode, as far as it is noted, for :func:`relive.kernels.reference.plan_goals`.
 
         The first array, int32 ``[N * rows]``, holds at ``e * rows + k % rows`` the number of the last row of episode k
         of env e, modulo 2**32. The second, ``[N]``, is the number up to which each env's rows were noted. The kernel

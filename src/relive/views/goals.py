@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import DTypeError, FieldError, NotFiniteError, ShapeError
-from ..kernels.reference.hindsight import GOAL_BYTES, RelabelledSteps
+from ..kernels.reference.hindsight import RelabelledSteps
+from ..memory.layout import BatchLayout
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, as_host, as_tensor, check_castable, numpy_dtype, numpy_view
 from ..steps.schema import Field, unknown_field
@@ -28,6 +29,7 @@ __all__ = [
     "first_not_finite",
     "flat",
     "put",
+    "read_info",
     "refuse_reward",
     "relabelled",
 ]
@@ -44,16 +46,19 @@ class Scratch(NamedTuple):
     """What compiled kernels take for ``steps``."""
     results: dict[str, Array]
     """The rewards and flags of ``steps`` by the names of their fields."""
-    goals: list[Array]
-    """``achieved`` and ``desired`` in their own dtype and shape; empty if kernels cannot read goals."""
 
     def owners(self, found: int) -> Ints:
         """For each step, the position of its row among the first ``found`` relabelled rows."""
         return np.repeat(np.arange(found), np.diff(self.steps.begin[: found + 1]))
 
+    def goals(self, ring: Ring, path: Path, found: int) -> list[Array]:
+        """The goals achieved after each step, and the new goals, ``[M, ...]``, where kernels cannot read them."""
+        places = self.steps.after[: self.steps.begin[found]], self.steps.spans[2][self.owners(found)]
+        return [arrays_of(ring, rows, [path])[path] for rows in places]
+
 
 class GoalBytes:
-    """Where the goals are in a ring's rows and in a batch's, and their shape and dtype.
+    """Where the goals are in a ring's rows and in a batch's, and their shape and dtype; and the layout of that batch.
 
     Args:
         ring: the ring.
@@ -64,13 +69,16 @@ class GoalBytes:
     """
 
     def __init__(self, ring: Ring, achieved: Path, desired: Path, strategy: int, finished: bool) -> None:
-        stored, written, following = ring.layout.offsets, ring.batch.offsets, ("next_obs", *desired[1:])
+        store, following = ring.store, ("next_obs", *desired[1:])
+        self.batch = BatchLayout(store.groups, store.layout, False, {("relabelled",): Field((), torch.bool)})
+        stored, written = store.layout.offsets, self.batch.offsets
         self.packed = achieved in stored and desired in written
         """Whether the kernels can read goals and write them into a batch."""
         field = ring.leaves[achieved] if self.packed else Field((0,), torch.uint8)
-        self.shape, self.dtype = field.shape, numpy_dtype(field.dtype)
+        self.shape, self.dtype, self.nbytes = field.shape, numpy_dtype(field.dtype), field.nbytes
         places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
-        self.goals = np.array([*places, strategy, finished], np.int64)
+        own = *places, written["relabelled",], strategy, finished
+        self.handle = np.array([*self.batch.handle, *own], np.int64)
         """What kernels take for it: see :mod:`relive.kernels.reference.hindsight`."""
         self._scratch: tuple[tuple[int, int], Scratch] | None = None
 
@@ -82,13 +90,16 @@ class GoalBytes:
                 np.empty(length, np.int64) for length in (count, count + 1, size, size, count)
             )
             rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
-            achieved, desired = (np.empty((size, int(self.goals[GOAL_BYTES])), np.uint8) for _ in range(2))
-            goals: list[Any] = [x.view(self.dtype).reshape(-1, *self.shape) for x in (achieved, desired) if self.packed]
             spans = np.empty((3, count), np.int64)
-            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, achieved, desired, used)
+            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, used)
             results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
-            self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), results, goals)
+            self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), results)
         return self._scratch[1]
+
+    def opened(self, pairs: Any, total: int) -> list[Array]:
+        """The first ``total`` achieved goals and new goals of ``pairs`` ``[2, M, nbytes]``, as arrays of goals."""
+        shape, after = (total, *self.shape), pairs.shape[1] * self.nbytes
+        return [np.ndarray(shape, self.dtype, pairs), np.ndarray(shape, self.dtype, pairs, after)]
 
 
 class GoalFunction:
@@ -105,8 +116,8 @@ class GoalFunction:
         self._kinds = "fiub" if name == "reward" else "b"
         self._function, self._informed = function, _takes_info(function, stored)
 
-    def __call__(self, achieved: Array, desired: Array, info: Any, out: Array) -> None:
-        """Write the results for M steps to ``out`` ``[M]``, float32 for the reward, else uint8.
+    def __call__(self, achieved: Array, desired: Array, info: Any) -> Array:
+        """The results for M goals, ``[M]``. The function may have written to the goals, and may keep them.
 
         Rewards may still be NaN or infinite: see :func:`refuse_reward`.
 
@@ -114,8 +125,7 @@ class GoalFunction:
             ShapeError: the function did not return one number per step.
             DTypeError: a flag is not a bool, or a reward not a number.
         """
-        goals = achieved.copy(), desired.copy()  # the function may write to its arguments
-        result = self._function(*goals, info) if self._informed else self._function(*goals)
+        result = self._function(achieved, desired, info) if self._informed else self._function(achieved, desired)
         if type(result) is not np.ndarray:
             result = as_host(result)
         count, kind = len(achieved), result.dtype.kind
@@ -128,7 +138,7 @@ class GoalFunction:
             if self._kinds == "b":
                 raise DTypeError(f"{self}: expected bools, got {result.dtype}; return a comparison, or .astype(bool)")
             raise DTypeError(f"{self}: expected numbers, got {result.dtype}")
-        out[:] = result
+        return result
 
     def __str__(self) -> str:
         return f"Hindsight's function of {self.path[0]}"
@@ -169,6 +179,12 @@ def refuse_reward(called: object, rewards: Array, at: int) -> None:
 def arrays_of(ring: Ring, places: Ints, paths: Iterable[Path] | None = None) -> Arrays:
     """Fields of rows, as arrays in RAM."""
     return {path: numpy_view(tensor.cpu()) for path, tensor in ring.take(places, paths).items()}
+
+
+def read_info(ring: Ring, name: str, places: Ints) -> Any:
+    """The field ``name`` of steps, with the members that it may have."""
+    paths = [path for path in ring.leaves if path[0] == name]
+    return nest(arrays_of(ring, places, paths))[name]
 
 
 def put(ring: Ring, fields: dict[Path, Tensor], changed: Arrays, steps: RelabelledSteps, found: int) -> None:

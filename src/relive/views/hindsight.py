@@ -15,12 +15,12 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import FieldError, ParameterError, SchemaError, ShapeError
-from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM, RelabelledSteps
+from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
 from ..kernels.reference.random import key as stream
-from ..memory.store import Plan
+from ..memory.store import Plan, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
-from ..steps.arrays import Ints, as_host, numpy_dtype
+from ..steps.arrays import Array, Ints, as_host, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted, nest
 from .goals import (
@@ -33,6 +33,7 @@ from .goals import (
     first_not_finite,
     flat,
     put,
+    read_info,
     refuse_reward,
     relabelled,
 )
@@ -52,6 +53,10 @@ the choice of goals use the batch's own stream."""
 
 
 RESULTS = ("reward", "terminated", "truncated")
+
+
+REWARD: Path = ("reward",)
+FLOAT32 = np.dtype(np.float32)
 
 
 _facts = attrgetter(
@@ -228,33 +233,39 @@ class Hindsight:
             SchemaError: the ring has no such goals.
             ShapeError, DTypeError, NotFiniteError, FieldError: a function returned a wrong result.
         """
-        plan = ring.plan(places, self.n, self.gamma)
-        mask = np.zeros(len(plan.places), np.bool_)
-        changed = self._relabel(ring, plan, key, mask) if key is not None and self.ratio > 0 else None
-        fields = ring.read(plan)
-        if changed is not None:
-            put(ring, fields, *changed)
-        (fields["relabelled",],) = ring.tensors(mask)
-        return fields
-
-    def _relabel(self, ring: Ring, plan: Plan, key: int, mask: Any) -> tuple[Arrays, RelabelledSteps, int] | None:
-        """Give rows of a planned batch other goals and mark them. Returns arguments for :func:`put`, if needed.
-
-        The kernels choose rows and goals, and list the steps of their windows; the functions judge these steps; then
-        the kernels write the windows anew.
-        """
         fit, functions = self._fit(ring)
-        scratch = fit.scratch(len(plan.places), self.n)
+        store, kernel, n, gamma = ring.store, kernels.fast(), self.n, self.gamma
+        plan = store.plan(vector(places), fit.batch)
+        rows, last, places = plan.rows, plan.last, plan.places
+        if key is None or self.ratio == 0:
+            require_rows(places, kernel.windows(ring.handle, fit.handle, places, n, gamma, rows, last), store.num_rows)
+            plan.column("relabelled")[...] = False
+            return store.fields(plan)
+        scratch, pairs = fit.scratch(len(places), n), np.empty((2, len(places) * n, fit.nbytes), np.uint8)
         if not ring.notes_ends:
             ring.ends()
-        others = ring.draw(len(plan.places), stream(key, OTHERS)) if self.strategy == "random" else None
-        found = kernels.fast().choose_goals(
-            ring.handle, plan.batch.handle, fit.goals, np.uint64(key), self.ratio, plan.places,
-            plan.places if others is None else others, plan.rows, scratch.handle,
+        others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
+        found = kernel.plan_goals(
+            ring.handle, fit.handle, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
+            rows, last, scratch.handle, pairs,
         )  # fmt: skip
-        if not found:
-            return None
-        steps, total = scratch.steps, int(scratch.steps.begin[found])
+        if found < 0:
+            require_rows(places, -1 - found, store.num_rows)
+        changed = self._relabel(ring, plan, fit, functions, scratch, pairs, found) if found else None
+        fields = store.fields(plan)
+        if changed:
+            put(ring, fields, changed, scratch.steps, found)
+        return fields
+
+    def _relabel(
+        self, ring: Ring, plan: Plan, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, pairs: Array,
+        found: int,
+    ) -> Arrays:  # fmt: skip
+        """Have the functions judge the steps of ``found`` rows, and then a kernel write the windows of these rows.
+
+        Returns the fields that the kernel cannot write, by path, for each step.
+        """
+        steps, total, rewards = scratch.steps, scratch.steps.begin.item(found), scratch.steps.rewards
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, ring, scratch, found, total)
             judged = ("reward",) in changed
@@ -262,14 +273,25 @@ class Hindsight:
                 if (name,) in changed:
                     kept[:total] = changed.pop((name,))
         else:
-            changed, judged = self._computed(ring, fit, functions, scratch, found, total), True
+            goals = fit.opened(pairs, total) if fit.packed else scratch.goals(ring, ("obs", self.achieved), found)
+            info: Any = {} if self.info is None else read_info(ring, self.info, steps.now[:total])
+            for function in functions:
+                spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
+                achieved, desired = goals if spare else [x.copy() for x in goals]
+                result = function(achieved, desired, info)
+                if function.path == REWARD and result.dtype is FLOAT32 and result.flags.carray:
+                    rewards = result
+                else:
+                    scratch.results[function.path[0]][:total] = result
+            judged, changed = True, Arrays()
+            if not fit.packed:
+                changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         bad = kernels.fast().relabel_windows(
-            ring.handle, plan.batch.handle, fit.goals, self.gamma, found, judged, plan.rows, plan.last, scratch.handle,
-            mask,
-        )  # fmt: skip
+            ring.handle, fit.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle, rewards
+        )
         if bad >= 0:
-            refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", steps.rewards[:total], bad)
-        return (changed, steps, found) if changed else None
+            refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", rewards[:total], bad)
+        return changed
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
         """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
@@ -299,26 +321,6 @@ class Hindsight:
         fields |= {("next_obs", *path[1:]): x for path, x in after.items()}
         seen = [arrays_of(ring, places[per], obs) for places in steps.spans]
         return relabelled(relabel, ring.leaves, fields, *seen)
-
-    def _computed(
-        self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, found: int, total: int
-    ) -> Arrays:
-        """Have the functions of goals write their results. Returns the goals if the kernels cannot write them."""
-        goals, steps = Arrays(), scratch.steps
-        if fit.packed:
-            achieved, desired = scratch.goals[0][:total], scratch.goals[1][:total]
-        else:
-            path: Path = ("obs", self.achieved)
-            achieved = arrays_of(ring, steps.after[:total], [path])[path]
-            desired = arrays_of(ring, steps.spans[2][scratch.owners(found)], [path])[path]
-            goals |= {(name, self.desired): desired for name in ("obs", "next_obs")}
-        info: Any = {}
-        if self.info is not None:
-            paths = [path for path in ring.leaves if path[0] == self.info]
-            info = nest(arrays_of(ring, steps.now[:total], paths))[self.info]
-        for function in functions:
-            function(achieved, desired, info, scratch.results[function.path[0]][:total])
-        return goals
 
     # -- without a replay in order ------------------------------------------------------------------------------
 
@@ -365,9 +367,8 @@ class Hindsight:
             goals = achieved[at], achieved[aim]
             changed = Arrays()
             for function in self._goal_functions():
-                out = np.empty(len(at), np.float32 if function.path == ("reward",) else np.uint8)
-                function(*goals, info, out)
-                changed[function.path] = out
+                result = function(goals[0].copy(), goals[1].copy(), info)
+                changed[function.path] = np.array(result, FLOAT32 if function.path == REWARD else np.uint8)
             changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         if ("reward",) in changed:
             rewards = changed["reward",]

@@ -8,7 +8,7 @@ from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
 from .handles import handle_of
-from .hindsight import choose_goals, relabel_windows
+from .hindsight import plan_goals, relabel_windows
 from .jit import cache_folder
 from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
@@ -33,7 +33,6 @@ __all__ = [
     "anchors",
     "ask_for",
     "cache_folder",
-    "choose_goals",
     "commit_step",
     "confirm",
     "copy_row",
@@ -60,6 +59,7 @@ __all__ = [
     "note_drawable",
     "pack_rows",
     "permutation",
+    "plan_goals",
     "plan_rows",
     "plan_windows",
     "powers",

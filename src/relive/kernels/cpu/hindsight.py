@@ -23,6 +23,7 @@ from ..reference.hindsight import (
     GOALS,
     INTO_NEXT,
     INTO_OBS,
+    MARK,
     PAST,
     RANDOM,
     STRATEGY,
@@ -35,8 +36,9 @@ from .jit import address_t, fetch, jit, memcpy, prefetch, remainder
 from .nstep import add_reward, bootstrap, results, write_window
 from .places import oldest, place_after, place_of, row_at
 from .random import uniform
+from .windows import windows
 
-__all__ = ["choose_goals", "relabel_windows"]
+__all__ = ["plan_goals", "relabel_windows"]
 
 FIRST, END, AIM = range(3)
 """What the rows of ``spans`` are in the end: the places of an episode's first and last live row, and of the goal."""
@@ -55,9 +57,7 @@ def open_steps(handle: Ints) -> RelabelledSteps:
         matrix_of(handle, 4, np.int64),
         vector_of(handle, 5, np.float32),
         matrix_of(handle, 6, np.uint8),
-        matrix_of(handle, 7, np.uint8),
-        matrix_of(handle, 8, np.uint8),
-        vector_of(handle, 9, np.int64),
+        vector_of(handle, 7, np.int64),
     )
 
 
@@ -101,17 +101,22 @@ def _look_up(places: Ints, key: Any, ratio: float, ring: RingArrays, steps: Rela
 
 
 @jit
-def choose_goals(
-    ring_handle: Ints, batch: Ints, goals: Ints, key: Any, ratio: float, places: Ints, others: Ints, out: Any,
-    steps_handle: Ints,
+def plan_goals(
+    ring_handle: Ints, batch: Ints, places: Ints, n: int, gamma: float, key: Any, ratio: float, others: Ints, out: Any,
+    last: Ints, steps_handle: Ints, pairs: Any,
 ) -> int:  # fmt: skip
-    """See :func:`relive.kernels.reference.hindsight.choose_goals`. The ring's ends have been asked for."""
+    """See :func:`relive.kernels.reference.hindsight.plan_goals`. The ring's ends have been asked for."""
+    bad = windows(ring_handle, batch, places, n, gamma, out, last)
+    if bad >= 0:
+        return -1 - bad
     ring, steps = open_ring(ring_handle), open_steps(steps_handle)
+    for i in range(places.size):
+        out[i, batch[MARK]] = 0
     if ring.ends.size != ring.step.size:
         return 0
     note_ends(ring)
     found, rows, inverse, width = 0, ring.rows, 1.0 / ring.rows, ring.memory.shape[1]
-    which, spans, strategy = steps.which, steps.spans, goals[STRATEGY]
+    which, spans, strategy = steps.which, steps.spans, batch[STRATEGY]
     drawn = _look_up(places, key, ratio, ring, steps)
     for m in range(drawn):
         i = which[m]
@@ -119,19 +124,19 @@ def choose_goals(
         first = number - min(np.int64(ring.step[places[i]]), number - oldest(e, ring))
         end = number + ((noted - number) & 0xFFFFFFFF)  # ``noted`` has its lower 32 bits; an episode is shorter
         low, high = _choice(strategy, number, first, end)
-        if high < low or (goals[FINISHED] and end == ring.state[e, HEAD] - 1 and ring.state[e, NEXT] > 0):
+        if high < low or (batch[FINISHED] and end == ring.state[e, HEAD] - 1 and ring.state[e, NEXT] > 0):
             continue
         if strategy == RANDOM:
             aim = place_after(others[i], others[i] - remainder(others[i], rows, inverse), rows)
         else:
             chosen = low + np.int64(uniform(key, GOALS + 2 * i + 1) * np.float64(high - low + 1))
             aim = place_of(chosen, e, rows, inverse)
-        fetch(ring.memory, aim * width + goals[GOAL_AT], goals[GOAL_BYTES])
+        fetch(ring.memory, aim * width + batch[GOAL_AT], batch[GOAL_BYTES])
         # ``found`` <= m, so what is overwritten has been read
         which[found], spans[FIRST, found] = i, place_of(first, e, rows, inverse)
         spans[END, found], spans[AIM, found] = place_of(end, e, rows, inverse), aim
         found += 1
-    _list_steps(found, places, ring, results(out, batch).steps, goals[GOAL_AT], goals[GOAL_BYTES], steps)
+    _list_steps(found, places, ring, results(out, batch).steps, batch, out, steps, pairs)
     return found
 
 
@@ -151,20 +156,25 @@ def _choice(strategy: int, number: int, first: int, end: int) -> tuple[Any, Any]
 
 @jit
 def _list_steps(
-    found: int, places: Ints, ring: RingArrays, counts: Any, at: int, size: int, steps: RelabelledSteps
+    found: int, places: Ints, ring: RingArrays, counts: Any, batch: Ints, out: Any, steps: RelabelledSteps, pairs: Any
 ) -> None:
-    """The steps of the windows of the ``found`` rows. By now their goals, which were asked for, have come.
+    """The steps and goals of the windows of the ``found`` rows. By now these goals, which were asked for, have come.
 
     ``entry`` is the step's entry in the lists. A window of row i has ``counts[i]`` steps, at most n, and the lists have
-    room for n steps a row of the batch. A goal is ``size`` bytes, ``at`` bytes from the start of a row.
+    room for n steps a row of the batch. A goal is ``size`` bytes.
     """
     width, inverse, entry, rows = ring.memory.shape[1], 1.0 / ring.rows, 0, ring.rows
-    first, reached, wanted = ring.memory.ctypes.data + at, steps.achieved.ctypes.data, steps.desired.ctypes.data
+    size, first, there = batch[GOAL_BYTES], ring.memory.ctypes.data + batch[GOAL_AT], out.ctypes.data
+    reached, wanted = pairs.ctypes.data, pairs.ctypes.data + pairs.shape[1] * size
     steps.begin[0] = 0
     for m in range(found):
         i, aim = steps.which[m], first + steps.spans[AIM, m] * width
         here = places[i]
         base = here - remainder(here, rows, inverse)
+        if size:
+            row = there + i * out.shape[1]
+            memcpy(address_t(row + batch[INTO_OBS]), address_t(aim), np.intp(size))
+            memcpy(address_t(row + batch[INTO_NEXT]), address_t(aim), np.intp(size))
         for _ in range(counts[i]):
             steps.now[entry], steps.rewards[entry] = here, ring.reward[here]
             steps.flags[0, entry], steps.flags[1, entry] = ring.terminated[here], ring.truncated[here]
@@ -179,18 +189,17 @@ def _list_steps(
 
 @jit
 def relabel_windows(
-    ring_handle: Ints, batch: Ints, goals: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints,
-    steps_handle: Ints, mask: Any,
+    ring_handle: Ints, batch: Ints, gamma: float, found: int, judged: bool, out: Any, last: Ints, steps_handle: Ints,
+    rewards: Any,
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.hindsight.relabel_windows`."""
     ring, steps, written = open_ring(ring_handle), open_steps(steps_handle), results(out, batch)
     for entry in range(steps.begin[found] if judged else 0):
-        if not np.isfinite(steps.rewards[entry]):
+        if not np.isfinite(rewards[entry]):
             return entry
-    width, wide, envs, size = ring.memory.shape[1], out.shape[1], ring.state.shape[0], goals[GOAL_BYTES]
-    here, there, aims = ring.memory.ctypes.data, out.ctypes.data, steps.desired.ctypes.data
-    begin, after, rewards, flags = steps.begin, steps.after, steps.rewards, steps.flags
-    next_at, next_bytes, into_obs, into_next = batch[NEXT_AT], batch[NEXT_BYTES], goals[INTO_OBS], goals[INTO_NEXT]
+    width, wide, envs, size = ring.memory.shape[1], out.shape[1], ring.state.shape[0], batch[GOAL_BYTES]
+    here, there, begin, after, flags = ring.memory.ctypes.data, out.ctypes.data, steps.begin, steps.after, steps.flags
+    next_at, next_bytes, into_obs, into_next = batch[NEXT_AT], batch[NEXT_BYTES], batch[INTO_OBS], batch[INTO_NEXT]
     for m in range(found):
         i, value, discount, k, entry = steps.which[m], 0.0, 1.0, 0, begin[m] - 1
         row, terminal, cut = there + i * wide, np.uint8(0), np.uint8(0)
@@ -201,13 +210,10 @@ def relabel_windows(
             k += 1
             if terminal | cut:
                 break
-        steps.used[m], last[i], mask[i] = entry, after[entry], True
+        steps.used[m], last[i], out[i, batch[MARK]] = entry, after[entry], 1
         if next_bytes > 0 and k != written.steps[i]:
             memcpy(address_t(row + next_at), address_t(here + after[entry] * width), np.intp(next_bytes))
+            memcpy(address_t(row + into_next), address_t(row + into_obs), np.intp(size))
         following = written.index[i] + k * envs  # the row k later in the same env
         write_window(written, i, following, k, value, bootstrap(discount, terminal), terminal, cut)
-        if size:
-            aim = address_t(aims + begin[m] * size)
-            memcpy(address_t(row + into_obs), aim, np.intp(size))
-            memcpy(address_t(row + into_next), aim, np.intp(size))
     return -1

@@ -5,7 +5,7 @@ from .append import add_rows, add_step, plan_rows, scatter_rows
 from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
-from .hindsight import choose_goals, relabel_windows
+from .hindsight import plan_goals, relabel_windows
 from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
 from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
@@ -40,7 +40,6 @@ __all__ = [
     "admit_noted",
     "anchors",
     "ask_for",
-    "choose_goals",
     "commit_step",
     "confirm",
     "copy_row",
@@ -65,6 +64,7 @@ __all__ = [
     "note_undo",
     "pack_rows",
     "permutation",
+    "plan_goals",
     "plan_rows",
     "plan_windows",
     "powers",

@@ -11,6 +11,7 @@ __all__ = [
     "CUT",
     "DISCOUNT",
     "INDEX",
+    "LAYOUT",
     "NEXT_AT",
     "NEXT_BYTES",
     "NEXT_INDEX",
@@ -35,6 +36,8 @@ STEP_BYTES, NEXT_AT, NEXT_BYTES, OWN_AT, OWN_BYTES = range(7, 12)
 """The others, in bytes: the step at the start of the row; where the next observation goes; how much of the row that
 has it is copied there, or -1 if each row of the ring has a next observation of its own; where that lies in a row of
 the ring, and its size."""
+LAYOUT = 12
+"""How many entries these are. The entries of a view may follow."""
 
 
 class Results(NamedTuple):
