@@ -25,6 +25,7 @@ from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .ends import EndCheck
+from .resets import ResetCheck
 
 __all__ = ["Writer"]
 
@@ -62,6 +63,8 @@ class Writer:
         """Called with the number of rows after each call that added some. It is None most often."""
         self.ends: EndCheck | None = None
         """Checks the first ends of episodes; None once it has seen enough."""
+        self.resets: ResetCheck | None = None
+        """Checks the first steps that come with ``next_obs``; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._leaves = len(paths)
@@ -76,10 +79,12 @@ class Writer:
         return self.ring.linked or not self.ring.alone
 
     def watch_ends(self, check: bool) -> None:
-        """Start or stop checking the first ends of episodes."""
+        """Start or stop checking the first steps and ends of episodes."""
         require("ReplayBuffer", FLAG_RULE, check_ends=check)
-        self.check_ends = check
-        self.ends = EndCheck(self.ring.store.leaves) if check and self.ordered else None
+        self.check_ends, leaves = check, self.ring.store.leaves
+        self.ends = EndCheck(leaves) if check and self.ordered else None
+        shares = not self.own_next_obs and self.device.type == "cpu"  # elsewhere it would wait for the device
+        self.resets = ResetCheck(leaves, self.ring.num_envs) if check and shares else None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -122,6 +127,10 @@ class Writer:
         ring.pending = None  # as settle, which takes longer
         if self.added is not None:
             self.added(count)
+        resets = self.resets
+        if resets is not None and not resets.go_on(ring, envs, leaves, final, kept):
+            self.resets = None
+            resets.warn()
         seen, ended = self.ends, ring.counters.item(EPISODES)
         if seen is None or (ended == seen.episodes and not seen.ended_on):
             return
