@@ -122,7 +122,7 @@ class NoSaveError(FileFormatError, FileNotFoundError):
 
 
 class EpisodeEndWarning(UserWarning):
-    """Episodes begin where the last ones ended.
+    """Episodes begin where the last ones ended, or an env was reset in mid-episode.
 
-    Either an ignored step was stored, or a reset observation was stored as a final one.
+    In the first case an ignored step was stored, or a reset observation was stored as a final one.
     """

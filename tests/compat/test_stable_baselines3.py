@@ -554,6 +554,16 @@ def test_before_the_returns_are_computed_a_rollout_serves_zeros_of_them(ours: An
         buffer.full = True
 
 
+def test_observations_that_are_single_numbers_are_served_with_a_last_axis(ours: Any) -> None:
+    buffer = ours.RolloutBuffer(4, spaces.Box(-9, 9, (), np.float32), MOVE, "cpu", n_envs=2)
+    for t in range(4):
+        buffer.add(
+            np.full(2, t, np.float32), np.zeros((2, 1)), np.zeros(2), np.zeros(2), torch.zeros(2), torch.zeros(2)
+        )
+    for batch in buffer.get(5):
+        assert batch.observations.shape == (len(batch.actions), 1)
+
+
 def test_the_columns_of_a_rollout_are_its_storage(ours: Any) -> None:
     buffer, ends = rolled(ours, play(4, 2))
     buffer.rewards[2] = [10.0, 20.0]

@@ -99,6 +99,20 @@ def test_the_capacity_is_just_enough_and_can_be_given() -> None:
     assert len(large) == size  # the new step starts an episode of its own
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (1, 0), (4, 0)])
+def test_one_row_and_observations_without_numbers_are_read(shape: tuple[int, int]) -> None:
+    obs, size = np.zeros(shape, np.float32), shape[0]
+    arrays = {
+        "obs": obs,
+        "next_obs": obs,
+        "action": np.zeros(size),
+        "reward": np.arange(size),
+        "terminated": [0] * size,
+    }
+    replay = ReplayBuffer.from_arrays(arrays, seed=0)
+    assert replay.data()["reward"].tolist() == list(range(size))
+
+
 def test_many_rows_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.replay.arrays.PIECE", 7)
     arrays = d4rl(planted.walk(30))

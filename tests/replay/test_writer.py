@@ -564,6 +564,12 @@ def test_in_debug_mode_a_step_with_a_number_that_is_none_is_refused_and_nothing_
     assert calm.stats()["not_finite_rewards"] == ("reward" in message)
 
 
+def test_debug_mode_takes_a_step_of_no_env() -> None:
+    buffer = ReplayBuffer(FLOATS, 20, 2, debug=True, seed=0)
+    buffer.add(mapped(lambda x: x[:0], numbers()), envs=[])
+    assert contents(buffer)[0] == contents(ReplayBuffer(FLOATS, 20, 2, debug=True, seed=0))[0]
+
+
 def plain(step: dict[str, Any]) -> Any:
     """Tensors of a dtype that NumPy lacks as ones it has."""
     return mapped(lambda x: x.float().numpy() if isinstance(x, torch.Tensor) else x, step)

@@ -136,3 +136,15 @@ def test_a_part_of_a_batch_of_sequences_has_all_that_is_known_of_them(time_first
     assert torch.equal(
         part.flat(part["reward"]), whole.flat(whole["reward"])[whole["lengths"][:2].sum() :][: part.num_steps]
     )
+
+
+def test_columns_without_numbers_are_read() -> None:
+    empty = SCHEMA.extend(nothing=(0,), memory={"none": (0, 4)})
+    buffer = RolloutBuffer(empty, 2, N, seed=0)
+    for _ in range(2):
+        zeros = {name: np.zeros((N, *field.shape), bool) for (name, *_), field in empty.leaves.items()}
+        buffer.add({**zeros, "memory": {"none": np.zeros((N, 0, 4))}, "obs": np.zeros((N, 2)), "reward": np.zeros(N),
+                    "hidden": np.zeros((N, 1, 3)), "nothing": np.zeros((N, 0))})  # fmt: skip
+    for batch in buffer.env_batches(num_batches=2):
+        assert batch.steps["nothing"].shape == (2, len(batch.envs), 0)
+        assert batch.steps["memory", "none"].shape == (2, len(batch.envs), 0, 4)

@@ -176,4 +176,4 @@ def _finite_rows(value: Any, dtype: torch.dtype) -> NDArray[np.bool_]:
         return np.ones(len(value), np.bool_)
     given = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     stored = given.to(dtype) if given.is_floating_point() or given.is_complex() else given.view(dtype)  # its bits
-    return as_host(stored.isfinite().reshape(len(given), -1).all(1))
+    return as_host(stored.isfinite().reshape(len(given), math.prod(given.shape[1:])).all(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -149,7 +150,8 @@ class _Log:
         cut = np.zeros(self.size, np.bool_)
         cut[-1:] = True
         for path, leaf in (self.after or {}).items():
-            here, there = leaf[:-1].reshape(self.size - 1, -1), self.leaves[path][1:].reshape(self.size - 1, -1)
+            flat = self.size, math.prod(leaf.shape[1:])
+            here, there = leaf.reshape(flat)[:-1], self.leaves[path].reshape(flat)[1:]
             differs = (here != there) & ~((here != here) & (there != there))  # NaN follows NaN
             cut[:-1] |= differs.any(1)
         return cut & ~self.ended

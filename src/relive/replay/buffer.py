@@ -64,8 +64,8 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         own_next_obs: store a ``next_obs`` with every step, although steps come in order. Observations take twice the
             memory. In return a step can be drawn as soon as it is added, and ``capacity`` counts transitions. Sequences
             and frame stacks cannot be read from such a replay.
-        check_ends: warn if the first episodes begin with the observation that the episode before ended on; see
-            :class:`relive.errors.EpisodeEndWarning`. Pass False if they really do. Unused if ``ordered`` is False.
+        check_ends: warn if the first steps and episodes show that ends are missing or stored wrongly; see
+            :class:`relive.errors.EpisodeEndWarning`. Unused if ``ordered`` is False.
         store: keep all fields but rewards and flags in a store of your own, such as files. It is a function or class
             that is called with the fields (path -> :class:`relive.Field`) and the number of rows. It returns an object
             with the two methods of :class:`relive.memory.home.Home`.

@@ -26,6 +26,7 @@ from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .direct import DirectAdd
 from .ends import EndCheck
+from .resets import ResetCheck
 
 __all__ = ["Writer"]
 
@@ -63,6 +64,8 @@ class Writer:
         """Called with the number of rows after each call that added some. It is None most often."""
         self.ends: EndCheck | None = None
         """Checks the first ends of episodes; None once it has seen enough."""
+        self.resets: ResetCheck | None = None
+        """Checks the first steps that come with ``next_obs``; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
         paths = list(stored.leaves)
         self._leaves = len(paths)
@@ -79,10 +82,12 @@ class Writer:
         return self.ring.linked or not self.ring.alone
 
     def watch_ends(self, check: bool) -> None:
-        """Start or stop checking the first ends of episodes."""
+        """Start or stop checking the first steps and ends of episodes."""
         require("ReplayBuffer", FLAG_RULE, check_ends=check)
-        self.check_ends = check
-        self.ends = EndCheck(self.ring.store.leaves) if check and self.ordered else None
+        self.check_ends, leaves = check, self.ring.store.leaves
+        self.ends = EndCheck(leaves) if check and self.ordered else None
+        shares = not self.own_next_obs and self.device.type == "cpu"  # elsewhere it would wait for the device
+        self.resets = ResetCheck(leaves, self.ring.num_envs) if check and shares else None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -97,6 +102,12 @@ class Writer:
             leaves, kept = self._add(values, envs, follows, successive)
         if self.added is not None:
             self.added(len(envs))
+        resets = self.resets
+        if resets is not None:
+            final = leaves[self._leaves :] if follows else None
+            if not resets.go_on(self.ring, envs, leaves, final, kept):
+                self.resets = None
+                resets.warn()
         seen = self.ends
         if seen is None:
             return

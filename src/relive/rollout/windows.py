@@ -198,7 +198,7 @@ class WindowReader:
     def _read_column(self, path: Path, row: Any, lengths: Any, rows: int, time_first: bool) -> Tensor:
         source = self._apart.get(path) or self._source(path)
         field, found = self._fields[path], source.windows(row, lengths, rows)
-        windows = found.view(field.dtype).view(*found.shape[:2], *field.shape)
+        windows = found.reshape(-1).view(field.dtype).view(*found.shape[:2], *field.shape)  # fields may be empty
         return windows.transpose(0, 1) if time_first else windows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -179,7 +178,7 @@ class RolloutBuffer(buffers.RolloutBuffer):
     def _split(self, block: Any, size: int) -> Iterator[Any]:
         """Rows that were gathered together, as the host's batches of ``size`` rows."""
         found = dict(block.items())
-        obs: Any = mapped(partial(sent, device=self.device), common.joined(self.observation_space, found["obs"]))
+        obs: Any = mapped(self._observed, common.joined(self.observation_space, found["obs"]))
         rest: list[Any] = [sent(found[name], self.device) for name in SERVED[1:]]
         rest[0] = rest[0].float()
         nested = isinstance(self.observation_space, spaces.Dict)
@@ -191,6 +190,10 @@ class RolloutBuffer(buffers.RolloutBuffer):
             members = zip(*mapped(lambda x: x.split(size), obs).values(), strict=True)
             return map(kind, (dict(zip(obs, member, strict=True)) for member in members), *parts)
         return map(kind, obs.split(size), *parts)
+
+    def _observed(self, obs: Any) -> Any:
+        """Observations of a batch; those that are single numbers have a last axis, as the host's have."""
+        return sent(obs if obs.ndim > 1 else obs.unsqueeze(1), self.device)
 
     def column(self, name: str) -> Any:
         """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
