@@ -9,10 +9,10 @@ import numpy as np
 
 from ..errors import DTypeError, FieldError, ShapeError
 from ..replay.arguments import whole_numbers
-from ..steps.arrays import Array, Ints, as_host
+from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.trees import dotted
 from .episodes import episodes_of
-from .experience import Bools, Experience, leaves_of, same_rows
+from .experience import Experience, leaves_of, same_rows
 from .findings import Finding, found
 
 __all__ = ["batch_findings", "draw_findings"]

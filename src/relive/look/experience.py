@@ -8,18 +8,16 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, ShapeError
-from ..steps.arrays import Array, Ints, as_host
+from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.trees import Path, dotted
 from .digests import words
 
-__all__ = ["Bools", "Experience", "from_arrays", "leaves_of", "nothing", "same_rows"]
+__all__ = ["Experience", "from_arrays", "leaves_of", "nothing", "same_rows"]
 
 
-Bools = NDArray[np.bool_]
 Leaves = dict[Path, Array]
 
 

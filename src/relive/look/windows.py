@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..steps.arrays import Ints
-from .experience import Bools, Experience, same_rows
+from ..steps.arrays import Bools, Ints
+from .experience import Experience, same_rows
 from .findings import Finding, found
 
 __all__ = ["windows"]

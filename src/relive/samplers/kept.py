@@ -24,8 +24,7 @@ from ..kernels.reference.priorities import (
 )
 from ..ring.adding import Change, Ended
 from ..ring.ring import Ring
-from ..steps.arrays import Ints
-from .contract import Doubles
+from ..steps.arrays import Doubles, Ints
 from .sumtree import SumTree
 from .weighing import powers_of, require_errors
 

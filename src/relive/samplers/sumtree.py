@@ -9,15 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import kernels
-from ..errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ParameterError, ShapeError
+from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.tree import FANOUT
 from ..memory.blocks import zeroed
-from ..steps.arrays import Ints
+from ..steps.arrays import Doubles, Ints
 
 __all__ = ["Cover", "SumTree"]
-
-
-Doubles = NDArray[np.float64]
 
 
 ALIGNMENT = 8
@@ -201,30 +198,6 @@ class SumTree:
                 total += children[:, k]
             self._nodes[above + places] = total
         self._minima = np.empty(0)
-
-    def clear(self) -> None:
-        """Set all weights to 0."""
-        self._nodes.fill(0.0)
-        self._minima.fill(np.inf)
-
-    def state_dict(self) -> dict[str, Doubles]:
-        """A copy of the weights; the sums follow from them."""
-        return {"leaves": self._nodes[: self._size].copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the weights of a tree of the same size. An error changes nothing.
-
-        Raises:
-            FieldError: the weights are missing.
-            ShapeError: their number is not the tree's size.
-            NotFiniteError: an entry is not a valid weight.
-        """
-        if "leaves" not in state:
-            raise FieldError(f"a sum tree's state has the entry 'leaves', got {list(state)}; pass its state_dict()")
-        leaves = np.asarray(state["leaves"])
-        if leaves.shape != (self._size,):
-            raise ShapeError(f"leaves: expected shape ({self._size},), got {leaves.shape}; create a tree of that size")
-        self.set(np.arange(self._size), leaves)
 
     def check(self) -> None:
         """Check the invariants.
