@@ -330,6 +330,9 @@ REFUSED: dict[str, Case] = {
         {"obs": obs(cam=np.zeros((2, 2), np.uint8))}, errors.ShapeError, ["'obs.cam'", "(3, 2, 2)", "num_envs"],
     ),
     "a trailing axis of one": ({"reward": rows(3, 1)}, errors.ShapeError, ["'reward'", "(3, 1)", ".squeeze(-1)"]),
+    "envs in the second place": (
+        {"obs": obs(cam=np.zeros((2, 3, 2), np.uint8))}, errors.ShapeError, ["'obs.cam'", ".transpose(0, 1)"],
+    ),
     "another shape per env": (
         {"obs": obs(pose=(rows(3, 5), rows(3)))}, errors.ShapeError, ["'obs.pose.0'", "(3, 5)", "(4,) per env"],
     ),

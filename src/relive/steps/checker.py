@@ -199,6 +199,8 @@ class StepChecker:
         message = f"field '{name}': expected shape {shape} (num_envs first), got {given}"
         if given == shape[1:]:
             message += f"; the leading axis of {shape[0]} (num_envs) is missing: pass one row per env"
+        elif len(shape) == 3 and given == (shape[1], shape[0], shape[2]):
+            message += "; envs come first here, in recurrent states too: pass .transpose(0, 1)"
         elif given[:1] != shape[:1]:
             message += f"; pass one row for each of the {shape[0]} envs"
         elif given == (*shape, 1):
