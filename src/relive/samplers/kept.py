@@ -117,7 +117,7 @@ def require_usable(ring: Ring) -> None:
 
 @contextmanager
 def rebuilding(ring: Ring) -> Generator[None]:
-    """Within this context, all priorities of a ring are replaced. After a kill or an exception, they are found anew.
+    """In this context all priorities of a ring are replaced. After a kill or an exception they are computed again.
 
     Raises:
         LifecycleError: the ring was closed, or belongs to the parent of this process.

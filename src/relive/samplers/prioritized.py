@@ -136,7 +136,7 @@ class Prioritized(Sampler):
         self._ring = ring
 
     def _resume(self, ring: Ring, kept: KeptPriorities) -> None:
-        """Go on with the priorities in files. Only where a kill left them in doubt are they found anew.
+        """Go on with the priorities in files. Those that a kill left in doubt are computed again.
 
         Raises:
             NotFiniteError: an error is negative or not finite.

@@ -184,7 +184,7 @@ class SumTree:
         self._minima = np.empty(0)
 
     def put(self, positions: Ints, weights: Doubles) -> None:
-        """Give leaves ``[B]`` their weights, and sum anew everything above them, whatever it is now.
+        """Give leaves ``[B]`` their weights, and compute all sums above them again.
 
         :meth:`set` climbs no further than sums change, and so it trusts all sums. After a kill they may be wrong.
         """
