@@ -26,7 +26,7 @@ from .saving import KIND
 from .typed import S_co, V_co
 from .validate import require_reach
 
-__all__ = ["OpenedReplay", "opened"]
+__all__ = ["OpenedReplay", "kept_arguments", "opened"]
 
 
 class OpenedReplay(SavableReplay[S_co, V_co]):
@@ -167,7 +167,7 @@ def _opened(
         buffer = cls(**given, sampler=sampler, view=view, seed=seed, store=keeper)
         return _begun(buffer, keeper, flush, None)
     with contradictions(directory.path, ParameterError, SchemaError):
-        arguments = _kept_arguments(content, sampler, view)
+        arguments = kept_arguments(content, sampler, view)
     _require_same(directory.path, arguments, wanted)
     first = whole(content, "first")
     with contradictions(directory.path):
@@ -216,7 +216,7 @@ def _end_in_child(ring: ReferenceType[Ring]) -> None:
         )
 
 
-def _kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
+def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
     """The constructor's arguments for the replay that is kept; ``sampler`` and ``view`` where they are not None."""
     if entry(content, "kind", str) != KIND:
         raise InvariantError(f"its kind is {content['kind']!r:.80}")
