@@ -21,6 +21,7 @@ from .sealed import MOST_BYTES, damaged
 
 __all__ = [
     "Reader",
+    "create_file",
     "make_directory",
     "open_file",
     "open_to_read",
@@ -76,7 +77,7 @@ def write_file(
 
     ``last`` gives a position and bytes to write there, for content that is known only at the end.
     """
-    descriptor = _create(path)
+    descriptor = create_file(path)
     try:
         note = _fill(descriptor, parts, size)
         if last is not None:
@@ -100,7 +101,7 @@ def write_files(
     descriptors, notes = list[int](), list[FileNote]()
     try:
         for path, (parts, size) in files.items():
-            descriptors.append(_create(path))
+            descriptors.append(create_file(path))
             notes.append(_fill(descriptors[-1], parts, size))
         if written is not None:
             written()
@@ -125,7 +126,8 @@ def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -
         return lambda: result
 
 
-def _create(path: Path) -> int:
+def create_file(path: Path) -> int:
+    """Create a file that is not there yet, to be written; returns its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
 
 
