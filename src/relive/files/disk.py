@@ -297,8 +297,8 @@ def _others(path: Path) -> str:
 class Reader:
     """Reads a file once from start to end and computes its CRC-32 on the way."""
 
-    def __init__(self, stream: io.FileIO, path: Path, *, verify: bool) -> None:
-        self._stream, self._path, self._verify, self._crc = stream, path, verify, 0
+    def __init__(self, stream: io.FileIO, path: Path) -> None:
+        self._stream, self._path, self._crc = stream, path, 0
         stream.seek(0)
 
     def read_into(self, target: memoryview) -> None:
@@ -308,8 +308,7 @@ class Reader:
             count = self._stream.readinto(target[done : done + CACHED])
             if not count:
                 raise damaged(self._path, f"{len(target) - done} more bytes", "its end")
-            if self._verify:
-                self._crc = zlib.crc32(target[done : done + count], self._crc)
+            self._crc = zlib.crc32(target[done : done + count], self._crc)
             done += count
 
     def check_size(self, size: int) -> None:
@@ -326,5 +325,5 @@ class Reader:
 
     def check_crc32(self, crc32: str) -> None:
         """Require this checksum of the bytes read."""
-        if self._verify and crc32 != f"{self._crc:08x}":
+        if crc32 != f"{self._crc:08x}":
             raise damaged(self._path, f"the CRC-32 {crc32}", f"{self._crc:08x}")
