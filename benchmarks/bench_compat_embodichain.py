@@ -8,10 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
-from harness import Contender, Effort, Workload, aligned, measure, write
+from harness import Contender, Effort, PiecewiseCopyFloor, Workload, measure, write
 
 N, T, OBS, ACTIONS = 4096, 32, 48, 12
 BATCH = 8192
@@ -22,23 +21,6 @@ FIELDS = OBS + ACTIONS + 5  # float32; flags apart
 class Work:
     method: str
     nbytes: int
-
-
-class CopyFloor:
-    label, package, role = "memcpy of what is read or written", "", "floor"
-    note = "numpy.copyto of those bytes, 4 MB at a time"
-
-    def setup(self, data: Work) -> None:
-        self.times = -(-data.nbytes // 2**22)
-        self.source, self.target = aligned(2**22), aligned(2**22)
-        self.source[:], self.target[:] = 1, 0
-
-    def run(self) -> None:
-        for _ in range(self.times):
-            np.copyto(self.target, self.source)
-
-    def check(self) -> str:
-        return ""
 
 
 class Buffer:
@@ -124,8 +106,9 @@ def run(effort: Effort, folder: Path) -> None:
         "transition_view": rollout,
         "iterate_minibatches": rollout,
     }
+    floor = PiecewiseCopyFloor(lambda data: data.nbytes, "what is read or written")
     workloads = []
     for name, nbytes in sizes.items():
-        contenders: list[Contender] = [CopyFloor(), Ours(), Theirs()]
+        contenders: list[Contender] = [floor, Ours(), Theirs()]
         workloads.append(measure(Workload(name, Work(name, nbytes)), contenders, effort))
     write("compat_embodichain", "EmbodiChain's rollouts, [4096, 32]", workloads, folder)

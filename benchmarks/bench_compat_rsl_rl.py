@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from harness import Contender, Effort, Workload, aligned, measure, write
+from harness import Contender, Effort, PiecewiseCopyFloor, Workload, measure, write
 from rollout_data import BATCHES, EPOCHS, Rollout
 
 T, N, OBS, ACTIONS, HIDDEN = 24, 4096, 48, 12, 256
@@ -52,24 +52,6 @@ class Play:
     def done(self) -> np.ndarray:
         columns = Rollout.make(T, N, 1, 1, done=DONE).columns
         return columns["terminated"] | columns["truncated"]
-
-
-class CopyFloor:
-    label, package, role = "memcpy of what is read or written", "", "floor"
-    note = "numpy.copyto of those bytes, 4 MB at a time"
-
-    def setup(self, data: Play) -> None:
-        self.times, rest = divmod(data.nbytes(), 2**22)
-        self.times += bool(rest)
-        self.source, self.target = aligned(2**22), aligned(2**22)
-        self.source[:], self.target[:] = 1, 0
-
-    def run(self) -> None:
-        for _ in range(self.times):
-            np.copyto(self.target, self.source)
-
-    def check(self) -> str:
-        return ""
 
 
 class Storage:
@@ -165,9 +147,10 @@ WORKLOADS = {
 
 def run(effort: Effort, folder: Path) -> None:
     """Measures the storage's methods and writes `compat_rsl_rl.json`."""
+    floor = PiecewiseCopyFloor(Play.nbytes, "what is read or written")
     workloads = []
     for name, data in WORKLOADS.items():
-        contenders: list[Contender] = [CopyFloor(), Ours(), Theirs()]
+        contenders: list[Contender] = [floor, Ours(), Theirs()]
         if data.method.endswith("mini_batch_generator"):
             contenders.insert(2, OursAsTheirs())
         workloads.append(measure(Workload(name, data), contenders, effort))

@@ -112,6 +112,38 @@ def violations(sources: Sources) -> list[str]:
     return wrong + [f"import cycle: {' -> '.join(cycle)}" for cycle in cycles(graph)]
 
 
+def borrowed_names(sources: Sources) -> list[str]:
+    """Every import of a name from a module that neither defines nor lists it, or that does not list it for other rooms.
+
+    Faces of folders pass names on. What kernels' callers know of their tables is not listed.
+    """
+    modules = {module_name(path): path for path in sources}
+    wrong: list[str] = []
+    for path, source in sources.items():
+        for line, full in imports_of(path, source):
+            target, name = full.removeprefix(PACKAGE).removeprefix("."), ""
+            while part_of(full) == PACKAGE and target not in modules:
+                target, _, name = target.rpartition(".")
+            if not name or modules[target].endswith("__init__.py"):
+                continue
+            defined, listed = names_of(sources[modules[target]])
+            if name not in defined | listed:
+                wrong.append(f"{path}:{line}: {target} does not define {name}")
+            elif name not in listed and part_of(target) not in (part_of(module_name(path)), "kernels"):
+                wrong.append(f"{path}:{line}: {target} does not list {name} in __all__")
+    return wrong
+
+
+@cache
+def names_of(source: str) -> tuple[set[str], set[str]]:
+    """The names that a module defines, and those in its ``__all__``."""
+    tree = ast.parse(source)
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    defined |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    assigned = {ast.unparse(node.targets): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    return defined, set(ast.literal_eval(assigned["__all__"])) if "__all__" in assigned else set()
+
+
 def floor_of(module: str) -> int | None:
     return next((floor for floor, rooms in enumerate(FLOORS) if part_of(module) in rooms), None)
 
@@ -166,6 +198,18 @@ def test_every_room_exists_and_contributing_says_what_it_is_for():
 
 def test_imports_point_downwards_without_a_cycle():
     assert violations(read_sources()) == []
+
+
+def test_a_name_is_imported_from_the_module_that_defines_it_and_lists_it_for_other_rooms():
+    assert borrowed_names(read_sources()) == []
+
+
+def test_the_checker_catches_names_that_are_borrowed_or_not_listed():
+    lender = '__all__ = ["a"]\nfrom .errors import E\ndef a(): ...\ndef b(): ...'
+    for name, complaint in (("a", ""), ("b", "does not list b"), ("E", "does not define E")):
+        tree = {"errors.py": "E = 1", "parameters.py": lender, "steps/x.py": f"from ..parameters import {name}"}
+        found = [line for line in borrowed_names(tree) if line.startswith("steps")]
+        assert [complaint in line for line in found] == [True] * bool(complaint)
 
 
 @pytest.mark.parametrize("package", PLACES)

@@ -115,7 +115,7 @@ def is_count(value: Any, least: int = 0) -> bool:
     """Whether this is a whole number of at least ``least``."""
     if type(value) is int:  # most often; whether something is an Integral takes ten times as long
         return value >= least
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+    return is_whole(value) and int(value) >= least
 
 
 def is_whole(value: Any) -> bool:
@@ -182,7 +182,7 @@ def seed_or_drawn(seed: Any) -> int:
     """
     if seed is None:
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
+    if not is_whole(seed):
         raise ParameterError(f"seed is an int, or None to draw one, got {seed!r:.200}")
     return int(seed)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ import pytest
 from children import SECONDS
 from clusters import LocalLink, check, local, steps
 from relive import MinSize, SamplesPerInsert
+from relive.cluster.pace import Pace
 from relive.cluster.replay import Replay
+from relive.cluster.shard import Totals
 from relive.errors import ParameterError, WaitTimeoutError
 
 
@@ -113,6 +117,19 @@ def test_shards_that_die_and_come_back_neither_block_the_others_nor_get_more_tha
     stats = replay.stats()
     assert (stats["restarts"], stats["shards_up"]) == (1, 2)
     replay.close()
+
+
+def test_a_shard_that_was_restarted_does_not_keep_the_room_that_its_earlier_life_was_given():
+    def totals(born: str, stored: int) -> Totals:
+        return Totals(born, 0, 0, 0.0, math.inf, 0.0, stored)
+
+    group: Any = SimpleNamespace(count=2, up=[0, 1], forgotten=[0, 0], totals=[totals("a", 0), totals("b", 0)])
+    pace = Pace(SamplesPerInsert(1, min_size=20, error_buffer=40), group, None)
+    assert [told.steps for told in pace.allowances() if told] == [30, 30]
+    group.totals = [totals("c", 0), totals("b", 30)]  # one was restarted, the other used its room
+    for shard in (0, 1):
+        pace.answered(shard, group.totals[shard])
+    assert [told.steps for told in pace.allowances() if told] == [15, 45]
 
 
 def test_a_minimal_size_holds_back_the_learner_alone_and_counts_are_saved(tmp_path: Path):

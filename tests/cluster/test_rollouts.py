@@ -129,6 +129,8 @@ def test_a_lost_answer_loses_and_doubles_nothing(method: str):
         found.append(got(rollouts))
     assert found == [0, 1, 2, 3]
     empty(rollouts)
+    stats = rollouts.stats()
+    assert (stats["came"], stats["repeated"]) == (4, 4 if method == "put" else 0)  # a rollout is kept once
 
 
 def test_a_queue_that_dies_loses_what_is_in_it_and_this_is_counted():

@@ -167,9 +167,6 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_forged_manifest_with_a_right_checksum_is_refused(case: str, tmp_path: Path):
     forge(save(tmp_path / "save", 1), FORGERIES[case])
     assert_refused(tmp_path / "save")
-    if case != "another checksum":
-        with pytest.raises(FileFormatError):
-            persist.read(tmp_path / "save", verify=False)
 
 
 GARBAGE = {

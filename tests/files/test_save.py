@@ -7,7 +7,6 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,7 @@ from hypothesis import strategies as st
 
 from relive import files as persist
 from relive.errors import (
-    DTypeError,
-    FieldError,
     FileFormatError,
-    ReliveError,
-    ShapeError,
 )
 from relive.files import disk, format, tensors
 from saves import Tensors, Tried, assert_refused, assert_same, bits, data_files, example, holds, save
@@ -85,21 +80,6 @@ def test_what_is_saved_comes_back_bit_for_bit(values: Tensors, content: dict[str
     assert json.dumps(told) == json.dumps(content)
 
 
-@given(values=st.dictionaries(NAMES, any_tensor(), max_size=4), data=st.data())
-def test_tensors_are_read_into_given_ones_of_any_strides(values: Tensors, data: st.DataObject, tmp_path_factory: Any):
-    path = tmp_path_factory.mktemp("saves") / "save"
-    persist.write(path, values, {})
-    with persist.Save(path) as opened:
-        into = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in opened.specs.items()}
-        for name, given_one in into.items():
-            if data.draw(st.booleans()) and given_one.ndim > 1:
-                turned = torch.empty(given_one.shape[::-1], dtype=given_one.dtype)
-                into[name] = turned.permute(*reversed(range(turned.ndim)))
-        found = opened.read(into)
-    assert all(found[name] is into[name] for name in into)
-    assert_same(found, values)
-
-
 # Some dtypes of the format the library itself cannot read into torch.
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d in safetensors.torch._TYPES.values()], ids=str)
 def test_the_safetensors_library_reads_every_data_file(dtype: torch.dtype, tmp_path: Path):
@@ -112,11 +92,11 @@ def test_the_safetensors_library_reads_every_data_file(dtype: torch.dtype, tmp_p
     assert_same(found, values)
 
 
-def test_lazily_conjugated_and_negated_tensors_are_saved_and_read_into_as_their_values(tmp_path: Path):
+def test_lazily_conjugated_and_negated_tensors_are_saved_as_their_values(tmp_path: Path):
     value = torch.tensor([1 + 2j, 3 - 4j] * 20, dtype=torch.complex64)
     values = {"conjugate": value.conj(), "negative": value.conj().imag, "plain": value[:1].conj().imag}
     persist.write(tmp_path / "save", values, {})
-    found, _ = persist.read(tmp_path / "save", {"conjugate": torch.zeros_like(value).conj()})
+    found, _ = persist.read(tmp_path / "save")
     assert torch.equal(found["conjugate"], torch.tensor([1 - 2j, 3 + 4j] * 20, dtype=torch.complex64))
     assert torch.equal(found["negative"], torch.tensor([-2.0, 4.0] * 20))
     assert torch.equal(found["plain"], torch.tensor([-2.0]))
@@ -234,22 +214,6 @@ def test_what_comes_in_parts_is_saved_as_one_and_may_change_once_it_was_taken(
     assert parts.whole().tolist() == rows.tolist()
 
 
-def test_what_is_read_into_is_checked_before_anything_is_overwritten(tmp_path: Path):
-    path, good = save(tmp_path / "save", 1), torch.full((40, 3), 7)
-    cases: list[tuple[str, torch.Tensor, type[ReliveError]]] = [
-        ("rwos", torch.zeros(3), FieldError),
-        ("flags", torch.zeros(5), DTypeError),
-        ("flags", torch.zeros(6, dtype=torch.bool), ShapeError),
-    ]
-    for name, tensor, kind in cases:
-        with pytest.raises(kind, match=f"'{name}'"):
-            persist.read(path, {"rows": good, name: tensor})
-    os.truncate(data_files(path)[-1], 10)
-    with pytest.raises(FileFormatError, match="bytes"):
-        persist.read(path, {"rows": good})
-    assert (good == 7).all()
-
-
 def test_no_descriptor_stays_open_whatever_happens(tmp_path: Path):
     if not Path("/proc/self/fd").exists():
         pytest.skip("no list of open descriptors here")
@@ -291,9 +255,8 @@ def test_every_flipped_byte_of_manifest_and_headers_is_noticed_and_so_are_those_
     assert holds(path) == 3
 
 
-def test_damage_of_several_bytes_is_noticed_and_without_verification_does_no_harm(tmp_path: Path, tried: Tried):
+def test_damage_of_several_bytes_is_noticed(tmp_path: Path, tried: Tried):
     path, random = save(tmp_path / "save", 3), np.random.default_rng(1)
-    layout = {name: (tensor.shape, tensor.dtype) for name, tensor in example().items()}
     files = [path / "manifest.json", *data_files(path)]
     tried("several changed bytes in a save", 200)
     for _ in range(200):
@@ -306,9 +269,6 @@ def test_damage_of_several_bytes_is_noticed_and_without_verification_does_no_har
         file.write_bytes(damage)
         if damage != genuine:
             assert_refused(path)
-        with suppress(FileFormatError):
-            found, _ = persist.read(path, verify=False)
-            assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == layout
         file.write_bytes(genuine)
     assert holds(path) == 3
 

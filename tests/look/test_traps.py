@@ -116,6 +116,21 @@ def test_windows_with_a_mistake_at_ends_are_found(mistake: str, rule: str) -> No
     assert sure(report) <= {rule, "n-step-over-an-end", "n-step-flag-of-first-step"}, str(report)
 
 
+@pytest.mark.parametrize("members", [("x",), ("x", "goal")])
+def test_windows_over_the_ends_of_short_episodes_are_found_whatever_a_constant_goal_does(
+    members: tuple[str, ...],
+) -> None:
+    size = 60
+    obs = {"x": np.arange(size + 2, dtype=np.float32)[:, None] ** 1.3, "goal": np.ones((size + 2, 1), np.float32)}
+    ended = np.isin(np.arange(size) % 6, (4, 5))  # every second episode has one step
+    report = relive.audit({
+        "obs": {name: obs[name][:size] for name in members}, "next_obs": {name: obs[name][2:] for name in members},
+        "action": obs["x"][:size], "reward": obs["x"][:size, 0], "terminated": ended, "truncated": ended & False,
+    })  # fmt: skip
+    (found,) = (finding for finding in report.findings if finding.rule == "n-step-over-an-end")
+    assert found.rows == 18
+
+
 def three_step(rows: Arrays, start: int, gamma: float = 0.9) -> Arrays:
     """The 3-step window from a row of a ring, with nothing looked at but the place of the rows."""
     size = len(rows["reward"])

@@ -161,6 +161,23 @@ def test_what_cannot_be_or_would_wait_for_ever_is_refused(make: Any, match: str)
         make()
 
 
+def test_rings_that_share_a_limit_may_not_all_together_insert_what_would_wait_for_ever() -> None:
+    limit = SamplesPerInsert(2, 1, 12)
+    limit.share(3)
+    assert limit.may_insert(2)
+    with pytest.raises(ParameterError, match="3 steps at a time of 3 rings, 18 samples, are more"):
+        limit.may_insert(3)
+    assert limit.may_sample(12)  # samples are counted in one place
+
+
+def test_the_most_inserts_at_once_are_never_more_than_the_limit_allows() -> None:
+    limit = SamplesPerInsert(1.1, 1, 7.7)  # 7.7 / 1.1 is 7, and 7 * 1.1 is more than 7.7
+    assert limit.most_at_once == 6
+    assert limit.may_insert(6)
+    with pytest.raises(ParameterError, match="7 steps at a time"):
+        limit.may_insert(7)
+
+
 def test_threads_of_both_sides_keep_the_ratio_and_end() -> None:
     limit, seen = SamplesPerInsert(8, 10, 64), list[float]()
 

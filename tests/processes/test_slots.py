@@ -26,6 +26,7 @@ from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
 from relive.processes.shared import SharedBlock
+from relive.processes.wire import Address
 from serving import (
     DEPTHS,
     PlainAhead,
@@ -65,8 +66,8 @@ def _refuse() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ReplayServer]:
-    """One that nobody changes."""
-    with serve(partial(replay_of, 20), 4, 3, learners=2) as server:
+    """One for a single learner at a time, that nobody changes."""
+    with serve(partial(replay_of, 20), 4, 3) as server:
         yield server
 
 
@@ -115,9 +116,9 @@ def test_served_batches_are_those_of_a_plain_loop_that_draws_as_far_ahead(view: 
         learner.call("check")
 
 
-def test_learners_share_the_batches_out_in_turn(server: ReplayServer):
-    plain = replay_of(20)
-    with server.learner(0) as first, server.learner(1) as second:
+def test_learners_share_the_batches_out_in_turn():
+    plain, server = replay_of(20), serve(partial(replay_of, 20), 4, 3, learners=2)
+    with server, server.learner(0) as first, server.learner(1) as second:
         for turn in range(8):
             learner = (first, second)[turn % 2]
             assert same_batches(next(learner), plain.sample(4)), turn
@@ -282,8 +283,8 @@ def test_a_limit_that_allows_no_batch_or_no_step_of_the_lanes_is_refused_before_
 
 
 def test_a_rank_is_for_one_process_and_free_once_that_is_gone(server: ReplayServer):
-    with pytest.raises(ParameterError, match=r"learner\(rank=2\)"):
-        server.learner(2)
+    with pytest.raises(ParameterError, match=r"learner\(rank=1\)"):
+        server.learner(1)
     with server.learner(0), pytest.raises(LifecycleError, match="learner 0 is taken"):
         server.learner(0)
     with server.learner(0) as learner:
@@ -298,6 +299,29 @@ def test_strangers_get_nothing_and_hold_nobody_back():
                 stranger.connect(server._address.name)
                 stranger.sendall(words)
                 assert len(next(learner)["reward"]) == 4
+
+
+def test_a_stranger_with_another_token_gets_no_seat():
+    with serve(partial(replay_of, 20)) as server:
+        token = server._address.token
+        for hello in (f"{token[::-1]} 0", f"{token[:-1]} 0", "0", f"0 {token} 0"):
+            line = Address(server._address.name, "").connect("")
+            line.send_bytes(hello.encode())
+            with pytest.raises((EOFError, ConnectionError)):
+                line.receive()
+            line.close()
+        assert server._address.connect("0").receive()[0] == "welcome"
+
+
+def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long():
+    server, stranger = serve(partial(replay_of, 20)), socket.socket(socket.AF_UNIX)
+    with server, server.learner(timeout=SECONDS) as learner, stranger:
+        stranger.connect(server._address.name)
+        stranger.sendall(b"\0\0")
+        began = time.monotonic()
+        for _ in range(6):  # more than were drawn before
+            next(learner)
+        assert time.monotonic() - began < SECONDS / 2
 
 
 # Deaths

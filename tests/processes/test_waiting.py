@@ -57,6 +57,16 @@ def test_a_ring_wakes_all_who_wait(bell: Bell) -> None:
     assert heard == [True] * 3
 
 
+def test_who_sleeps_looks_again_though_nobody_rings(bell: Bell) -> None:
+    state = list[int]()
+    other = threading.Timer(0.05, lambda: state.append(1))
+    other.start()
+    began = time.monotonic()
+    assert bell.wait(lambda: bool(state), SECONDS)
+    assert time.monotonic() - began < SECONDS / 2
+    other.join()
+
+
 def test_an_error_of_the_condition_ends_the_wait_and_a_ring_without_sleepers_is_free(bell: Bell) -> None:
     def fail() -> bool:
         raise ValueError("the other is dead")

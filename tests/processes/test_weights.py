@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -58,6 +60,30 @@ def test_other_networks_and_a_second_publisher_are_refused() -> None:
         pickle.loads(pickle.dumps(weights)).publish(network())
     with pytest.raises(errors.ParameterError, match="timeout"):
         weights.wait(-1)
+
+
+def test_a_version_that_is_overwritten_while_it_is_copied_is_fetched_again() -> None:
+    state = {"a": torch.zeros(8)}
+    weights = Weights(state)
+    weights.publish({"a": torch.ones(8)})
+    copies = weights._copies
+
+    class Overwritten:
+        """The two versions in memory. While the first reader copies one, two newer ones are published."""
+
+        def __getitem__(self, number: int) -> Any:
+            weights._copies, self.row = copies, copies[number]
+            return self
+
+        def copy(self) -> Any:
+            first = self.row[:16].copy()
+            for value in (2.0, 3.0):
+                weights.publish({"a": torch.full((8,), value)})
+            return np.concatenate([first, self.row[16:]])
+
+    weights._copies = Overwritten()
+    assert weights.fetch(state)
+    assert state["a"].tolist() == [3.0] * 8
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from relive.errors import DTypeError, EmptyError, FieldError, NotFiniteError, ParameterError, ShapeError
+from relive.errors import DTypeError, EmptyError, NotFiniteError, ParameterError, ShapeError
 from relive.kernels import cpu, reference
 from relive.samplers.sumtree import SumTree
 
@@ -197,14 +197,15 @@ class AgainstTheTwin(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        self.tree.clear()
+        self.tree.set(np.arange(len(self.twin)), 0.0)
         self.twin[:] = 0
 
     @rule()
-    def save_and_load(self) -> None:
-        other = SumTree(len(self.twin))
-        other.load_state_dict(self.tree.state_dict())
-        assert bits(other._nodes) == bits(self.tree._nodes)
+    def copy(self) -> None:
+        same, other = SumTree(len(self.twin)), SumTree(len(self.twin))
+        same.set(np.arange(len(self.twin)), self.twin)  # all at once
+        other.become(self.tree)
+        assert bits(same._nodes) == bits(other._nodes) == bits(self.tree._nodes)
         self.tree = other
 
     @rule(first=st.just(0.0))
@@ -335,22 +336,21 @@ def test_a_position_outside_is_refused_by_name_and_nothing_is_written(position: 
     assert bits(tree._nodes) == before
 
 
-def test_saved_weights_give_the_same_draws_and_are_copies() -> None:  # P4
-    tree = tree_of(np.random.default_rng(0).random(1000))
-    state, masses = tree.state_dict(), np.random.default_rng(1).random(500) * tree.total
-    found = tree.find(masses)
+def test_a_tree_with_the_weights_of_another_gives_its_draws_and_owns_them() -> None:  # P4
+    tree, other = tree_of(np.random.default_rng(0).random(1000)), tree_of([1.0] * 1000)
+    masses = np.random.default_rng(1).random(500) * tree.total
+    found, lowest = tree.find(masses), tree.minimum_positive()
+    assert other.minimum_positive() == 1.0
+    other.become(tree)
     tree.set(np.arange(1000), 0.0)
-    other = SumTree(1000)
-    other.load_state_dict(state)
     assert np.array_equal(other.find(masses), found)
-    state["leaves"][:] = 7.0
-    assert np.array_equal(other.find(masses), found)
+    assert other.minimum_positive() == lowest
 
 
-def test_after_clear_nothing_can_be_drawn_until_something_is_set() -> None:  # P5
+def test_once_all_weights_are_zero_nothing_can_be_drawn_until_something_is_set() -> None:  # P5
     tree = tree_of([1.0] * 100)
     assert tree.minimum_positive() == 1.0
-    tree.clear()
+    tree.set(np.arange(100), 0.0)
     tree.check()
     for call in (lambda: tree.find([0.0]), tree.minimum_positive):
         with pytest.raises(EmptyError, match="set some before"):
@@ -481,7 +481,7 @@ def test_positions_of_any_integers_and_values_of_any_numbers_are_taken() -> None
     tree = SumTree(10)
     for positions in ([3, 4], (3, 4), np.array([3, 4], np.uint8), np.array([3, 9, 4])[::2]):
         for values in ([1, 2], np.array([1.0, 2.0], np.float32), np.array([1.0, 9.0, 2.0])[::2]):
-            tree.clear()
+            tree.set(range(10), 0)
             tree.set(positions, values)
             assert tree.get(positions).tolist() == [1.0, 2.0]
     tree.set(5, 7)
@@ -512,9 +512,7 @@ def test_of_several_weights_for_one_leaf_the_last_stays() -> None:
         (lambda t: t.find([0.5, 10.0]), NotFiniteError, r"entry 1 is 10.0, not in \[0, 10.0\)"),
         (lambda t: t.find([-0.5]), NotFiniteError, "entry 0 is -0.5"),
         (lambda t: t.find([math.nan]), NotFiniteError, "entry 0 is nan"),
-        (lambda t: t.load_state_dict({"nodes": 1}), FieldError, r"'leaves', got \['nodes'\]"),
-        (lambda t: t.load_state_dict({"leaves": np.ones(5)}), ShapeError, r"expected shape \(4,\), got \(5,\)"),
-        (lambda t: t.load_state_dict({"leaves": [1.0, 1.0, -1.0, 1.0]}), NotFiniteError, "entry 2, for position 2"),
+        (lambda t: t.set(range(4), [1.0, 1.0, -1.0, 1.0]), NotFiniteError, "entry 2, for position 2"),
         (lambda t: SumTree(0), ParameterError, "at least 1 leaf"),
     ],
 )

@@ -22,7 +22,7 @@ from .tensordicts import as_tensordict
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "parts_of", "replace_parts", "stride_of"]
+__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "replace_parts", "stride_of"]
 
 
 Overlap = Literal["none", "half", "max"] | int
@@ -283,11 +283,6 @@ def _shape_of(values: Any) -> tuple[int, ...]:
     if not isinstance(values, Tensor):
         raise DTypeError(f"expected a torch.Tensor, got a {type(values).__name__}; pass torch.as_tensor(...)")
     return tuple(values.shape)
-
-
-def parts_of(batch: SequenceBatch) -> tuple[Mapping[Path, Tensor], Mapping[str, Tensor], Any]:
-    """The leaves, the facts and the states that a batch of sequences was made of."""
-    return batch._leaves, batch._facts, batch._hidden  # pyright: ignore[reportPrivateUsage]
 
 
 def replace_parts(batch: SequenceBatch, parts: Any) -> None:

@@ -14,11 +14,11 @@ from ..errors import EnvError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, require
 from ..replay.buffer import ReplayBuffer
 from ..rollout.buffer import RolloutBuffer
-from ..steps.arrays import as_host
+from ..steps.arrays import Bools, as_host
 from ..steps.schema import Schema
 from ..steps.summary import Summary, html, text
 from .chunks import FILLED_RULE, SINK_RULE, Chunks, StepSink
-from .envs import Bools, VectorEnvs, is_factory, vectorized
+from .envs import VectorEnvs, is_factory, vectorized
 from .finals import Finals, Given, room
 from .inputs import Inputs, Leaves, shaped_as
 from .policy import Policy, ask, fields_of, require_functions, value_of

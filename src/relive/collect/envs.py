@@ -14,13 +14,10 @@ from torch import Tensor
 
 from ..errors import EnvError, LifecycleError, ParameterError
 from ..parameters import one_of, require
-from ..steps.arrays import as_host
+from ..steps.arrays import Bools, as_host
 from ..steps.trees import Path, descend
 
-__all__ = ["Bools", "VectorEnvs", "copied", "info_field", "is_factory", "pick", "unknown_info", "vectorized"]
-
-
-Bools = NDArray[np.bool_]
+__all__ = ["VectorEnvs", "copied", "info_field", "is_factory", "pick", "unknown_info", "vectorized"]
 
 
 PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()

@@ -13,11 +13,11 @@ from ..batches.states import swap_layers
 from ..batches.tensordicts import as_tensordict
 from ..errors import DTypeError, EnvError, FieldError, SchemaError, ShapeError
 from ..parameters import Rule, is_names, require
-from ..steps.arrays import as_host, check_castable
+from ..steps.arrays import Bools, as_host, check_castable
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Schema
 from ..steps.trees import Path, descend, dotted
-from .envs import Bools, copied, info_field, pick, unknown_info
+from .envs import copied, info_field, pick, unknown_info
 
 __all__ = ["Inputs", "Leaves", "shaped_as"]
 

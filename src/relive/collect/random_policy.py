@@ -11,10 +11,9 @@ from torch import Tensor
 from ..batches.states import swap_layers
 from ..errors import EnvError
 from ..parameters import seed_or_drawn
-from ..steps.arrays import as_host
+from ..steps.arrays import Bools, as_host
 from ..steps.schema import Schema
 from ..steps.trees import Path, descend
-from .envs import Bools
 
 __all__ = ["RandomPolicy"]
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .envs import Bools, VectorEnvs, pick
+from ..steps.arrays import Bools
+from .envs import VectorEnvs, pick
 from .finals import Given
 from .inputs import Inputs, Leaves, shaped_as
 

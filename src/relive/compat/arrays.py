@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..steps.arrays import NUMPY_DTYPES, as_tensor
+from ..steps.arrays import NUMPY_DTYPES, Array, as_tensor
 
-__all__ = ["Array", "array_of", "sent"]
+__all__ = ["array_of", "sent"]
 
-Array = NDArray[Any]
 
 PLAIN = (float, int, bool)
 

@@ -7,14 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
+from ..steps.arrays import Array
 
 __all__ = ["Inbox"]
-
-Array = NDArray[Any]
 
 
 class Inbox:

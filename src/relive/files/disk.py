@@ -21,6 +21,7 @@ from .sealed import MOST_BYTES, damaged
 
 __all__ = [
     "Reader",
+    "create_file",
     "make_directory",
     "open_file",
     "open_to_read",
@@ -76,7 +77,7 @@ def write_file(
 
     ``last`` gives a position and bytes to write there, for content that is known only at the end.
     """
-    descriptor = _create(path)
+    descriptor = create_file(path)
     try:
         note = _fill(descriptor, parts, size)
         if last is not None:
@@ -100,7 +101,7 @@ def write_files(
     descriptors, notes = list[int](), list[FileNote]()
     try:
         for path, (parts, size) in files.items():
-            descriptors.append(_create(path))
+            descriptors.append(create_file(path))
             notes.append(_fill(descriptors[-1], parts, size))
         if written is not None:
             written()
@@ -125,7 +126,8 @@ def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -
         return lambda: result
 
 
-def _create(path: Path) -> int:
+def create_file(path: Path) -> int:
+    """Create a file that is not there yet, to be written; returns its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY | _SAFE, 0o666)
 
 
@@ -295,8 +297,8 @@ def _others(path: Path) -> str:
 class Reader:
     """Reads a file once from start to end and computes its CRC-32 on the way."""
 
-    def __init__(self, stream: io.FileIO, path: Path, *, verify: bool) -> None:
-        self._stream, self._path, self._verify, self._crc = stream, path, verify, 0
+    def __init__(self, stream: io.FileIO, path: Path) -> None:
+        self._stream, self._path, self._crc = stream, path, 0
         stream.seek(0)
 
     def read_into(self, target: memoryview) -> None:
@@ -306,8 +308,7 @@ class Reader:
             count = self._stream.readinto(target[done : done + CACHED])
             if not count:
                 raise damaged(self._path, f"{len(target) - done} more bytes", "its end")
-            if self._verify:
-                self._crc = zlib.crc32(target[done : done + count], self._crc)
+            self._crc = zlib.crc32(target[done : done + count], self._crc)
             done += count
 
     def check_size(self, size: int) -> None:
@@ -324,5 +325,5 @@ class Reader:
 
     def check_crc32(self, crc32: str) -> None:
         """Require this checksum of the bytes read."""
-        if self._verify and crc32 != f"{self._crc:08x}":
+        if crc32 != f"{self._crc:08x}":
             raise damaged(self._path, f"the CRC-32 {crc32}", f"{self._crc:08x}")

@@ -21,6 +21,7 @@ from . import sealed
 from .sealed import damaged, require_shallow
 
 __all__ = [
+    "AXES",
     "MANIFEST",
     "OWN_NAME",
     "Array",

@@ -106,10 +106,9 @@ class Journal:
         number = 0 if self.last is None else self.last.number + 1
         if self._end >= ROTATED and self.last is not None:
             self._rotate(self.last)
-        body = HEAD.pack(MARK, self._run, number, len(payload)) + payload
-        whole = body + TAIL.pack(zlib.crc32(body))
-        self._write(whole)
-        self.last = Record(number, payload)
+        record = Record(number, payload)
+        self._write(_packed(self._run, record))
+        self.last = record
         return number
 
     def _write(self, whole: bytes) -> None:
@@ -138,8 +137,7 @@ class Journal:
                 "directory back, or save to another path"
             )
         temporary = self._path.with_name(f"{self._path.name}.tmp")
-        body = HEAD.pack(MARK, self._run, last.number, len(last.payload)) + last.payload
-        whole = body + TAIL.pack(zlib.crc32(body))
+        whole = _packed(self._run, last)
         padded = _with_room(whole)
         descriptor = disk.open_to_write(temporary, create=True)
         try:
@@ -224,6 +222,12 @@ def _record(raw: bytes, at: int, path: Path, run: bytes) -> Record | None:
             "to another replay: restore the whole directory from a copy"
         )
     return Record(number, raw[at + HEAD.size : end])
+
+
+def _packed(run: bytes, record: Record) -> bytes:
+    """A record as it lies in the file."""
+    body = HEAD.pack(MARK, run, record.number, len(record.payload)) + record.payload
+    return body + TAIL.pack(zlib.crc32(body))
 
 
 def _with_room(whole: bytes) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from . import sealed
+from .format import AXES
 from .mapping import CODES, MappedSpec
 from .sealed import damaged
 
@@ -69,7 +70,7 @@ def _spec(note: Any) -> MappedSpec:
         texts = all(isinstance(text, str) for text in (name, file, dtype))
         if texts and FILE.fullmatch(file) and dtype in CODES and isinstance(shape, list):
             sizes = cast("list[Any]", shape)
-            if len(sizes) <= 32 and all(type(size) is int and 0 < size < 2**48 for size in sizes):
+            if len(sizes) <= AXES and all(type(size) is int and 0 < size < 2**48 for size in sizes):
                 spec = MappedSpec(name, file, dtype, tuple(sizes))
                 if spec.nbytes < 2**60:
                     return spec

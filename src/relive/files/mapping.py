@@ -81,7 +81,7 @@ def create(directory: Path, spec: MappedSpec, run: str) -> None:
     header = spec.header(run)
     size = len(header) + spec.nbytes
     path = directory / spec.file
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    descriptor = disk.create_file(path)
     try:
         _allocate(descriptor, size, path)
         os.pwrite(descriptor, header, 0)

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import DTypeError, FieldError, FileFormatError, ShapeError
+from ..errors import FileFormatError
 from . import directory, disk, format
 from .format import MANIFEST, Array, Contents
 from .sealed import damaged
-from .tensors import empty, fill, pieces
+from .tensors import filled, pieces
 
 __all__ = ["Change", "Save", "read", "update", "write"]
 
@@ -115,12 +115,10 @@ def _planned(groups: Sequence[Mapping[str, Array]], generation: str) -> dict[str
     return planned
 
 
-def read(
-    path: PathLike, into: Mapping[str, Tensor] | None = None, *, verify: bool = True, most: int | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: PathLike, *, most: int | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All tensors of the save at ``path``, as from :meth:`Save.read`, and its JSON."""
     with Save(path) as save:
-        return save.read(into, verify=verify, most=most), save.content
+        return save.read(most=most), save.content
 
 
 class Save:
@@ -156,56 +154,31 @@ class Save:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(
-        self,
-        into: Mapping[str, Tensor] | None = None,
-        *,
-        verify: bool = True,
-        most: int | None = None,
-        names: Iterable[str] | None = None,
-    ) -> dict[str, Tensor]:
-        """The tensors by name, on the CPU. Tensors named in ``into`` are read straight into the tensors given there.
+    def read(self, *, most: int | None = None, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """The tensors by name, on the CPU.
 
         With ``names``, only the data files that hold one of these tensors are read, each with all of its tensors.
-
-        Sizes and headers are always checked, but checksums of the data only with ``verify``. ``most`` limits the bytes
-        of memory for new tensors, because files with holes can be larger than their disk.
-        The trap: if a checksum is wrong, the tensors of ``into`` are already overwritten.
+        ``most`` limits the bytes of memory for the tensors, because files with holes can be larger than their disk.
 
         Raises:
-            FileFormatError: a file does not match the manifest.
-            FieldError, ShapeError, DTypeError: a tensor of ``into`` does not fit the saved one.
+            FileFormatError: a file does not match the manifest, or the tensors take more memory.
         """
-        into = into or {}
-        for name, tensor in into.items():
-            self._check_fit(name, tensor)
         groups = format.by_file(self.specs)
         if names is not None:
             files = {self.specs[name].file for name in names}
             groups = {file: group for file, group in groups.items() if file in files}
-        readers = {file: disk.Reader(self._streams[file], self.path / file, verify=verify) for file in groups}
-        for file, reader in readers.items():  # before anything is allocated or overwritten
+        readers = {file: disk.Reader(self._streams[file], self.path / file) for file in groups}
+        for file, reader in readers.items():  # before anything is allocated
             reader.check_size(self._files[file].nbytes)
-        wanted = sum(s.nbytes for group in groups.values() for name, s in group.items() if name not in into)
+        wanted = sum(spec.nbytes for group in groups.values() for spec in group.values())
         if most is not None and wanted > most:
             raise FileFormatError(f"'{self.path}': its tensors take {wanted:,} bytes of memory, and {most:,} are free")
         result: dict[str, Tensor] = {}
         for file, reader in readers.items():
             reader.check_start(format.header(groups[file]))
             for name, spec in groups[file].items():
-                result[name] = into[name] if name in into else empty(spec)
-                fill(result[name], reader.read_into)
+                result[name] = filled(spec, reader.read_into)
                 if spec.code == "BOOL" and spec.nbytes and result[name].view(torch.uint8).max() > 1:
                     raise damaged(self.path / file, "bools of 0 and 1", "other bytes")
             reader.check_crc32(self._files[file].crc32)
         return result
-
-    def _check_fit(self, name: str, tensor: Tensor) -> None:
-        spec = self.specs.get(name)
-        if spec is None:
-            raise FieldError(f"tensor '{name}': not in '{self.path}', which holds {', '.join(self.specs) or 'none'}")
-        if tensor.dtype is not spec.dtype:
-            raise DTypeError(f"tensor '{name}': '{self.path}' has {spec.dtype}, got {tensor.dtype} to read it into")
-        if tensor.shape != spec.shape:
-            shape = tuple(tensor.shape)
-            raise ShapeError(f"tensor '{name}': '{self.path}' has shape {spec.shape}, got {shape} to read it into")

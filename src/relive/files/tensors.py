@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .format import Array, Spec, Streamed
 
-__all__ = ["empty", "fill", "pieces"]
+__all__ = ["filled", "pieces"]
 
 
 Solid = Tensor | NDArray[Any]
@@ -29,23 +29,15 @@ def pieces(value: Array) -> Iterator[memoryview]:
             yield from _chunks(_raw(slab))
 
 
-def fill(tensor: Tensor, read_into: Callable[[memoryview], None]) -> None:
-    """Fill ``tensor`` by passing its pieces, in the order of :func:`pieces`, to ``read_into``."""
-    for slab in _slabs(tensor.detach()):
-        slab = cast("Tensor", slab)
-        plain = slab if _is_plain(slab) else torch.empty(slab.shape, dtype=slab.dtype)
-        for piece in _chunks(_raw(plain)):
-            read_into(piece)
-        if plain is not slab:
-            slab.copy_(plain)
-
-
-def empty(spec: Spec) -> Tensor:
-    """An uninitialised tensor."""
+def filled(spec: Spec, read_into: Callable[[memoryview], None]) -> Tensor:
+    """A new tensor, filled by passing its pieces, in the order of :func:`pieces`, to ``read_into``."""
     if not spec.nbytes:
         return torch.empty(spec.shape, dtype=spec.dtype)
     # NumPy asks the system for huge pages; the first write to each small page costs more than the copy itself
-    return torch.from_numpy(np.empty(spec.nbytes, np.uint8)).view(spec.dtype).reshape(spec.shape)
+    raw = np.empty(spec.nbytes, np.uint8)
+    for piece in _chunks(memoryview(cast("Any", raw))):
+        read_into(piece)
+    return torch.from_numpy(raw).view(spec.dtype).reshape(spec.shape)
 
 
 def _slabs(value: Solid) -> Iterator[Solid]:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ParameterError
-from ..ring.ring import Ints, Ring
+from ..ring.ring import Ring
 from ..ring.span import Span
-from ..steps.arrays import Array
+from ..steps.arrays import Array, Ints
 
 __all__ = ["DrawCounts"]
 

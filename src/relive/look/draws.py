@@ -9,10 +9,10 @@ import numpy as np
 
 from ..errors import DTypeError, FieldError, ShapeError
 from ..replay.arguments import whole_numbers
-from ..steps.arrays import Array, Ints, as_host
+from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.trees import dotted
 from .episodes import episodes_of
-from .experience import Bools, Experience, leaves_of, same_rows
+from .experience import Experience, leaves_of, same_rows
 from .findings import Finding, found
 
 __all__ = ["batch_findings", "draw_findings"]
@@ -22,12 +22,10 @@ def batch_findings(
     steps: Experience,
     batch: Mapping[str, Any],
     *,
-    n: int = 1,
-    gamma: float = 0.99,
-    reward_fn: Callable[..., Any] | None = None,
-    terminated_fn: Callable[..., Any] | None = None,
-    achieved: str = "achieved_goal",
-    desired: str = "desired_goal",
+    n: int,
+    gamma: float,
+    reward_fn: Callable[..., Any] | None,
+    terminated_fn: Callable[..., Any] | None,
 ) -> Iterator[Finding]:
     """The mistakes in a drawn batch of n-step transitions, which is compared with the stored steps.
 
@@ -38,11 +36,11 @@ def batch_findings(
     rows = _positions(steps, as_host(batch["index"]).reshape(-1))
     known: Bools = rows >= 0
     window = _windows(steps, np.maximum(rows, 0), n)
-    relabelled = _relabelled(steps, batch, rows, desired) & known
-    yield from _goals(steps, batch, rows, relabelled, achieved, desired)
+    relabelled = _relabelled(steps, batch, rows) & known
+    yield from _goals(steps, batch, rows, relabelled)
     if reward_fn is None or not relabelled.any():
         yield from _sums(steps, batch, window, known & ~relabelled, gamma)
-    yield from _computed(batch, relabelled, reward_fn, terminated_fn, achieved, desired, n)
+    yield from _computed(batch, relabelled, reward_fn, terminated_fn, n)
 
 
 def _require_batch(batch: Any) -> None:
@@ -69,6 +67,9 @@ def _require_batch(batch: Any) -> None:
 
 COMPARED = "obs", "reward", "next_obs", "terminated"
 """The fields of a batch that are compared with the stored steps."""
+
+ACHIEVED, DESIRED = ("achieved_goal",), ("desired_goal",)
+"""Members of goal observations, by Gymnasium-Robotics' names."""
 
 SCALARS = "reward", "terminated"
 """Those with one number for each row."""
@@ -120,7 +121,7 @@ def _sums(
     if "next_obs" in batch and steps.next_obs is not None:
         equal = np.ones(len(rows), np.bool_)
         for path, leaf in leaves_of(batch["next_obs"]).items():
-            if path in steps.next_obs and path != ("desired_goal",):
+            if path in steps.next_obs and path != DESIRED:
                 equal &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][last])
         wrong = rows & ~equal
         if wrong.any():
@@ -155,22 +156,20 @@ def _over_the_seam(
                     "stop each window at the newest step", over, len(rows))  # fmt: skip
 
 
-def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints, desired: str) -> Bools:
+def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bools:
     """Which rows of a batch have another goal than was stored, bool ``[B]``."""
-    goals = leaves_of(batch["obs"]).get((desired,))
-    stored = steps.obs.get((desired,))
+    goals = leaves_of(batch["obs"]).get(DESIRED)
+    stored = steps.obs.get(DESIRED)
     if goals is None or stored is None:
         return np.zeros(len(rows), np.bool_)
     return ~same_rows(goals.astype(stored.dtype), stored[np.maximum(rows, 0)])
 
 
-def _goals(
-    steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools, achieved: str, desired: str
-) -> Iterator[Finding]:
+def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Iterator[Finding]:
     """Goals that were reached in no step of the row's own episode."""
     if not relabelled.any() or steps.next_obs is None:
         return
-    goals, reached = leaves_of(batch["obs"])[desired,], steps.next_obs[achieved,]
+    goals, reached = leaves_of(batch["obs"])[DESIRED], steps.next_obs[ACHIEVED]
     episode = np.cumsum(np.append(0, (steps.ended | ~steps.follows)[:-1]))
     foreign = np.zeros(len(rows), np.bool_)
     bounds = np.searchsorted(episode, [episode[rows], episode[rows] + 1])
@@ -185,13 +184,13 @@ def _goals(
 
 
 def _computed(
-    batch: Mapping[str, Any], relabelled: Bools, reward_fn: Any, terminated_fn: Any, achieved: str, desired: str, n: int
+    batch: Mapping[str, Any], relabelled: Bools, reward_fn: Any, terminated_fn: Any, n: int
 ) -> Iterator[Finding]:
     """Rewards and terminals of relabelled rows that are not those of their new goal. Looks at single steps only."""
     if n != 1 or not relabelled.any():
         return
-    reached = leaves_of(batch["next_obs"])[achieved,][relabelled]
-    goals, at = leaves_of(batch["obs"])[desired,][relabelled], np.flatnonzero(relabelled)
+    reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
+    goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     for name, function, rule in (
         ("reward", reward_fn, "reward-of-the-old-goal"), ("terminated", terminated_fn, "terminal-of-the-old-goal")
     ):  # fmt: skip

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..steps.arrays import Bools
 from .episodes import episodes_of
-from .experience import Bools, Experience
+from .experience import Experience
 from .findings import Finding, Sureness, found
 
 __all__ = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .experience import Array, Bools, Experience, Ints
+from ..steps.arrays import Array, Bools, Ints
+from .experience import Experience
 
 __all__ = ["COLUMNS", "episodes_of"]
 

@@ -8,18 +8,16 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, ShapeError
-from ..steps.arrays import Array, Ints, as_host
+from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.trees import Path, dotted
 from .digests import words
 
-__all__ = ["Bools", "Experience", "from_arrays", "leaves_of", "nothing", "same_rows"]
+__all__ = ["Experience", "Leaves", "from_arrays", "leaves_of", "nothing", "same_rows"]
 
 
-Bools = NDArray[np.bool_]
 Leaves = dict[Path, Array]
 
 
@@ -110,16 +108,19 @@ class Experience:
 
     @cached_property
     def numbers(self) -> Array:
-        """The small numeric observations side by side, float64 ``[S, D]``; D is 0 for images alone."""
-        flat = [leaf.reshape(len(self), -1) for leaf in self.obs.values()]
-        return np.concatenate([leaf for leaf in flat if leaf.shape[1] <= WIDE] or [np.empty((len(self), 0))], 1)
+        """The small observations side by side, ``[S, D]``, in a dtype that holds them all; D is 0 for images alone."""
+        return self._small(list(self.obs.values()))
 
     @cached_property
     def next_numbers(self) -> Array:
         """As :attr:`numbers`, of the observations after the steps; without these, those of the following rows."""
         if self.next_obs is None:
             return np.concatenate([self.numbers[1:], self.numbers[-1:]])
-        flat = [self.next_obs[path].reshape(len(self), -1) for path in self.obs]
+        return self._small([self.next_obs[path] for path in self.obs])
+
+    def _small(self, leaves: list[Array]) -> Array:
+        """Leaves ``[S, ...]`` side by side, without images."""
+        flat = [leaf.reshape(len(self), -1) for leaf in leaves]
         return np.concatenate([leaf for leaf in flat if leaf.shape[1] <= WIDE] or [np.empty((len(self), 0))], 1)
 
     @cached_property

@@ -14,9 +14,10 @@ from ..errors import ParameterError
 from ..files.disk import usable
 from ..memory.estimate import readable
 from ..parameters import is_count
+from ..steps.arrays import Array
 from ..steps.trees import Path, dotted
 from .episodes import episodes_of
-from .experience import Array, Experience
+from .experience import Experience
 from .readers import experience_of
 from .words import envs, in_words, number, plain
 

@@ -13,8 +13,8 @@ from ..parameters import COUNT_RULE, FLAG_RULE, Rule, require
 from ..replay.arguments import whole_numbers
 from ..replay.buffer import ReplayBuffer
 from ..replay.ratings import doubles
-from ..ring.ring import Ints, Ring
-from ..steps.arrays import as_host
+from ..ring.ring import Ring
+from ..steps.arrays import Ints, as_host
 from .counts import DrawCounts, places_of
 
 __all__ = ["Monitor", "counts_in", "is_state"]

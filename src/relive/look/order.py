@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..steps.arrays import Array, Ints
+from ..steps.arrays import Array, Bools, Ints
 from .digests import digests
-from .experience import Bools, Experience
+from .experience import Experience
 from .findings import Finding, found
 
 __all__ = ["duplicate_rows", "features", "reward_one_step_off", "ridge"]

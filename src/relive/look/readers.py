@@ -19,9 +19,9 @@ from ..replay.mixture import Mixture
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Ints, numpy_view
+from ..steps.arrays import Bools, Ints, numpy_view
 from ..views.transitions import Transition
-from .experience import Bools, Experience, from_arrays, leaves_of
+from .experience import Experience, from_arrays, leaves_of
 from .hosts import cleanrl_arrays, is_cleanrl, read_host, readable_hosts
 from .monitor import Monitor, counts_in, is_state
 from .npz import read_npz

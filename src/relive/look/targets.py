@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..steps.arrays import Array
-from .experience import Bools, Experience
+from ..steps.arrays import Array, Bools
+from .experience import Experience
 from .findings import Finding, found
 from .order import features, ridge
 

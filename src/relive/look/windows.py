@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from ..steps.arrays import Ints
-from .experience import Bools, Experience, same_rows
+from ..steps.arrays import Bools
+from .experience import Experience, same_rows
 from .findings import Finding, found
 
 __all__ = ["windows"]
@@ -29,8 +30,7 @@ def windows(steps: Experience, longest: int = 20) -> Iterator[Finding]:
         return
     ends_within, crossing = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
     last = steps.ended.copy()  # of episodes: in a row that ends its window at the same place, the flag is the window's
-    for leaf in steps.next_obs.values():
-        last[:-1] &= ~(steps.ended[1:] & same_rows(leaf[:-1], leaf[1:]))
+    last[:-1] &= ~(steps.ended[1:] & _lead_to_one(steps, slice(-1), slice(1, None)))
     for k in range(n - 1):  # an end before the window's last step
         ends_within[: len(steps) - k] |= last[k:]
     reach = _reaches(steps, n)
@@ -74,12 +74,12 @@ def _tails(steps: Experience, n: int) -> Iterator[Finding]:
     reached = np.zeros(len(steps), np.bool_)
     for k in range(1, n + 1):
         reached[: len(steps) - k] |= _reaches(steps, k)
-    ends = ends[~reached[ends] & ~_lead_to_one(steps, ends, -1)]  # of others, the flags are those of first steps
+    ends = ends[~reached[ends] & ~_lead_to_one(steps, ends, ends - 1)]  # of others, the flags are those of first steps
     if len(ends) < FEW:
         return
     joined, count = np.ones(len(ends), np.bool_), np.ones(len(ends), np.int64)
     for k in range(1, n):
-        joined &= steps.ended[ends + k] & _lead_to_one(steps, ends, k)
+        joined &= steps.ended[ends + k] & _lead_to_one(steps, ends, ends + k)
         count += joined
     alone, leaks = (count == 1) & ~steps.ended[ends + 1], (count == n - 1) & ~steps.ended[ends + n - 1]
     if alone.mean() > MOST:
@@ -96,12 +96,9 @@ def _tails(steps: Experience, n: int) -> Iterator[Finding]:
                     ends[leaks] + n - 1, len(ends), place=steps.place)  # fmt: skip
 
 
-def _lead_to_one(steps: Experience, rows: Ints, by: int) -> Bools:
-    """Whether rows and the rows ``by`` places later have the same next observation, bool ``[K]``."""
-    equal = np.ones(len(rows), np.bool_)
-    for leaf in (steps.next_obs or {}).values():
-        equal &= same_rows(leaf[rows], leaf[rows + by])
-    return equal
+def _lead_to_one(steps: Experience, rows: Any, others: Any) -> Bools:
+    """Whether rows ``[K]`` have the same next observations as ``others``, bool ``[K]``."""
+    return np.logical_and.reduce([same_rows(leaf[rows], leaf[others]) for leaf in (steps.next_obs or {}).values()])
 
 
 def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
@@ -110,13 +107,9 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
     open_ = ~steps.ended & steps.follows
     for k in range(1, n):
         size = len(steps) - k
-        same = np.ones(size, np.bool_)
-        for leaf in (steps.next_obs or {}).values():
-            same &= same_rows(leaf[:size], leaf[k:])
-        joined = open_[:size].copy()
-        for j in range(1, k):
-            joined &= open_[j : size + j]
-        lost[:size] |= same & joined & steps.terminated[k:] & ~steps.still[:size]
+        joined = np.logical_and.reduce([open_[j : size + j] for j in range(k)])
+        joined &= _lead_to_one(steps, slice(size), slice(k, None))
+        lost[:size] |= joined & steps.terminated[k:] & ~steps.still[:size]
     if lost.sum() >= FEW:
         yield found("n-step-flag-of-first-step", "certain",
                     f"rows are {n}-step transitions whose next observation is a terminal one while terminated is that "

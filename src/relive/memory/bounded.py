@@ -1,4 +1,4 @@
-"""Bounded: a dictionary of things made ready, that never grows large."""
+"""Bounded: a dictionary of prepared objects that never grows large."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LIMIT = 64
 
 
 class Bounded(dict[K, V]):
-    """What was made for a number of rows, or another key, to be used again. When it is full, it starts anew.
+    """Keeps what was made for a key, such as a number of rows, to use it again. When it is full, it is emptied.
 
-    The one who makes a value puts it there, so that the dictionary refers to no function, and thus to no owner: the
-    memory of a buffer that is dropped is free at once.
+    It does not make the values itself. So it refers to no function, and thus to no owner, and the memory of a buffer is
+    free as soon as the buffer is dropped.
     """
 
     def keep(self, key: K, value: V) -> V:

@@ -1,4 +1,4 @@
-"""A home of rows of one's own: what it does for a replay, and how a replay keeps its rows there."""
+"""Home: what a user's own storage of rows does for a replay, and how a replay keeps its rows there."""
 
 from __future__ import annotations
 

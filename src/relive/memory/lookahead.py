@@ -22,7 +22,7 @@ except ImportError:  # Windows
 __all__ = ["LookAhead", "can_look_ahead"]
 
 PATIENCE = 32
-"""So many times in a row nothing was missing: then all is in memory, and nobody asks until a read waits again."""
+"""After this many questions in a row that found nothing missing, no more are asked until a read waits for the disk."""
 
 
 def can_look_ahead() -> bool:

@@ -125,7 +125,7 @@ class RateLimit(ABC):
         self._note_wait(INSERTS, int(seconds * 1e9))
 
     def reset(self) -> None:
-        """Begin anew, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
+        """Start over, as after ``replay.clear()``: nothing was inserted or sampled. Call it while nobody counts."""
         shares = int(self._counts[SHARES])
         self._counts[:] = 0
         self._counts[SHARES] = shares
@@ -185,10 +185,10 @@ class RateLimit(ABC):
 
     def room(self, inserts: int, samples: int) -> int | None:
         """How many more inserts all rings together may make after these; None if there is no bound."""
-        ratio, min_size, _, high = self._rule
+        ratio, _, _, high = self._rule
         if math.isinf(high):
             return None
-        most = max(min_size, int((high + samples) / ratio) + 1)
+        most = int((high + samples) / ratio) + 1
         while not allows(INSERTS, most, 0, samples, self._rule):  # twice at most: only the division is rounded
             most -= 1
         return max(most - inserts, 0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..batches.sequences import SequenceBatch, parts_of, replace_parts
+from ..batches.sequences import SequenceBatch, replace_parts
 from ..batches.tensordicts import as_tensordict
 from ..errors import LifecycleError
 from ..steps.trees import Path, map_leaves
@@ -61,7 +61,7 @@ def form_of(batch: Any) -> tuple[BatchForm, list[Tensor]]:
         items: Any = batch.items(include_nested=True, leaves_only=True)
         named: dict[Path, Tensor] = {key if isinstance(key, tuple) else (key,): value for key, value in items}
         return BatchForm(_fields(named), 0, 0, None, None), list(named.values())
-    leaves, facts, hidden = parts_of(batch)
+    leaves, facts, hidden = batch.parts
     states = list[Tensor]()
 
     def number(state: Tensor) -> int:

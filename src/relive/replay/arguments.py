@@ -18,7 +18,7 @@ from ..steps.checker import refuse_unreadable
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 
-__all__ = ["flattened", "refuse_not_finite", "require_rows", "row_mask", "whole_numbers"]
+__all__ = ["flattened", "refuse_not_finite", "require_alike", "require_rows", "row_mask", "whole_numbers"]
 
 
 MOST = 2**31 - 1
@@ -43,7 +43,7 @@ def require_rows(batch_size: int) -> None:
         )
 
 
-def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None = None) -> None:
+def require_alike(buffer: Any, other: Any, envs: Mapping[int, int] | None) -> None:
     """Refuse another buffer whose rows do not fit into this one.
 
     Args:

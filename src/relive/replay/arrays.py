@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ..errors import FieldError, ParameterError, ShapeError
 from ..parameters import an_instance, require
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
-from ..steps.trees import Path, descend, dotted
+from ..steps.trees import Path, descend, dotted, map_leaves
 
 __all__ = ["filled"]
 
@@ -73,7 +74,7 @@ def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema |
     buffer = make(log.schema, **options)
     for low in range(0, log.size, PIECE):
         steps = log.rows(low, min(low + PIECE, log.size), own)
-        buffer.extend({name: _with_env(value) for name, value in steps.items()})
+        buffer.extend({name: map_leaves(_with_env, value) for name, value in steps.items()})
     buffer.interrupt()  # what is added later does not follow the last row
     return buffer
 
@@ -255,18 +256,9 @@ def _flags(values: Any, name: str, size: int) -> Any:
 
 def _hosted(tree: Any, name: str) -> Any:
     """The tree of the field ``name`` with NumPy arrays for leaves."""
-    return mapped(lambda leaf: as_host(leaf, f"from_arrays: field '{name}'"), tree)
+    return map_leaves(partial(as_host, name=f"from_arrays: field '{name}'"), tree)
 
 
-def _with_env(tree: Any) -> Any:
-    """Arrays ``[T, ...]`` of a tree as those of one env, ``[T, 1, ...]``."""
-    return mapped(lambda leaf: leaf[:, None], tree)
-
-
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of dicts and tuples with ``function(leaf)`` for each leaf."""
-    if isinstance(tree, Mapping):
-        return {name: mapped(function, part) for name, part in cast("Mapping[str, Any]", tree).items()}
-    if isinstance(tree, tuple):
-        return tuple(mapped(function, part) for part in cast("tuple[Any, ...]", tree))
-    return function(tree)
+def _with_env(leaf: Any) -> Any:
+    """An array ``[T, ...]`` as that of one env, ``[T, 1, ...]``."""
+    return leaf[:, None]

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
-
 from ..errors import SchemaError
-from ..steps.schema import Field, Schema
+from ..steps.schema import STEP_FIELDS, Field, Schema
 
 __all__ = ["stored_fields"]
-
-
-NEEDED = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
 
 
 RESERVED = frozenset(
@@ -32,7 +27,7 @@ def stored_fields(schema: Schema, own_next_obs: bool) -> Schema:
             f"schema: expected a relive.Schema, got {schema!r:.80}; make one with Schema.from_env(envs), or by hand: "
             "Schema({'obs': ..., 'reward': ..., ...})"
         )
-    for name, dtype in NEEDED.items():
+    for name, dtype in STEP_FIELDS.items():
         if schema.leaves.get((name,)) != Field((), dtype):
             raise SchemaError(f"a replay's schema needs '{name}' as Field((), {dtype}), got {schema!r}")
     if "obs" not in schema:

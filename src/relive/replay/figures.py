@@ -64,7 +64,6 @@ def summary(
         nbytes: bytes of rows and sampler.
         device: where rows live.
     """
-    rows = int((ring.heads - ring.oldest).sum())
     near = "in files" if ring.store.keeper.durable else "in RAM"
     memory = f"{readable(nbytes - plan.device_bytes)} {near}"
     facts = {
@@ -75,4 +74,4 @@ def summary(
         "view": repr(view),
         "seed": f"{progress.seed}, {progress.draws_taken:,} batches drawn",
     }
-    return f"ReplayBuffer: {rows:,} of {plan.rows:,} rows, {ring.num_envs:,} envs", facts
+    return f"ReplayBuffer: {ring.rows_live:,} of {plan.rows:,} rows, {ring.num_envs:,} envs", facts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..ring.state import piece_of
 from ..steps.arrays import Ints
 from .buffer import ReplayBuffer
-from .writer import PIECE
 
 __all__ = ["Intake"]
 
@@ -27,7 +27,7 @@ class Intake:
         self.replay, self.envs = replay, envs
         inside: Any = replay
         self._ring = inside._ring
-        self.most = max(min(self._ring.rows // 2, PIECE) // len(envs), 1)
+        self.most = max(piece_of(self._ring.rows) // len(envs), 1)
         """The most vector steps of a piece: the replay stores this many in one call that nothing can break off."""
 
     def mark(self) -> int:

@@ -22,13 +22,11 @@ from .locked import one_at_a_time
 from .parts import describe, rebuild
 from .sampler_files import read_sampler, write_sampler
 from .savable import SavableReplay
+from .saving import KIND
 from .typed import S_co, V_co
 from .validate import require_reach
 
 __all__ = ["OpenedReplay", "kept_arguments", "opened"]
-
-
-KIND = "relive.ReplayBuffer"
 
 
 class OpenedReplay(SavableReplay[S_co, V_co]):

@@ -175,7 +175,7 @@ def by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
     time_first, count = time_first_of(view), index.size
     if errors.ndim != 2 or time_first is None:
         if index.ndim != 1 or errors.shape != index.shape:
-            raise ShapeError(_notby_item(index.shape, errors.shape))
+            raise ShapeError(_not_by_item(index.shape, errors.shape))
         if mask is not None:
             raise ShapeError(
                 f"mask: errors [B] have none, got {mask.dtype} {mask.shape}; leave out the errors that do not count"
@@ -195,7 +195,7 @@ def by_item(view: View, index: Ints, errors: Any, mask: Any) -> tuple[Any, Any]:
     return (errors.T, mask.T) if time_first else (errors, mask)
 
 
-def _notby_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
+def _not_by_item(index: tuple[int, ...], errors: tuple[int, ...]) -> str:
     """The message for errors that are not one for each index."""
     message = f"update_priorities: expected an index [B] and errors [B], got {index}, {errors}"
     if len(index) == 1 and len(errors) == 2:

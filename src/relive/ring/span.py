@@ -13,7 +13,7 @@ __all__ = ["Span"]
 
 
 class Span(NamedTuple):
-    """Of each env e the rows with the numbers from ``first[e]`` up to but not including ``until[e]``.
+    """For each env e, the rows with numbers from ``first[e]`` up to, not including, ``until[e]``.
 
     Its rows are counted env by env in the order of time; "row k" below is the k-th in that order.
     """

@@ -154,7 +154,7 @@ class RingState:
     def anchors(self) -> Ints:
         """The places of all rows that can be drawn, env by env in the order of time."""
         self.store.keeper.expect_scan()
-        out = np.empty(int((self.heads - self.oldest).sum()), np.int64)
+        out = np.empty(self.rows_live, np.int64)
         found = kernels.fast().anchors(self.handle, out)
         return out[:found]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-__all__ = ["Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage"]
+__all__ = ["MANY", "Minibatches", "Permutations", "parts", "parts_by_steps", "require_advantage"]
 
 MANY = 16
 """Packing costs as much as an epoch that gathers each field by itself. So it pays from the second epoch on, or if an

@@ -17,7 +17,7 @@ from ..steps.arrays import Ints, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
-__all__ = ["PackedRows"]
+__all__ = ["PackedRows", "pack_columns"]
 
 Bytes = NDArray[np.uint8]
 
@@ -82,7 +82,7 @@ class _HostRows:
         self._apart = {path: x for path, x in flat.items() if path not in layout.fields}
         if layout.fields:
             self._packed = self._empty(len(flat[next(iter(layout.fields))]), layout.nbytes)
-            _pack(layout, flat, self._packed, 1)
+            pack_columns(layout, flat, self._packed, 1)
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         places = index.numpy()
@@ -112,19 +112,15 @@ class _HostRows:
         return self._memory.take(count * width).reshape(count, width)
 
 
-def pack_columns(layout: RowLayout, flat: Mapping[Path, Tensor], rows: Tensor, steps: int) -> None:
+def pack_columns(layout: RowLayout, flat: Mapping[Path, Tensor], rows: Bytes, steps: int) -> None:
     """Pack columns in RAM, ``[T * N, ...]`` each, env by env: step ``t`` of env ``n`` goes to row ``n * steps + t``.
 
     Args:
         layout: of a packed row.
         flat: path -> column; row ``t * N + n`` is step ``t`` of env ``n``.
         rows: uint8 ``[N * T, bytes]``, to be written.
-        steps: T.
+        steps: T; with 1, every row keeps its place.
     """
-    _pack(layout, flat, rows.numpy(), steps)
-
-
-def _pack(layout: RowLayout, flat: Mapping[Path, Tensor], rows: Bytes, steps: int) -> None:
     columns = [flat[path].contiguous() for path in layout.fields]  # kept while the kernel reads them by address
     kernels.fast().pack_rows(
         np.array([x.data_ptr() for x in columns], np.int64),

@@ -78,9 +78,8 @@ class WindowReader:
         layout, count = self._layout, self.num_steps * self._envs
         rows = self._empty((count, layout.nbytes), torch.uint8)
         if rows.is_cpu:
-            pack_columns(
-                layout, {path: self._columns[path].flatten(0, 1) for path in layout.fields}, rows, self.num_steps
-            )
+            flat = {path: self._columns[path].flatten(0, 1) for path in layout.fields}
+            pack_columns(layout, flat, rows.numpy(), self.num_steps)
         else:
             for path, view in layout.views(rows.view(self._envs, self.num_steps, layout.nbytes)).items():
                 view.copy_(self._columns[path].transpose(0, 1))

@@ -5,17 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, cast
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LifecycleError, ParameterError
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 
-__all__ = ["AnySampler", "Doubles", "Extras", "Sampler", "completed", "refuse_weights", "require_own_ring"]
-
-
-Doubles = NDArray[np.float64]
+__all__ = ["AnySampler", "Extras", "Sampler", "completed", "refuse_weights", "require_own_ring"]
 
 
 Extras = dict[str, NDArray[Any]]

@@ -20,13 +20,12 @@ __all__ = ["guess"]
 def guess(sampler: Any, ring: Ring, count: int, key: int, update: int, of: int) -> Ints | None:
     """The places of rows, at most ``count``, that ``sampler.draw(count, key, update, of)`` will most likely draw.
 
-    A row that turns out to be none that can be drawn, one in an episode, is drawn again; that is not foreseen.
-
-    Where files were altered, places may be those of no rows.
+    A draw tries rows until it finds one that can be drawn. Only its first try is guessed. If the files were altered,
+    a place may be beyond the last row.
 
     Returns:
-        int64 ``[K]``, or None if nobody can tell without reading rows: windows weighed by episodes, windows or
-        priorities inside of :class:`Recent`, samplers of the user.
+        int64 ``[K]``, or None if a guess would have to read rows: for windows weighed by episodes, for windows or
+        priorities inside :class:`Recent`, and for samplers of the user.
     """
     if not ring.drawable:
         return None

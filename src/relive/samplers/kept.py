@@ -24,8 +24,7 @@ from ..kernels.reference.priorities import (
 )
 from ..ring.adding import Change, Ended
 from ..ring.ring import Ring
-from ..steps.arrays import Ints
-from .contract import Doubles
+from ..steps.arrays import Doubles, Ints
 from .sumtree import SumTree
 from .weighing import powers_of, require_errors
 
@@ -118,7 +117,7 @@ def require_usable(ring: Ring) -> None:
 
 @contextmanager
 def rebuilding(ring: Ring) -> Generator[None]:
-    """Within this context, all priorities of a ring are replaced. After a kill or an exception, they are found anew.
+    """In this context all priorities of a ring are replaced. After a kill or an exception they are computed again.
 
     Raises:
         LifecycleError: the ring was closed, or belongs to the parent of this process.

@@ -15,8 +15,8 @@ from ..kernels.ring_state import DRAWABLE
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_flag, is_number
 from ..ring.ring import Ring
-from ..steps.arrays import Ints
-from .contract import Doubles, Extras, Sampler, refuse_weights, require_own_ring
+from ..steps.arrays import Doubles, Ints
+from .contract import Extras, Sampler, refuse_weights, require_own_ring
 from .kept import KeptPriorities, rebuilding, require_usable
 from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
 from .sumtree import Cover, SumTree
@@ -136,7 +136,7 @@ class Prioritized(Sampler):
         self._ring = ring
 
     def _resume(self, ring: Ring, kept: KeptPriorities) -> None:
-        """Go on with the priorities in files. Only where a kill left them in doubt are they found anew.
+        """Go on with the priorities in files. Those that a kill left in doubt are computed again.
 
         Raises:
             NotFiniteError: an error is negative or not finite.

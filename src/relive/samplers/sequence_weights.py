@@ -6,7 +6,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import EmptyError, InvariantError
@@ -14,13 +13,10 @@ from ..kernels.reference.random import mix
 from ..kernels.ring_state import DRAWABLE
 from ..ring.ring import Ring
 from ..ring.rule import Rule
-from ..steps.arrays import Ints
+from ..steps.arrays import Doubles, Ints
 from .sumtree import Cover, SumTree
 
 __all__ = ["WindowWeights", "nothing_to_draw", "recent_leaves", "require_weights"]
-
-
-Doubles = NDArray[np.float64]
 
 
 class WindowWeights:

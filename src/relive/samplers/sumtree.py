@@ -9,15 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import kernels
-from ..errors import DTypeError, EmptyError, FieldError, InvariantError, NotFiniteError, ParameterError, ShapeError
+from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.tree import FANOUT
 from ..memory.blocks import zeroed
-from ..steps.arrays import Ints
+from ..steps.arrays import Doubles, Ints
 
 __all__ = ["Cover", "SumTree"]
-
-
-Doubles = NDArray[np.float64]
 
 
 ALIGNMENT = 8
@@ -187,7 +184,7 @@ class SumTree:
         self._minima = np.empty(0)
 
     def put(self, positions: Ints, weights: Doubles) -> None:
-        """Give leaves ``[B]`` their weights, and sum anew everything above them, whatever it is now.
+        """Give leaves ``[B]`` their weights, and compute all sums above them again.
 
         :meth:`set` climbs no further than sums change, and so it trusts all sums. After a kill they may be wrong.
         """
@@ -201,30 +198,6 @@ class SumTree:
                 total += children[:, k]
             self._nodes[above + places] = total
         self._minima = np.empty(0)
-
-    def clear(self) -> None:
-        """Set all weights to 0."""
-        self._nodes.fill(0.0)
-        self._minima.fill(np.inf)
-
-    def state_dict(self) -> dict[str, Doubles]:
-        """A copy of the weights; the sums follow from them."""
-        return {"leaves": self._nodes[: self._size].copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the weights of a tree of the same size. An error changes nothing.
-
-        Raises:
-            FieldError: the weights are missing.
-            ShapeError: their number is not the tree's size.
-            NotFiniteError: an entry is not a valid weight.
-        """
-        if "leaves" not in state:
-            raise FieldError(f"a sum tree's state has the entry 'leaves', got {list(state)}; pass its state_dict()")
-        leaves = np.asarray(state["leaves"])
-        if leaves.shape != (self._size,):
-            raise ShapeError(f"leaves: expected shape ({self._size},), got {leaves.shape}; create a tree of that size")
-        self.set(np.arange(self._size), leaves)
 
     def check(self) -> None:
         """Check the invariants.

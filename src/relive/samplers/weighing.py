@@ -12,8 +12,7 @@ from ..errors import NotFiniteError
 from ..kernels.reference.priorities import ALPHA, EPS, FACTS, LARGEST, Priorities
 from ..parameters import is_count, is_number
 from ..ring.ring import Ring
-from ..steps.arrays import Ints
-from .contract import Doubles
+from ..steps.arrays import Doubles, Ints
 from .sumtree import SumTree
 
 __all__ = ["Binding", "Weighing", "is_beta", "powers_of", "require_errors"]

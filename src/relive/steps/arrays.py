@@ -16,6 +16,8 @@ __all__ = [
     "NUMPY_DTYPES",
     "SQUARES",
     "Array",
+    "Bools",
+    "Doubles",
     "Ints",
     "as_host",
     "as_tensor",
@@ -29,6 +31,8 @@ __all__ = [
 
 
 Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 

@@ -99,7 +99,7 @@ class SchemaChanges:
         Raises:
             ParameterError: ``schema`` is not a :class:`relive.Schema`.
             FieldError: a name that is not there, or a new one that is; or a change to a member of a tuple.
-            DTypeError: a dtype that is none, or that values of the old one cannot be cast to.
+            DTypeError: a dtype is not a torch.dtype, or values of the old one cannot be cast to it.
         """
         require("applied", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
         tree: Any = {name: schema.rebuild(name, lambda p: Origin(schema.leaves[p], p)) for name in schema.names}

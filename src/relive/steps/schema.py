@@ -17,7 +17,7 @@ from ..parameters import COUNT_RULE, is_whole, require
 from .arrays import as_tensor, torch_dtype
 from .trees import Path, dotted
 
-__all__ = ["Field", "Schema", "Spec", "not_named", "unknown_field"]
+__all__ = ["STEP_FIELDS", "Field", "Schema", "Spec", "not_named", "unknown_field"]
 
 
 FORMAT = 1
@@ -28,6 +28,7 @@ STEP_FIELDS: dict[str, torch.dtype] = {
     "terminated": torch.bool,
     "truncated": torch.bool,
 }
+"""The fields of every step besides observation and action, with their dtypes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ def nest(leaves: Mapping[Path, Any]) -> dict[str, Any]:
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """``function`` of each leaf of nested dicts and tuples, and of the same leaves of ``others``; None stays None."""
+    """``function`` of each leaf of mappings and tuples at any depth, with that leaf of ``others``; None stays None."""
     if tree is None:
         return None
-    if isinstance(tree, dict):
-        members = cast("dict[str, Any]", tree).items()
+    if isinstance(tree, Mapping):
+        members = cast("Mapping[str, Any]", tree).items()
         return {name: map_leaves(function, member, *[other[name] for other in others]) for name, member in members}
     if isinstance(tree, tuple):
         places = zip(cast("tuple[Any, ...]", tree), *others, strict=True)

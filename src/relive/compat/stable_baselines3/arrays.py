@@ -10,8 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ...replay.buffer import ReplayBuffer as Core
-from ...steps.arrays import numpy_view
-from ..arrays import Array
+from ...steps.arrays import Array, numpy_view
 from ..trees import mapped
 from .common import joined
 

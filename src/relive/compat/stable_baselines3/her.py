@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from ...steps.arrays import numpy_view
+from ...steps.arrays import Array, numpy_view
 from ...steps.schema import Field
 from ...views.hindsight import Hindsight
-from ..arrays import Array, sent
+from ..arrays import sent
 from .uniform import DictReplayBuffer
 
 __all__ = ["HerReplayBuffer"]

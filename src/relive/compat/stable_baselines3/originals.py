@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array
+from ...steps.arrays import Array
 from ..continuity import equal_rows
 from ..trees import mapped
 

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from ...samplers.prioritized import Prioritized
-from ...steps.arrays import numpy_view
-from ..arrays import Array, sent
+from ...steps.arrays import Array, numpy_view
+from ..arrays import sent
 from ..attributes import alias
 from .common import buffers
 from .uniform import ReplayBuffer

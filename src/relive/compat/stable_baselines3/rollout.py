@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from ...returns.estimators import GAE
 from ...rollout.buffer import RolloutBuffer as Core
-from ...steps.arrays import numpy_view
+from ...steps.arrays import Array, numpy_view
 from ...steps.schema import Field, Schema
-from ..arrays import Array, sent
+from ..arrays import sent
 from ..attributes import Column
 from ..seeds import drawn_by_numpy
 from ..trees import mapped

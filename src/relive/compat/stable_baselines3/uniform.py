@@ -11,11 +11,11 @@ from gymnasium import spaces
 
 from ...replay.buffer import ReplayBuffer as Core
 from ...samplers.contract import Sampler
-from ...steps.arrays import numpy_view
+from ...steps.arrays import Array, numpy_view
 from ...steps.schema import Field, Schema
 from ...views.contract import View
 from ...views.transitions import NStep
-from ..arrays import Array, sent
+from ..arrays import sent
 from ..attributes import Column
 from ..continuity import Continuity
 from ..seeds import drawn_by_numpy
