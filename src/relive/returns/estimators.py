@@ -26,7 +26,7 @@ class Estimator(Protocol):
         """The names of the columns, which are also the keywords of the call."""
         ...
 
-    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+    def __call__(self, *_: Any, **columns: Any) -> dict[str, Tensor]:  # both stars: any keywords will do
         """Column -> ``[T, N, ...]``."""
         ...
 
