@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from relive.kernels import tensor_calls
-from relive.kernels.tensor_calls import dtype_code
+from relive.kernels.tensor_calls import dtype_code, made_code
 
 find = tensor_calls.tensor_calls
 NEGATED: Any = cast("Any", torch)._neg_view  # has no public name
@@ -23,10 +23,10 @@ offered = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def found_anew() -> Generator[None]:
     """Nothing that another test found, or that one of these does, is known."""
-    for cached in (find, dtype_code):
+    for cached in (find, dtype_code, made_code):
         cached.cache_clear()
     yield
-    for cached in (find, dtype_code):
+    for cached in (find, dtype_code, made_code):
         cached.cache_clear()
 
 
@@ -66,13 +66,15 @@ def test_no_two_dtypes_have_the_same_code() -> None:
         ("torch.Tensor.is_neg", lambda tensor: False),
         ("relive.kernels.tensor_calls.first_item", lambda: 0),
         ("relive.kernels.tensor_calls.CPU", 2),
+        ("relive.kernels.tensor_calls.LOAN", 3),
+        ("relive.kernels.tensor_calls.TensorCalls.adopted", lambda calls, loan: torch.zeros(1)),
         ("relive.kernels.tensor_calls.NO_ARGUMENTS", 1),
     ],
 )
 def test_other_functions_are_not_called(place: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, value, raising=False)
     assert find() is None
-    assert dtype_code(torch.float32) == 0
+    assert dtype_code(torch.float32) == made_code(torch.float32) == 0
 
 
 @offered

@@ -1,9 +1,14 @@
-"""The C functions of torch by which compiled code reads tensors without a line of Python.
+"""The C functions of torch by which compiled code reads and makes tensors without a line of Python.
 
 Newer versions of torch offer other libraries a table of C functions: the DLPack exchange API, struct DLPackExchangeAPI
 of dlpack.h. One of them writes down where a tensor's numbers lie, and its device, dtype, sizes and strides. DLPack
 knows nothing of numbers that are negated lazily. So ``Tensor.is_neg`` is asked as well, as Python itself asks: by the C
-function in its PyMethodDef. Both are called with the GIL held.
+function in its PyMethodDef.
+
+Two more make tensors. One lends a tensor: it allocates a DLManagedTensorVersioned, which keeps the tensor's memory. The
+other makes a tensor of such a loan. In between, the loan can be changed so that it describes a part of the memory. Both
+ends are torch, so torch itself gives the memory back, in whatever thread that happens. All are called with the GIL
+held.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from torch import Tensor
 
 from .step_table import first_item, words
 
-__all__ = ["CPU", "DESCRIBED", "TensorCalls", "dtype_code", "tensor_calls"]
+__all__ = ["CPU", "DESCRIBED", "LOAN", "TensorCalls", "dtype_code", "made_code", "tensor_calls"]
 
 # The 8-byte words of a DLTensor: the address; the device's type and number; the axes and, in the upper half, the dtype;
 # the addresses of the sizes and of the strides, in elements; and the bytes from the address to the first number
@@ -28,10 +33,14 @@ DESCRIBED = 6
 CPU = 1
 """The second word of a tensor in RAM: device type kDLCPU, device 0."""
 
+LOAN = 4
+"""The words of a DLManagedTensorVersioned before its DLTensor: version, owner, what gives it back, and flags."""
+
 MAJOR = 1
-"""The version of DLPackExchangeAPI whose words are known; a change of its layout is another major version."""
-DESCRIBE = 5
-"""The word of DLPackExchangeAPI with the address of ``dltensor_from_py_object_no_sync``."""
+"""The version of these structs whose words are known; a change of their layout is another major version."""
+LEND, ADOPT, DESCRIBE = 3, 4, 5
+"""The words of DLPackExchangeAPI with the addresses of ``managed_tensor_from_py_object_no_sync``,
+``managed_tensor_to_py_object_no_sync`` and ``dltensor_from_py_object_no_sync``."""
 METHOD = 5
 """The word of a method of a C class, PyMethodDescrObject, that has the address of its PyMethodDef."""
 NO_ARGUMENTS = 4
@@ -47,12 +56,14 @@ class TensorCalls:
     Args:
         describe: ``int describe(PyObject *tensor, DLTensor *out)``: 0, or not 0 after an exception.
         is_negated: ``PyObject *is_negated(PyObject *tensor, NULL)``: a bool, or NULL after an exception.
+        lend: ``int lend(PyObject *tensor, DLManagedTensorVersioned **out)``, as ``describe``.
+        adopt: ``int adopt(DLManagedTensorVersioned *loan, PyObject **out)``, as ``describe``; it takes the loan.
     """
 
-    __slots__ = ("describe", "is_negated")
+    __slots__ = ("adopt", "describe", "is_negated", "lend")
 
-    def __init__(self, describe: int, is_negated: int) -> None:
-        self.describe, self.is_negated = describe, is_negated
+    def __init__(self, describe: int, is_negated: int, lend: int, adopt: int) -> None:
+        self.describe, self.is_negated, self.lend, self.adopt = describe, is_negated, lend, adopt
 
     def description(self, tensor: Tensor) -> list[int] | None:
         """The words of a tensor's DLTensor, which point into the tensor; None if torch cannot write them."""
@@ -63,6 +74,22 @@ class TensorCalls:
         except (RuntimeError, BufferError):  # ctypes raises what torch has set
             return None
 
+    def loan(self, tensor: Tensor) -> int:
+        """The address of a loan of a tensor that can be described, which :meth:`adopted` has to take."""
+        out = ctypes.c_int64()
+        lend: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(self.lend)
+        lend(tensor, ctypes.addressof(out))
+        return out.value
+
+    def adopted(self, loan: int) -> Tensor:
+        """The tensor that a loan describes."""
+        out = ctypes.py_object()
+        adopt: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self.adopt)
+        adopt(loan, ctypes.addressof(out))
+        tensor = out.value
+        ctypes.pythonapi.Py_DecRef(out)  # the reference that torch gave away
+        return tensor
+
 
 @cache
 def tensor_calls() -> TensorCalls | None:
@@ -72,25 +99,27 @@ def tensor_calls() -> TensorCalls | None:
     """
     if not first_item():
         return None
-    describe, is_negated = _describing(), _method(Tensor.is_neg)
+    lend, adopt, describe = _exchange()
+    is_negated = _method(Tensor.is_neg)
     if not describe or not is_negated:
         return None
-    calls = TensorCalls(describe, is_negated)
+    calls = TensorCalls(describe, is_negated, lend, adopt)
     whole = torch.zeros(3, 5, 2, device="cpu")
     known = whole, whole[:, 1:], whole.mT, whole[0, 0, 0], whole[:0].long(), whole == 0
-    return calls if all(_is_described(calls, tensor) for tensor in known) else None
+    return calls if all(_is_described(calls, tensor) and _is_lent(calls, tensor) for tensor in known) else None
 
 
-def _describing() -> int:
-    """The address of the function that describes a tensor; 0 if there is none."""
+def _exchange() -> tuple[int, int, int]:
+    """The addresses of the functions that lend, adopt and describe a tensor; zeros if there are none."""
     kind = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     pointer: Any = kind(("PyCapsule_GetPointer", ctypes.pythonapi))
     try:
         table = pointer(getattr(Tensor, "__dlpack_c_exchange_api__", None), b"dlpack_exchange_api")
     except ValueError:  # no capsule, or that of another protocol
-        return 0
+        return 0, 0, 0
     (version,) = words(table, 1)
-    return words(table, DESCRIBE + 1)[DESCRIBE] if version % 2**32 == MAJOR else 0
+    found = words(table, DESCRIBE + 1) if version % 2**32 == MAJOR else [0] * (DESCRIBE + 1)
+    return found[LEND], found[ADOPT], found[DESCRIBE]
 
 
 def _method(method: Any) -> int:
@@ -108,12 +137,27 @@ def _method(method: Any) -> int:
 def _is_described(calls: TensorCalls, tensor: Tensor) -> bool:
     """Whether the words of a DLTensor are what torch says of the tensor."""
     found = calls.description(tensor)
-    if found is None:
-        return False
+    return found is not None and _are_of(found, tensor)
+
+
+def _are_of(found: list[int], tensor: Tensor) -> bool:
+    """Whether these words of a DLTensor are what torch says of the tensor."""
     data, device, axes, sizes, strides, offset = found
+    if (data, device, axes % 2**32, offset) != (tensor.data_ptr(), CPU, tensor.dim(), 0):
+        return False  # nothing is read by way of words that mean something else
     shape, steps = (tuple(words(address, tensor.dim())) if tensor.dim() else () for address in (sizes, strides))
-    known = (tensor.data_ptr(), CPU, tensor.dim(), tuple(tensor.shape), tensor.stride(), 0)
-    return known == (data, device, axes % 2**32, shape, steps, offset)
+    return (shape, steps) == (tuple(tensor.shape), tensor.stride())
+
+
+def _is_lent(calls: TensorCalls, tensor: Tensor) -> bool:
+    """Whether the words of a loan are as expected, and what is made of it is the tensor again."""
+    loan = calls.loan(tensor)
+    found = words(loan, LOAN + DESCRIBED)
+    if found[0] % 2**32 != MAJOR or not _are_of(found[LOAN:], tensor):
+        return False
+    again = calls.adopted(loan)
+    same = again.dtype is tensor.dtype and again.shape == tensor.shape and again.stride() == tensor.stride()
+    return same and again.data_ptr() == tensor.data_ptr()
 
 
 @cache
@@ -122,3 +166,13 @@ def dtype_code(dtype: torch.dtype) -> int:
     calls = None if dtype in SHARED else tensor_calls()
     found = None if calls is None else calls.description(torch.empty(0, dtype=dtype, device="cpu"))
     return 0 if found is None else found[2] >> 32
+
+
+@cache
+def made_code(dtype: torch.dtype) -> int:
+    """What DLPack calls a dtype, as :func:`dtype_code`, of tensors that are made; 0 if torch makes another of it."""
+    calls, some = tensor_calls(), torch.empty(0, dtype=dtype, device="cpu")
+    found = None if calls is None else calls.description(some)
+    if calls is None or found is None or calls.adopted(calls.loan(some)).dtype is not dtype:
+        return 0
+    return found[2] >> 32

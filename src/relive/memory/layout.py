@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..steps.arrays import Array, numpy_dtype
+from .. import kernels
+from ..kernels.reference.fields import DIMS
+from ..kernels.tensor_calls import made_code, tensor_calls
+from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
@@ -71,11 +74,8 @@ class RowLayout:
         self.nbytes = end
         self._paths = tuple(self.fields)
         self._names = tuple(map(str, range(len(self._paths))))
-        self._foreign = {
-            path: field.dtype
-            for path, field in self.fields.items()
-            if torch.from_numpy(np.empty(0, numpy_dtype(field.dtype))).dtype is not field.dtype
-        }
+        self.table = _table(self.fields, self.offsets, end)
+        """The fields as :func:`relive.kernels.reference.fields.split_rows` takes them; None if torch cannot."""
         self._dtype = np.dtype(
             {
                 "names": list(self._names),
@@ -89,21 +89,27 @@ class RowLayout:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as arrays ``[..., *shape]`` over the same memory."""
         if not self.fields:
             return {}
-        records = rows.view(self._dtype)[..., 0]
-        return dict(zip(self._paths, map(records.__getitem__, self._names), strict=True))
+        if rows.flags.c_contiguous:  # NumPy checks a view of records in Python, which takes longer than making it
+            records: Any = np.ndarray(rows.shape[:-1], self._dtype, rows)
+        else:
+            records = rows.view(self._dtype)[..., 0]
+        column = cast("Any", records).__getitem__
+        return dict(zip(self._paths, map(column, self._names), strict=True))
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
         """The fields of ``rows`` as tensors over the same memory, of dtypes that NumPy may lack."""
         if not self.fields:
             return {}
-        if rows.flags.c_contiguous:  # NumPy checks a view of records in Python, which takes longer than making it
-            records: Any = np.ndarray(rows.shape[:-1], self._dtype, rows)
-        else:
-            records = rows.view(self._dtype)[..., 0]
-        columns: Any = map(_from_numpy, map(records.__getitem__, self._names))
-        found: dict[Path, Tensor] = dict(zip(self._paths, columns, strict=True))
-        for path, dtype in self._foreign.items():
-            found[path] = found[path].view(dtype)
+        found: dict[Path, Tensor] = {}
+        calls = tensor_calls()
+        if calls is not None and self.table is not None:
+            whole = _from_numpy(rows)
+            if kernels.fast().split_rows(
+                calls.describe, calls.lend, calls.adopt, id(whole), id(self._paths), self.table, id(found)
+            ):
+                return found
+        for path, array in self.arrays(rows).items():
+            found[path] = typed(array, self.fields[path].dtype)
         return found
 
     def views(self, rows: Tensor) -> dict[Path, Tensor]:
@@ -118,6 +124,24 @@ class RowLayout:
         item, count = field.dtype.itemsize, field.nbytes // field.dtype.itemsize
         values: Any = rows.view(field.dtype).narrow(-1, (self.offsets[path] - start) // item, count)
         return values.unflatten(-1, field.shape) if field.shape else values.squeeze(-1)
+
+
+def _table(fields: Mapping[Path, Field], offsets: Mapping[Path, int], width: int) -> Ints | None:
+    """A line for each field of rows of so many bytes; None if there is a dtype that compiled code cannot make."""
+    table = np.zeros((len(fields), DIMS + max((len(field.shape) for field in fields.values()), default=0)), np.int64)
+    for line, (path, field) in zip(table, fields.items(), strict=True):
+        code = made_code(field.dtype)
+        if not code:
+            return None
+        line[: DIMS + len(field.shape)] = (
+            offsets[path],
+            width,
+            field.dtype.itemsize,
+            code,
+            len(field.shape),
+            *field.shape,
+        )
+    return table
 
 
 def typed(array: Array, dtype: torch.dtype) -> Tensor:

@@ -111,7 +111,8 @@ class Reader:
 
     def _sequences(self, batch: dict[Path, Tensor], known: tuple[str, ...], time_first: bool) -> SequenceBatch:
         """The batch of sequences of these fields. Those named in ``known`` are facts about each sequence."""
-        facts, states = dict[str, Tensor](), dict[Path, Tensor]()
+        facts: dict[str, Tensor] = {}
+        states: dict[Path, Tensor] = {}
         for name in known:
             facts[name] = batch.pop((name,))
         for path in list(batch):

@@ -7,6 +7,7 @@ from .cache import PROGRESS, load_target
 from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import copy_windows, episode_starts, gather_windows, mark_windows, plan_windows
+from .fields import split_rows
 from .handles import handle_of
 from .hindsight import plan_goals, relabel_windows
 from .jit import cache_folder
@@ -71,6 +72,7 @@ __all__ = [
     "ring_bell",
     "scatter_rows",
     "set_errors",
+    "split_rows",
     "stack_places",
     "take_back",
     "take_rows",

@@ -13,7 +13,7 @@ from numba.core import cgutils
 from ..tensor_calls import DESCRIBED
 from .jit import intrinsic
 
-__all__ = ["describe", "is_true"]
+__all__ = ["adopt", "describe", "is_true", "lend"]
 
 _cgutils: Any = cast("Any", cgutils)
 _ir: Any = _cgutils.ir
@@ -53,6 +53,39 @@ def is_true(_context: Any, method: Any, thing: Any) -> Any:
         return builder.icmp_signed("!=", truth, truth.type(0))
 
     return types.boolean(types.int64, types.int64), codegen
+
+
+@intrinsic
+def lend(_context: Any, function: Any, tensor: Any) -> Any:
+    """The address of the loan of a tensor; what torch raises goes to the caller in Python."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        out = _cgutils.alloca_once(builder, _word)
+        failed = _call(builder, _ir.IntType(32), args, builder.bitcast(out, _pointer))
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("!=", failed, failed.type(0))):
+            context.call_conv.return_exc(builder)
+        return builder.load(out)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def adopt(_context: Any, function: Any, loan: Any, found: Any, key: Any) -> Any:
+    """Put the tensor that a loan describes into the dict at the address ``found``, under the object at ``key``."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        api, out = context.get_python_api(builder), _cgutils.alloca_once_value(builder, _pointer(None))
+        failed = _call(builder, _ir.IntType(32), args, builder.bitcast(out, _pointer))
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("!=", failed, failed.type(0))):
+            context.call_conv.return_exc(builder)
+        tensor = builder.load(out)
+        failed = api.dict_setitem(*(builder.inttoptr(arg, _pointer) for arg in args[2:]), tensor)
+        api.decref(tensor)
+        with _cgutils.if_unlikely(builder, builder.icmp_signed("!=", failed, failed.type(0))):
+            context.call_conv.return_exc(builder)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
 
 
 def _call(builder: Any, result: Any, args: Any, second: Any) -> Any:

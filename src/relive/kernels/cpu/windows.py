@@ -17,7 +17,7 @@ from .places import place_after, row_at
 __all__ = ["gather_pairs", "gather_rows", "stack_places", "windows"]
 
 FORESEEN = 1024
-"""Bytes of a frame that are loaded ahead; the processor itself loads what follows."""
+"""Bytes of a frame or window that are loaded ahead; the processor itself loads what follows."""
 
 
 @jit
@@ -31,10 +31,11 @@ def windows(ring_handle: Ints, batch: Ints, places: Ints, steps: int, gamma: flo
     step_bytes, next_at, next_bytes = batch[STEP_BYTES], batch[NEXT_AT], batch[NEXT_BYTES]
     width, wide = ring.memory.shape[1], out.shape[1]
     here, there = ring.memory.ctypes.data, out.ctypes.data
+    ahead = max(2 * width, min((min(steps, FORESEEN) + 1) * width, FORESEEN))
     for i in range(places.size):
         if not 0 <= places[i] < ring.memory.shape[0]:
             return i
-        fetch(ring.memory, places[i] * width, 2 * width)
+        fetch(ring.memory, places[i] * width, ahead)
     for i in range(places.size):
         place, row = places[i], there + i * wide
         memcpy(address_t(row), address_t(here + place * width), np.intp(step_bytes))

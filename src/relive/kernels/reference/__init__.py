@@ -5,6 +5,7 @@ from .append import add_rows, add_step, plan_rows, scatter_rows
 from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
+from .fields import split_rows
 from .hindsight import plan_goals, relabel_windows
 from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
@@ -77,6 +78,7 @@ __all__ = [
     "ring_bell",
     "scatter_rows",
     "set_errors",
+    "split_rows",
     "stack_places",
     "take_back",
     "take_rows",

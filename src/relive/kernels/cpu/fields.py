@@ -1,0 +1,71 @@
+"""Tensors over packed rows: reference/fields.py's names and results."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reference.fields import CODE, DIMS, ITEM, NDIM, OFFSET, WIDTH
+from ..tensor_calls import CPU, DESCRIBED, LOAN
+from .jit import addressed, inlined, jit
+from .tensors import adopt, describe, lend
+
+__all__ = ["split_rows"]
+
+Ints = NDArray[np.int64]
+
+BYTES = 1 << 16 | 8 << 8 | 1
+"""What DLPack calls uint8: one number, of 8 bits, kDLUInt."""
+FIRST_ITEM = tuple.__basicsize__
+"""The byte of a tuple at which its first item is, where torch's functions are known: ``step_table.first_item``."""
+
+
+def _split_rows(describing: int, lending: int, adopting: int, rows: int, paths: int, table: Ints, found: int) -> bool:
+    """See :func:`relive.kernels.reference.fields.split_rows`.
+
+    The caller holds ``rows``, ``paths`` and ``found``. From ``lend`` to ``adopt``, nothing else of Python runs. What
+    a loan points to may be gone after ``adopt``: torch copies sizes and strides.
+    """
+    failed, _, device, axes, sizes, strides, offset = describe(describing, rows)
+    lead = (axes & 0xFFFFFFFF) - 1
+    if failed or device != CPU or axes >> 32 != BYTES or lead < 0 or offset != 0:
+        return False
+    shape, apart = addressed(sizes, lead + 1, np.int64), addressed(strides, lead + 1, np.int64)
+    if not _can_be_split(shape, apart, table):
+        return False
+    both = np.empty((2, lead + table.shape[1]), np.int64)
+    for i in range(table.shape[0]):
+        dims, steps, rank, item = both[0], both[1], table[i, NDIM], table[i, ITEM]
+        for axis in range(lead):
+            dims[axis], steps[axis] = shape[axis], apart[axis] // item
+        count = 1  # numbers from one item of this axis to the next
+        for axis in range(rank - 1, -1, -1):
+            dims[lead + axis], steps[lead + axis] = table[i, DIMS + axis], count
+            count *= max(table[i, DIMS + axis], 1)
+        loan = lend(lending, rows)
+        words = addressed(loan, LOAN + DESCRIBED, np.int64)[LOAN:]
+        words[0] += table[i, OFFSET]
+        words[2] = (table[i, CODE] << 32) + lead + rank
+        words[3], words[4] = dims.ctypes.data, steps.ctypes.data
+        adopt(adopting, loan, found, addressed(paths + FIRST_ITEM + 8 * i, 1, np.int64)[0])
+    return True
+
+
+@inlined
+def _can_be_split(shape: Ints, apart: Ints, table: Ints) -> bool:
+    """Whether rows of these sizes and strides are as the fields of ``table`` need them, and there are any."""
+    last, there = shape.size - 1, 1
+    for axis in range(shape.size):
+        there *= shape[axis]
+    if there == 0 or apart[last] != 1:
+        return False
+    for i in range(table.shape[0]):
+        if table[i, WIDTH] != shape[last]:
+            return False
+        for axis in range(last):
+            if apart[axis] % table[i, ITEM]:
+                return False
+    return True
+
+
+split_rows = jit(_split_rows, nogil=False)

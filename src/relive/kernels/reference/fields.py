@@ -1,0 +1,62 @@
+"""Tensors over packed rows, one for each field, in plain torch."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from ..tensor_calls import made_code
+
+__all__ = ["CODE", "DIMS", "ITEM", "NDIM", "OFFSET", "WIDTH", "split_rows"]
+
+OFFSET, WIDTH, ITEM, CODE, NDIM, DIMS = range(6)
+"""The entries of a line of ``table``: the byte of a row at which the field begins; how many bytes a row has, and each
+number of the field; what DLPack calls its dtype; how many axes it has, and from here on their sizes."""
+
+
+def split_rows(describe: int, lend: int, adopt: int, rows: int, paths: int, table: NDArray[Any], found: int) -> bool:
+    """Make a tensor for each field of packed rows, over the same memory.
+
+    Args:
+        describe: the address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`.
+        lend: likewise.
+        adopt: likewise. No tensor holds another one: the memory is given back after the last has gone.
+        rows: the address (``id``) of a tensor, uint8 ``[..., W]``.
+        paths: that of a tuple with the paths of the fields.
+        table: int64, a line for each field, of the entries above.
+        found: that of a dict, which gets path -> tensor ``[..., *shape]``.
+
+    Returns:
+        whether the rows are in RAM and lie so that this can be done: W bytes without gaps, and rows that begin at
+        multiples of each number's size. False, too, if there are none. Then ``found`` is as it was.
+    """
+    packed, keys, tensors = (ctypes.cast(address, ctypes.py_object).value for address in (rows, paths, found))
+    if not packed.is_cpu or packed.dtype is not torch.uint8 or not packed.dim() or not packed.numel():
+        return False
+    *lead, width = packed.shape
+    *apart, gap = packed.stride()
+    if gap != 1 or any(line[WIDTH] != width or any(step % line[ITEM] for step in apart) for line in table):
+        return False
+    dtypes = _dtypes()
+    for path, line in zip(keys, table.tolist(), strict=True):
+        dims = line[DIMS : DIMS + line[NDIM]]
+        strides = [step // line[ITEM] for step in apart]
+        strides += [prod(max(size, 1) for size in dims[axis + 1 :]) for axis in range(len(dims))]
+        memory = torch.empty(0, dtype=dtypes[line[CODE]]).set_(packed.untyped_storage())
+        begin = (packed.storage_offset() + line[OFFSET]) // line[ITEM]
+        tensors[path] = memory.as_strided([*lead, *dims], strides, begin)
+    return True
+
+
+@cache
+def _dtypes() -> dict[int, torch.dtype]:
+    """The dtypes of tensors that can be made, by what DLPack calls them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some dtypes are experimental
+        return {made_code(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
