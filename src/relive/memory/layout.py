@@ -93,8 +93,8 @@ class RowLayout:
             records: Any = np.ndarray(rows.shape[:-1], self._dtype, rows)
         else:
             records = rows.view(self._dtype)[..., 0]
-        column = cast("Any", records).__getitem__
-        return dict(zip(self._paths, map(column, self._names), strict=True))
+        columns: Any = map(records.__getitem__, self._names)
+        return dict(zip(self._paths, columns, strict=True))
 
     def tensors(self, rows: Array) -> dict[Path, Tensor]:
         """The fields of ``rows`` as tensors over the same memory, of dtypes that NumPy may lack."""
