@@ -531,8 +531,8 @@ MUTATIONS = [
     Mutation(
         "a step that is not stored yet overwrites the bootstrap row",
         "rollout/writer.py",
-        "copier.ahead = None if self.has_last or self.debug else row",
-        "copier.ahead = None if self.debug else row",
+        "columns.count < columns.num_steps and not self.has_last and not",
+        "columns.count < columns.num_steps and not",
         "memory/test_copier.py rollout/test_writer.py",
     ),
     Mutation(

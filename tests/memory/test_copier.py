@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,10 @@ def arrays(rows: int, packed: bool) -> list[np.ndarray]:
     return [np.zeros((rows, N, *shape), dtype) for dtype, shape in formats]
 
 
-def copier(targets: list[np.ndarray]) -> StepCopier:
+def copier(targets: list[np.ndarray], **options: bool) -> StepCopier:
     """A copier of FIELDS."""
-    return StepCopier([f.dtype for f in FIELDS.values()], list(targets), N, [f.shape for f in FIELDS.values()])
+    dtypes, shapes = [f.dtype for f in FIELDS.values()], [f.shape for f in FIELDS.values()]
+    return StepCopier(dtypes, list(targets), N, shapes, **options)
 
 
 def step(seed: int = 0, tensors: tuple[str, ...] = ("half",), double: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -255,26 +257,46 @@ def test_a_step_is_stored_only_once_and_only_as_it_was_accepted() -> None:
 
 @pytest.mark.usefixtures("torch_version")
 @pytest.mark.parametrize("short", [True, False])
-def test_a_step_is_copied_ahead_only_if_it_is_accepted_and_short(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_taken_at_once_only_if_it_is_accepted_and_short(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.memory.copier.SHORT", 10**6 if short else 0)
+    pick = itemgetter(*FIELDS)
     for twin in (cpu, reference):
         targets = arrays(3, False)
         made = copier(targets)
+        assert not made.take(2, step(), pick)
         made.learn(tuple(step(0, double=("reward",)).values()))
+        assert made.plan is not None
         made.plan.accept, made.plan.copy, made.plan.take = twin.accept_step, twin.copy_step, twin.take_step
-        made.ahead, before = 2, stored(targets)
-        for wrong in (step(1), step(1, double=("reward",)) | {"reward": np.full(N, 1e300)}):
-            assert not made.accept(tuple(wrong.values()))
-            assert made.copied is None
+        before = stored(targets)
+        for wrong in (step(1), step(1, double=("reward",)) | {"reward": np.full(N, 1e300)}, {"obs": np.zeros(N)}):
+            assert not made.take(2, wrong, pick)
             assert stored(targets) == before
         values, want = step(1, double=("reward",)), arrays(3, False)
-        given_values = tuple(values.values())
-        assert made.accept(given_values)
-        assert (made.copied is given_values) == short
-        if not short:
-            made.write(2, given_values)
-        plainly(want, 2, values)
+        assert made.take(2, values, pick) == short
+        if short:
+            plainly(want, 2, values)
         assert stored(targets) == stored(want)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_scratch_row_has_the_step_as_soon_as_it_is_accepted_if_it_is_short(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.memory.copier.SHORT", 10**6 if short else 0)
+    targets, want = arrays(1, True), arrays(1, True)
+    made = copier(targets, scratch=True)
+    made.learn(tuple(step().values()))
+    before, values = stored(targets), tuple(step(1).values())
+    assert not made.accept(tuple(step(1, double=("obs",)).values()))
+    assert stored(targets) == before
+    assert made.accept(values)
+    plainly(want, 0, step(1))
+    assert stored(targets) == (stored(want) if short else before)
+    made.write(0, values)
+    assert stored(targets) == stored(want)
+    made.write(0, tuple(step(2).values()))  # no longer the accepted one
+    plainly(want, 0, step(2))
+    assert stored(targets) == stored(want)
 
 
 def test_a_step_that_was_stored_is_let_go() -> None:
@@ -419,15 +441,21 @@ def test_a_float64_image_too_large_to_pack_takes_the_long_way_and_is_checked() -
     assert set(replay.sample(64)["obs"][:, 0].tolist()) == {0.0, 1.0, 2.0}
 
 
-def test_a_step_is_written_ahead_only_to_a_row_that_holds_nothing() -> None:
-    rollout = RolloutBuffer(Schema({"obs": (), "reward": (), "value": ()}), 3, N, wrap=True, seed=0)
-    step = {name: np.zeros(N, np.float32) for name in ("obs", "reward", "value")}
-    taken: list[int | None] = []
-    for t in range(5):
-        if t == 2:
+def test_a_step_is_taken_at_once_only_to_a_row_that_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = RolloutBuffer(Schema({"obs": (), "reward": (), "value": ()}), 4, N, wrap=True, seed=0)
+    step, taken = {name: np.zeros(N, np.float32) for name in ("obs", "reward", "value")}, list[tuple[int, int]]()
+    take = StepCopier.take
+
+    def noted(self: StepCopier, row: int, *given_: Any) -> bool:
+        done = take(self, row, *given_)
+        taken.extend([(t, row)] * done)
+        return done
+
+    monkeypatch.setattr(StepCopier, "take", noted)
+    for t in range(6):
+        if t == 3:
             rollout.set_last(value=np.ones(N, np.float32))
         rollout.debug = t == 1
         rollout.add(step | {"obs": np.full(N, t, np.float32)})
-        taken.append(rollout._columns.copier.ahead)
-    assert taken == [0, None, None, None, None]
-    assert rollout["obs"].tolist() == [[t] * N for t in (2, 3, 4)]
+    assert taken == [(2, 2)]  # the first teaches, then debug mode, bootstrap values, and a full rollout
+    assert rollout["obs"].tolist() == [[t] * N for t in (2, 3, 4, 5)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,8 @@ class StepCopier:
 
     :meth:`accept` checks all fields of a step in one compiled call, and :meth:`write` copies them in another. Both
     follow a table that :meth:`learn` makes from a step that a StepChecker has checked. A step that is not accepted is
-    checked field by field, and NumPy assigns it. Where :attr:`ahead` names a row that nobody needs, :meth:`accept`
-    does both at once.
+    checked field by field, and NumPy assigns it. Where nobody needs the row, one call does both: :meth:`take`, and
+    :meth:`accept` if ``scratch`` is True.
 
     Args:
         dtypes: of the fields.
@@ -83,6 +83,7 @@ class StepCopier:
             that is only checked.
         count: N.
         shapes: of the fields, without N.
+        scratch: whether there is only one row, which may hold any numbers between two steps.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class StepCopier:
         targets: Sequence[Array | None],
         count: int,
         shapes: Sequence[tuple[int, ...]],
+        *,
+        scratch: bool = False,
     ) -> None:
         self._dtypes, self._targets, self._shapes = tuple(dtypes), tuple(targets), [(count, *shape) for shape in shapes]
         self._outgrows_caches = sum(target.nbytes for target in targets if target is not None) >= CACHES
@@ -100,38 +103,54 @@ class StepCopier:
         self._nbytes = sum(target[0].nbytes for target in targets if target is not None)
         self._accepted: Any = None
         """The step that was accepted last, until it is written. It keeps alive what the table points to."""
-        self.ahead: int | None = None
-        """A row that may hold any numbers: a step is copied there as soon as it is accepted. None: by :meth:`write`."""
-        self.copied: Any = None
-        """The step that was copied to the row :attr:`ahead`; whoever takes it from there sets it to None."""
+        self._copied: Any = None
+        """The step that :meth:`accept` has copied, until it is written."""
+        self._at_once = scratch and self._nbytes <= SHORT
+
+    def take(self, row: int, step: Mapping[str, Any], pick: Callable[[Any], tuple[Any, ...]]) -> bool:
+        """Copy a step to a row that nobody needs, if it is short and all of its fields can be copied as they are.
+
+        After False the row is as it was, and the step may still be right.
+
+        Args:
+            row: the row.
+            step: the fields by name.
+            pick: gives the leaves of a step of the right fields.
+        """
+        plan = self.plan
+        if plan is None or self._nbytes > SHORT:
+            return False
+        try:
+            values = pick(step)
+            if plan.asked is not None and not plan.asked.fit(values):
+                return False
+            return plan.take(id(values), plan.table, row) < 0
+        except Exception:  # the caller finds out what is wrong
+            return False
 
     def accept(self, values: tuple[Any, ...]) -> bool:
-        """Whether all fields of a step can be copied as they are.
+        """Whether all fields of a step can be copied as they are: :meth:`write` stores it, given the same tuple.
 
-        :attr:`copied` is then the step, if it was copied at once; else :meth:`write` copies it, given the same tuple.
         After False the step may still be right: as a list, as an array of another dtype, or as a tensor with gaps.
         """
-        plan, row = self.plan, self.ahead
-        self.copied = None
+        plan = self.plan
+        self._copied = None
         if plan is None or (plan.asked is not None and not plan.asked.fit(values)):
             return False
-        if row is None or self._nbytes > SHORT:
+        if self._at_once:
+            if plan.take(id(values), plan.table, 0) >= 0:
+                return False
+            self._copied = values
+        else:
             if plan.accept(id(values), plan.table) >= 0:
                 return False
             self._accepted = values
-        else:
-            if plan.take(id(values), plan.table, row) >= 0:
-                return False
-            self.copied = values
         return True
 
     def write(self, row: int, values: Sequence[Any]) -> None:
-        """Store a checked step in a row: arrays and tensors in RAM, one for each target or for the first of them.
-
-        A step that was copied to the row :attr:`ahead` is there already.
-        """
-        if values is self.copied:
-            self.copied = None
+        """Store a checked step in a row: arrays and tensors in RAM, one for each target or for the first of them."""
+        if values is self._copied:
+            self._copied = None
             return
         plan = self.plan
         if plan is not None and values is self._accepted:

@@ -104,8 +104,8 @@ class ReplayRows(Store):
                     large.append((len(fields), block.ctypes.data, nbytes, name == "final"))
                 fields.append(self.leaves[path])
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
-        copier = StepCopier([field.dtype for field in fields], targets, count, [field.shape for field in fields])
-        copier.ahead = 0  # nobody reads staged rows between two steps
+        dtypes, shapes = [field.dtype for field in fields], [field.shape for field in fields]
+        copier = StepCopier(dtypes, targets, count, shapes, scratch=True)
         first, *_, last = *some.values(), *some.values()
         nbytes = sum(field.nbytes for field in fields) * count
         return Staging(first, last, copier, np.array(large, np.int64).reshape(-1, 4), nbytes)

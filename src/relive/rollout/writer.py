@@ -88,21 +88,30 @@ class Writer:
 
     def add(self, values: dict[str, Any]) -> None:
         """Append one vector step; ``values`` is used up."""
+        columns, check, copier = self._columns, self._fields.check, self._columns.copier
+        # the next row is free, unless it has an old step or the bootstrap values
+        if columns.count < columns.num_steps and not self.has_last and not self.debug and len(values) == check.size:
+            row = columns.next_row
+            if copier is not None and self._states.rows is None and copier.take(row, values, check.pick):
+                if self._apart_used:
+                    self._write_apart(row, {})
+                self._advance(1)
+                return
+        self._add(values)
+
+    def _add(self, values: dict[str, Any]) -> None:
+        """Check each part of a step, then write it."""
         apart: dict[str, Any] = {}
         for name in KEPT_APART:
             if name in values:
                 (apart[name],) = self._fields.checked(name, values.pop(name)).values()
         columns, states = self._columns, self._states.rows
-        copier = None if states else columns.copier
-        row = columns.next_row if columns.count < columns.num_steps else None
-        if copier is not None:  # the next row is free, unless it has an old step or the bootstrap values
-            copier.ahead = None if self.has_last or self.debug else row
         try:
-            checked = self._fields.check(values, copier)
+            checked = self._fields.check(values, None if states else columns.copier)
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
-        row = columns.next_row if row is None else row
+        row = columns.next_row
         if self.debug and "reward" in values:
             reward = values["reward"]
             self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
@@ -111,10 +120,7 @@ class Writer:
             checked = self._states.write(states, row, checked)
         if columns.wrap and columns.is_full:
             self._give_up(slice(row, row + 1))
-        if copier is not None and checked is copier.copied:
-            copier.copied = None
-        else:
-            columns.write(row, checked)
+        columns.write(row, checked)
         if apart or self._apart_used:
             self._write_apart(row, apart)
         self._advance(1)
