@@ -107,7 +107,7 @@ def test_both_twins_store_what_an_assignment_stores(
         targets = arrays(2, packed)
         made = copier(targets)
         made.learn(tuple(step(0, tensors, double).values()))
-        made._plan.accept, made._plan.copy = twin.accept_step, twin.copy_step
+        made.plan.accept, made.plan.copy = twin.accept_step, twin.copy_step
         values = tuple(step(5, tensors, double).values())
         assert made.accept(values)
         made.write(1, values)
@@ -138,7 +138,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 def test_both_twins_refuse_an_array_that_is_not_as_before_and_write_nothing(change: str, name: str) -> None:
     made = copier(arrays(2, False))
     made.learn(tuple(step().values()))
-    table, values = made._plan.table, step(1)
+    table, values = made.plan.table, step(1)
     values[name] = CHANGES[change](values[name])
     given_values = tuple(values.values())
     place = list(FIELDS).index(name)
@@ -177,10 +177,10 @@ def test_a_tensor_that_is_not_as_before_is_refused(wrong: Any) -> None:
     assert made.accept(tuple(values.values()))
     refused = tuple((values | {"reward": wrong}).values())
     assert not made.accept(refused)
-    if made._plan.asked is None:
+    if made.plan.asked is None:
         place = list(FIELDS).index("reward")
-        assert cpu.accept_step(id(refused), made._plan.table) == place
-        assert reference.accept_step(id(refused), made._plan.table) == place
+        assert cpu.accept_step(id(refused), made.plan.table) == place
+        assert reference.accept_step(id(refused), made.plan.table) == place
 
 
 RIGHT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -201,7 +201,7 @@ def test_a_tensor_of_the_same_numbers_is_copied_as_it_is(change: str) -> None:
         targets, want = arrays(2, False), arrays(2, False)
         made = copier(targets)
         made.learn(tuple(step(0, ("half", "obs")).values()))
-        made._plan.accept, made._plan.copy = twin.accept_step, twin.copy_step
+        made.plan.accept, made.plan.copy = twin.accept_step, twin.copy_step
         values = step(1, ("half", "obs"))
         values["obs"] = RIGHT[change](values["obs"])
         assert made.accept(tuple(values.values()))
@@ -221,7 +221,7 @@ def test_axes_of_one_item_may_have_any_stride_and_empty_tensors_any() -> None:
         gaps = (torch.arange(9.0).as_strided((size, 1, 3), (7, 5, 2)),)
         assert made.accept(gaps) == (size == 0)
         for twin in (cpu, reference):
-            assert twin.accept_step(id(gaps), made._plan.table) == (-1 if size == 0 else 0)
+            assert twin.accept_step(id(gaps), made.plan.table) == (-1 if size == 0 else 0)
 
 
 @given(st.lists(st.floats(width=64), min_size=N, max_size=N))
@@ -229,8 +229,8 @@ def test_both_twins_find_the_same_numbers_too_large(numbers: list[float]) -> Non
     made = copier(arrays(2, False))
     made.learn(tuple(step(0, double=("reward",)).values()))
     values = tuple((step() | {"reward": np.array(numbers)}).values())
-    fast = cpu.accept_step(id(values), made._plan.table)
-    assert fast == reference.accept_step(id(values), made._plan.table)
+    fast = cpu.accept_step(id(values), made.plan.table)
+    assert fast == reference.accept_step(id(values), made.plan.table)
     with np.errstate(over="ignore"):
         lost = np.isinf(np.float32(numbers)) & ~np.isinf(numbers)
     assert fast >= 0 or not lost.any()
@@ -261,7 +261,7 @@ def test_a_step_is_copied_ahead_only_if_it_is_accepted_and_short(short: bool, mo
         targets = arrays(3, False)
         made = copier(targets)
         made.learn(tuple(step(0, double=("reward",)).values()))
-        made._plan.accept, made._plan.copy, made._plan.take = twin.accept_step, twin.copy_step, twin.take_step
+        made.plan.accept, made.plan.copy, made.plan.take = twin.accept_step, twin.copy_step, twin.take_step
         made.ahead, before = 2, stored(targets)
         for wrong in (step(1), step(1, double=("reward",)) | {"reward": np.full(N, 1e300)}):
             assert not made.accept(tuple(wrong.values()))
@@ -292,7 +292,7 @@ def test_where_objects_are_laid_out_in_another_way_arrays_take_the_long_way(monk
     for t in range(3):
         rollout.add(x=np.full(N, t, np.float32), y=torch.full((N,), -t))
     assert rollout["x"].tolist() == [[t] * N for t in range(3)]
-    assert rollout._columns.copier._plan is None
+    assert rollout._columns.copier.plan is None
 
 
 def test_another_layout_of_objects_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_the_second_step_of_a_kind_is_not_checked_field_by_field() -> None:
     made, check = copier(arrays(2, False)), StepChecker(schema, N, torch.device("cpu"))
     assert type(check(step(0), made)) is list
     assert type(check(step(1), made)) is tuple
-    assert made._plan.table[SOURCE].all()
+    assert made.plan.table[SOURCE].all()
 
 
 def test_both_twins_refuse_a_tuple_of_another_length() -> None:
@@ -357,7 +357,7 @@ def test_both_twins_refuse_a_tuple_of_another_length() -> None:
     values = tuple(step().values())
     for given_values in (values[:-1], (*values, values[0]), ()):
         for twin in (cpu, reference):
-            assert twin.accept_step(id(given_values), made._plan.table) == 0
+            assert twin.accept_step(id(given_values), made.plan.table) == 0
 
 
 @pytest.mark.parametrize("shift", [0, 1, 63])
@@ -372,7 +372,7 @@ def test_a_long_row_is_copied_whole_and_nothing_else_wherever_it_lies(
     made, values = StepCopier([torch.uint8], [target], 1, [(size,)]), (source,)
     made.learn(values)
     assert made.accept(values)
-    assert made._plan.table[PAST].tolist() == [size >= 2**17]
+    assert made.plan.table[PAST].tolist() == [size >= 2**17]
     made.write(1, values)
     want = np.full_like(memory, 7)
     want[shift + size : shift + 2 * size] = source

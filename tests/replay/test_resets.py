@@ -117,6 +117,13 @@ def test_an_env_that_was_reset_in_mid_episode_is_told_once(way: Any, cuts: tuple
     assert "interrupt()" in message
 
 
+def test_the_warning_names_the_line_that_added_the_step() -> None:
+    replay = ReplayBuffer(SCHEMA, 600, N, seed=0)
+    with pytest.warns(EpisodeEndWarning) as caught:
+        add_each(replay, list(steps(60, (40,), ends=0.0)))
+    assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_right_loop_says_nothing(way: Any) -> None:
     assert warned(lambda replay: way(replay, list(steps(100)))) == []

@@ -31,8 +31,10 @@ __all__ = [
     "STRIDE",
     "TAIL",
     "TAILS",
+    "UNFIT",
     "USED_UP",
     "WEIGH",
+    "DirectStep",
     "RingArrays",
     "StagedRows",
 ]
@@ -108,6 +110,22 @@ class StagedRows(NamedTuple):
     """uint8 ``[E]``: 1 if the row can be drawn from now on, 0 if no longer."""
 
 
+class DirectStep(NamedTuple):
+    """What :func:`relive.kernels.reference.append.add_step` needs to check a step, to stage it and to add its rows."""
+
+    table: NDArray[np.int64]
+    """int64, as :mod:`relive.kernels.step_table` says: the fields of a step and where they are staged."""
+    ring: Any
+    """The arrays of the ring; compiled code takes their handle."""
+    given: Any
+    """The :class:`StagedRows`; compiled code takes their handle."""
+    large: NDArray[np.int64]
+    """int64 ``[M, 4]``, for each field that is stored in a block of its own: its column of ``table``, the address of
+    the block, the bytes of a row there, and 1 if the field is of the final observation, else 0."""
+    mode: int
+    """The way of adding the rows."""
+
+
 HEAD = 0
 """The number that the env's next row will have."""
 TAIL = 1
@@ -163,3 +181,6 @@ LONGEST = 2**31 - 1
 
 USED_UP = -(2**62)
 """What adding rows returns if the rows that it would overwrite are not in reserve. Nothing is changed then."""
+
+UNFIT = -(2**62) - 1
+"""What adding a step returns if it cannot be copied as it is. Nothing is changed then."""

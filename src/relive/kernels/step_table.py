@@ -76,7 +76,7 @@ COUNT = 9
 PITCH = 10
 """Bytes from one run to the next, in the row."""
 SIZE = 11
-"""Bytes of a run, in the row."""
+"""Bytes of a run, in the row; of a field that is not copied, all its bytes."""
 PAST = 12
 """1 if a row is written past the caches."""
 DESCRIBE = 13

@@ -38,7 +38,7 @@ from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Array, Ints, numpy_view
 from .asked import AskedTensors
 from .bounded import Bounded
 
-__all__ = ["StepCopier"]
+__all__ = ["SHORT", "Plan", "StepCopier"]
 
 Kind = int
 """How a field is given, as :mod:`relive.kernels.step_table` says."""
@@ -54,7 +54,7 @@ SHORT = 2**16
 
 
 @dataclass(slots=True)
-class _Plan:
+class Plan:
     """How steps of one combination of kinds are checked and copied."""
 
     kinds: list[Kind]
@@ -94,8 +94,9 @@ class StepCopier:
     ) -> None:
         self._dtypes, self._targets, self._shapes = tuple(dtypes), tuple(targets), [(count, *shape) for shape in shapes]
         self._outgrows_caches = sum(target.nbytes for target in targets if target is not None) >= CACHES
-        self._plan: _Plan | None = None
-        self._plans = Bounded[tuple[Kind, ...], _Plan]()
+        self.plan: Plan | None = None
+        """How the step before was given, if its fields can be copied as they are."""
+        self._plans = Bounded[tuple[Kind, ...], Plan]()
         self._nbytes = sum(target[0].nbytes for target in targets if target is not None)
         self._accepted: Any = None
         """The step that was accepted last, until it is written. It keeps alive what the table points to."""
@@ -110,7 +111,7 @@ class StepCopier:
         :attr:`copied` is then the step, if it was copied at once; else :meth:`write` copies it, given the same tuple.
         After False the step may still be right: as a list, as an array of another dtype, or as a tensor with gaps.
         """
-        plan, row = self._plan, self.ahead
+        plan, row = self.plan, self.ahead
         self.copied = None
         if plan is None or (plan.asked is not None and not plan.asked.fit(values)):
             return False
@@ -125,8 +126,14 @@ class StepCopier:
         return True
 
     def write(self, row: int, values: Sequence[Any]) -> None:
-        """Store a checked step in a row: arrays and tensors in RAM, one for each target or for the first of them."""
-        plan = self._plan
+        """Store a checked step in a row: arrays and tensors in RAM, one for each target or for the first of them.
+
+        A step that was copied to the row :attr:`ahead` is there already.
+        """
+        if values is self.copied:
+            self.copied = None
+            return
+        plan = self.plan
         if plan is not None and values is self._accepted:
             plan.copy(plan.table, row)
             self._accepted = None
@@ -143,10 +150,10 @@ class StepCopier:
         self._accepted = None
         kinds = [self._kind(i, value) for i, value in enumerate(values)]
         known = [kind for kind in kinds if kind is not None]
-        if len(known) < len(kinds) or (self._plan is not None and known == self._plan.kinds):
+        if len(known) < len(kinds) or (self.plan is not None and known == self.plan.kinds):
             return
         key = tuple(known)
-        self._plan = self._plans.get(key) or self._plans.keep(key, self._planned(known))
+        self.plan = self._plans.get(key) or self._plans.keep(key, self._planned(known))
 
     def _kind(self, i: int, value: Any) -> Kind | None:
         """How field ``i`` is given; None if it cannot be copied as it is."""
@@ -161,7 +168,7 @@ class StepCopier:
             return TENSOR if dtype_code(dtype) else ASKED  # complex ones may be conjugated lazily
         return None
 
-    def _planned(self, kinds: list[Kind]) -> _Plan:
+    def _planned(self, kinds: list[Kind]) -> Plan:
         """The plan for steps of these kinds."""
         table, asked = self._table(kinds), None
         if ASKED in kinds:
@@ -170,7 +177,7 @@ class StepCopier:
                 places, [self._dtypes[i] for i in places], [self._shapes[i] for i in places], table[POINTERS]
             )
         fast = kernels.fast()
-        return _Plan(kinds, table, asked, fast.accept_step, fast.copy_step, fast.take_step)
+        return Plan(kinds, table, asked, fast.accept_step, fast.copy_step, fast.take_step)
 
     def _table(self, kinds: list[Kind]) -> Ints:
         """The table of fields of these kinds."""
@@ -180,10 +187,11 @@ class StepCopier:
             facts = kind, first_item() + 8 * i, *self._class_facts(kind, i), len(shape), *shape
             places = [KIND, ITEM, TYPE, DTYPE, DESCRIBE, NEGATED, NDIM, *range(DIMS, DIMS + len(shape))]
             table[places, i] = facts
-            if target is None:
-                continue
             count, *inner = shape
             size = int(np.prod(inner, dtype=np.int64)) * self._dtypes[i].itemsize
+            if target is None:
+                table[SIZE, i] = count * size
+                continue
             stride, pitch = target.strides[:2]
             if pitch == size or count == 1:  # a row is one run of bytes
                 count, size = 1, count * size

@@ -19,7 +19,7 @@ from .bounded import Bounded
 from .copier import StepCopier
 from .keeper import RAM, Keeper
 from .layout import BatchLayout, field_groups, row_layout, typed
-from .store import Apart, Store, Where, as_places, require_rows
+from .store import Apart, Staging, Store, Where, as_places, require_rows
 
 __all__ = ["HOSTED", "ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
 
@@ -62,55 +62,53 @@ class ReplayRows(Store):
         """Role -> its large fields, and where each is among the values of that role."""
         self.arrays = self.layout.arrays(self.target)
         self._batches = Recycled()
-        self._staged = Bounded[tuple[str, int], tuple[Array, Array, StepCopier]]()
+        self._staged = Bounded[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)
         given = alone or any(path[0] == "next_obs" for path in leaves)
         self.batch = BatchLayout(groups, self.layout, given)
 
     def stage(self, role: str, count: int, values: Sequence[Any]) -> tuple[Array, Apart]:
         """See :class:`Store`."""
-        rows, _, copier = self._staged[role, count] if (role, count) in self._staged else self._stage(role, count)
-        if values is copier.copied:
-            copier.copied = None
-        else:
-            copier.write(0, values)
-        return rows, self._apart(role, values) if self.large else []
+        staging = self._staged.get((role, count)) or self.staging(role, count)
+        staging.copier.write(0, values)
+        return staging.rows, self._apart(role, values) if self.large else []
 
     def stage_both(
         self, count: int, steps: Sequence[Any], final: Sequence[Any]
     ) -> tuple[tuple[Array, Apart], tuple[Array, Apart]]:
         """See :class:`Store`; in one copy."""
-        known = self._staged
-        rows, ends, copier = known["both", count] if ("both", count) in known else self._stage("both", count)
-        if steps is copier.copied:
-            copier.copied = None
-        else:
-            copier.write(0, steps if len(steps) > len(self.leaves) else (*steps, *final))
+        staging = self._staged.get(("both", count)) or self.staging("both", count)
+        staging.copier.write(0, steps if len(steps) > len(self.leaves) else (*steps, *final))
         if not self.large:
-            return (rows, []), (ends, [])
-        return (rows, self._apart("step", steps)), (ends, self._apart("final", final))
+            return (staging.rows, []), (staging.final, [])
+        return (staging.rows, self._apart("step", steps)), (staging.final, self._apart("final", final))
 
     def _apart(self, role: str, values: Sequence[Any]) -> Apart:
         """The values of large fields among those of a role."""
         return [(path, values[i]) for path, i in self._large_at[role]]
 
-    def copier(self, role: str, count: int) -> StepCopier:
+    def staging(self, role: str, count: int) -> Staging:
         """See :class:`Store`."""
-        return (self._staged[role, count] if (role, count) in self._staged else self._stage(role, count))[2]
+        key = role, count
+        return self._staged.get(key) or self._staged.keep(key, self._staging(role, count))
 
-    def _stage(self, role: str, count: int) -> tuple[Array, Array, StepCopier]:
+    def _staging(self, role: str, count: int) -> Staging:
         """New memory for so many rows of a role and, if it has both, of final observations; and what copies there."""
         some = {name: np.zeros((count, self.layout.nbytes), np.uint8) for name in STAGED[role]}
-        fields, targets = list[Field](), list[Array | None]()
+        fields, targets, large = list[Field](), list[Array | None](), list[tuple[int, ...]]()
         for name, rows in some.items():
             arrays = self.layout.arrays(rows)
             for path in staged_leaves(self.leaves, name):
+                if path in self.blocks:
+                    _, block, _, nbytes = self._sources[path]
+                    large.append((len(fields), block.ctypes.data, nbytes, name == "final"))
                 fields.append(self.leaves[path])
                 targets.append(arrays[path][None] if path in arrays else None)  # one row of ``count`` items
         copier = StepCopier([field.dtype for field in fields], targets, count, [field.shape for field in fields])
         copier.ahead = 0  # nobody reads staged rows between two steps
         first, *_, last = *some.values(), *some.values()
-        return self._staged.keep((role, count), (first, last, copier))
+        nbytes = sum(field.nbytes for field in fields) * count
+        return Staging(first, last, copier, np.array(large, np.int64).reshape(-1, 4), nbytes)
 
     def write(self, apart: Apart, places: Ints) -> None:
         """See :class:`Store`."""

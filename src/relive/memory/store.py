@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from .layout import BatchLayout, RowLayout, row_layout
 __all__ = [
     "Apart",
     "Plan",
+    "Staging",
     "Store",
     "Where",
     "as_places",
@@ -118,6 +119,21 @@ class Plan:
         return self.batch.arrays(self.rows)[path]
 
 
+class Staging(NamedTuple):
+    """Where steps of K rows are staged, and what checks and copies them."""
+
+    rows: Array
+    """uint8 ``[K, W]``: the packed rows."""
+    final: Array
+    """uint8 ``[K, W]``: those of the final observations; ``rows`` if the role has none."""
+    copier: StepCopier
+    """Accepts steps and copies them there."""
+    large: Ints
+    """The fields that are not packed, as :class:`relive.kernels.ring_state.DirectStep` has them."""
+    nbytes: int
+    """Bytes of a step, large fields included."""
+
+
 class Store(ABC):
     """The home of a replay's rows: it stages, writes, plans and reads them, and gives and takes those of a save.
 
@@ -172,8 +188,8 @@ class Store(ABC):
         """:meth:`stage` of steps and of their final observations, which may come again at the end of ``steps``."""
         return self.stage("step", count, steps[: len(self.leaves)]), self.stage("final", count, final)
 
-    def copier(self, role: str, count: int) -> StepCopier | None:
-        """What checks whole steps of ``count`` rows and copies them as they are staged; None if nothing does.
+    def staging(self, role: str, count: int) -> Staging | None:
+        """Where whole steps of ``count`` rows are staged; None if each field is checked and copied by itself.
 
         Role "both" has all fields of a step, then those of the final observations, for :meth:`stage_both`.
         """

@@ -139,7 +139,7 @@ class ResetCheck:
             "differ, create the buffer with own_next_obs=True. check_ends=False turns the check off. See "
             "docs/episode-ends.md",
             EpisodeEndWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

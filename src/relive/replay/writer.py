@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..errors import ParameterError, ShapeError
 from ..kernels.ring_state import EPISODES
 from ..memory.bounded import Bounded
+from ..memory.copier import StepCopier
 from ..memory.store import Store
 from ..parameters import FLAG_RULE, require
 from ..ring.adding import missing_final
@@ -20,10 +20,11 @@ from ..ring.order import order_as
 from ..ring.ring import Ring
 from ..ring.state import PIECE, piece_of
 from ..samplers.contract import Sampler
-from ..steps.arrays import Ints, as_host
+from ..steps.arrays import Array, Ints, as_host
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
+from .direct import DirectAdd
 from .ends import EndCheck
 from .resets import ResetCheck
 
@@ -70,7 +71,9 @@ class Writer:
         self._leaves = len(paths)
         """How many leaves a step has. Those of the final observations may follow them."""
         self._flags_at = [paths.index((name,)) for name in ("terminated", "truncated")]
-        self._checks = Bounded[int, _Checks]()
+        self._ways = Bounded[tuple[int, bool], _Way]()
+        self._direct: list[DirectAdd | None] = [None, None]
+        """Adds steps of all envs without final observations, and with them; None until there are some, or always."""
         self._rounds_of = Bounded[int, Ints]()
 
     @property
@@ -90,18 +93,49 @@ class Writer:
 
     def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
-        count, final = len(envs), None
+        follows = "next_obs" in values and not self.own_next_obs
+        direct = self._direct[follows] if envs is self.all_envs and not self.debug else None
+        leaves = kept = None
+        if direct is not None:
+            leaves = direct.add(values)
+        if leaves is None:
+            leaves, kept = self._add(values, envs, follows, successive)
+        if self.added is not None:
+            self.added(len(envs))
+        if self.resets is not None:
+            self._check_resets(self.resets, envs, leaves, leaves[self._leaves :] if follows else None, kept)
+        seen = self.ends
+        if seen is None:
+            return
+        ended = self.ring.counters.item(EPISODES)
+        if ended == seen.episodes and not seen.ended_on:
+            return
+        if not seen.go_on(ended, envs, leaves, leaves[self._leaves :] if follows else None, kept):
+            self.ends = None
+            seen.warn()
+
+    def _check_resets(
+        self, check: ResetCheck, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
+    ) -> None:
+        """Check steps that were just stored for a reset in mid-episode."""
+        if not check.go_on(self.ring, envs, leaves, final, kept):
+            self.resets = None
+            check.warn()
+
+    def _add(
+        self, values: dict[str, Any], envs: Ints, follows: bool, successive: bool
+    ) -> tuple[Sequence[Any], Array | None]:
+        """Check each part of a step and store it; returns the leaves, and which rows are kept if some are left out."""
+        count = len(envs)
         mask = values.pop("mask") if "mask" in values else None
-        checks = self._checks[count] if count in self._checks else self._checks.keep(count, _Checks(self, count))
+        way = self._ways.get((count, follows))
+        way = self._way(count, follows) if way is None else way
         try:
-            if self.own_next_obs or "next_obs" not in values:
-                leaves = checks.step(values, checks.copier)
-            else:
-                leaves = checks.both(values, checks.copier_of_both())
-                final = leaves[self._leaves :]
+            leaves = way.check(values, way.copier)
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
+        final = leaves[self._leaves :] if follows else None
         kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without
             kept = None
@@ -125,18 +159,7 @@ class Writer:
         if ring.undo is not None:
             ring.undo.end()
         ring.pending = None  # as settle, which takes longer
-        if self.added is not None:
-            self.added(count)
-        resets = self.resets
-        if resets is not None and not resets.go_on(ring, envs, leaves, final, kept):
-            self.resets = None
-            resets.warn()
-        seen, ended = self.ends, ring.counters.item(EPISODES)
-        if seen is None or (ended == seen.episodes and not seen.ended_on):
-            return
-        if not seen.go_on(ended, envs, leaves, final, kept):
-            self.ends = None
-            seen.warn()
+        return leaves, kept
 
     def extend(self, steps: Mapping[str, Any], envs: Any) -> None:
         """Check and store many steps ``[T, N, ...]``, in the order of time."""
@@ -298,33 +321,29 @@ class Writer:
         if done.any():
             raise missing_final(int(envs[np.argmax(done)]))
 
+    def _way(self, count: int, follows: bool) -> _Way:
+        """How so many rows are checked and copied, alone or with their final observations; kept for the next ones."""
+        both = self.stored.extend(next_obs=self.stored["obs"]) if follows else self.stored
+        check, store = StepChecker(both, count, self.device, upload=False), self.ring.store
+        # what copies whole steps takes memory for them; long runs of steps, which are stored in pieces, go without
+        staging = store.staging("both" if follows else "step", count) if 0 < count <= PIECE else None
+        if staging is not None and count == len(self.all_envs) and DirectAdd.suits(self.ring, staging):
+            self._direct[follows] = DirectAdd(self.ring, self.sampler, check, staging, self.all_envs, follows)
+        way = _Way(check, None if staging is None else staging.copier)
+        return self._ways.keep((count, follows), way)
+
     def _rounds(self, count: int) -> Ints:
         """All envs, repeated ``count`` times; kept, since the next call usually adds as many steps."""
         known = self._rounds_of.get(count)
         return self._rounds_of.keep(count, np.tile(self.all_envs, count)) if known is None else known
 
 
-class _Checks:
-    """The checks of a step of ``count`` rows.
+class _Way(NamedTuple):
+    """How steps of one number of rows are checked and copied."""
 
-    What copies whole steps takes memory for them, so long runs of steps, which are stored in pieces, go without.
-    """
-
-    __slots__ = ("both", "copier", "copier_of_both", "step")
-
-    def __init__(self, writer: Writer, count: int) -> None:
-        stored, device, store = writer.stored, writer.device, writer.ring.store
-        self.step = StepChecker(stored, count, device, upload=False)
-        both = stored if writer.own_next_obs else stored.extend(next_obs=stored["obs"])
-        self.both = StepChecker(both, count, device, upload=False)
-        """The check of a step with its final observations."""
-        copiers = store.copier if 0 < count <= PIECE else _no_copier
-        self.copier = copiers("step", count)
-        self.copier_of_both = cache(partial(copiers, "both", count))  # takes memory, and many steps have none
-
-
-def _no_copier(role: str, count: int) -> None:
-    """Every field is checked and copied by itself."""
+    check: StepChecker
+    copier: StepCopier | None
+    """None: each field is copied by itself."""
 
 
 def _kept(value: Any, kept: Any) -> Any:

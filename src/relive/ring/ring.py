@@ -180,7 +180,8 @@ class Ring(RingState):
             (staged, apart), (ends, ends_apart) = store.stage_both(count, steps, final)
         adding = self._addings.get((count, final is None, events))
         if adding is None or adding.staged is not staged or adding.final is not ends:
-            adding = self._adding(envs, staged, ends, events)
+            adding = self.new_adding(envs, staged, ends, events)
+            self._addings.keep((count, final is None, events), adding)
         if adding.envs is not envs:
             adding.take(envs)
         if events:
@@ -228,12 +229,12 @@ class Ring(RingState):
         """Transitions with this stamp or a later one are new to a sampler that is asked to ``attach``."""
         return self.completed if self.pending is None else self.pending.since
 
-    def _adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
-        """What :meth:`add` needs for that many envs; the next such add uses it again."""
+    def new_adding(self, envs: Ints, staged: Any, final: Any, events: bool) -> Adding:
+        """What :meth:`add` needs for that many envs, until the rule changes."""
         # every row that is written closes its own history at most, and all together no more than there is
         count, most = len(envs), self.num_envs * self.rows
         size = min(count * (2 * self._rule.history + 4), most + 4 * count) if events else 0
-        return self._addings.keep((count, final is staged, events), Adding(self, envs, staged, final, size))
+        return Adding(self, envs, staged, final, size)
 
     def draw(self, count: int, key: int, newest: int = 0) -> Ints | None:
         """Places ``[count]`` of anchors, each equally often and with replacement; None if there are none.

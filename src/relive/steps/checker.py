@@ -45,10 +45,10 @@ class StepChecker:
         "_host",
         "_names",
         "_num_envs",
-        "_pick",
         "_plan",
         "_schema",
-        "_size",
+        "pick",
+        "size",
     )
 
     def __init__(self, schema: Schema, num_envs: int, device: torch.device, *, upload: bool = True) -> None:
@@ -58,10 +58,10 @@ class StepChecker:
         self._host = device.type == "cpu"
         self._arrays = self._host or not upload
         self._names = frozenset(schema.names)
-        self._size = len(schema.names)
+        self.size = len(schema.names)
         self._branches = schema.branches
         flat = len(schema.names) > 1 and not schema.branches
-        self._pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*schema.names) if flat else self._leaves
+        self.pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*schema.names) if flat else self._leaves
         self._plan = [
             (
                 path[0],
@@ -89,7 +89,7 @@ class StepChecker:
         if copier is None:
             return self._each(self._named(step))
         try:
-            values = self._pick(step) if len(step) == self._size else None
+            values = self.pick(step) if len(step) == self.size else None
         except KeyError:
             values = None
         if values is None:

@@ -2,7 +2,7 @@
 
 from ..reference.tree import tree_build, tree_offsets  # not in a loop: one for both
 from .advice import ask_for
-from .append import add_rows, plan_rows, scatter_rows
+from .append import add_rows, add_step, plan_rows, scatter_rows
 from .cache import PROGRESS, load_target
 from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
@@ -27,6 +27,7 @@ __all__ = [
     "accept_step",
     "add_count",
     "add_rows",
+    "add_step",
     "admit",
     "admit_noted",
     "anchors",

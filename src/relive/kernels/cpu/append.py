@@ -27,17 +27,20 @@ from ..ring_state import (
     STRIDE,
     TAIL,
     TAILS,
+    UNFIT,
     USED_UP,
     RingArrays,
     StagedRows,
 )
-from .handles import Ints, open_ring, open_staged
-from .jit import address_t, fetch, inlined, jit, memcpy
+from ..step_table import SOURCE
+from .handles import ENTRIES, Ints, matrix_of, open_ring, open_staged, vector_of
+from .jit import address_t, addressed, fetch, inlined, jit, memcpy
 from .places import place_after, place_of
+from .rows import accept_step, copy_step
 from .rule import ends_full, ends_window
 from .undo import note_undo
 
-__all__ = ["add_rows", "plan_rows", "scatter_rows"]
+__all__ = ["add_rows", "add_step", "plan_rows", "scatter_rows"]
 
 Bools = NDArray[np.uint8]
 
@@ -190,6 +193,23 @@ def add_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
     return events
 
 
+def _add_step(step: int, direct: Ints) -> int:
+    """See :func:`relive.kernels.reference.append.add_step`; ``direct`` is the handle of a :class:`DirectStep`."""
+    table, ring, staged = matrix_of(direct, 0, np.int64), vector_of(direct, 1, np.int64), vector_of(direct, 2, np.int64)
+    large, mode = matrix_of(direct, 3, np.int64), direct[4 * ENTRIES]
+    if accept_step(step, table) >= 0:
+        return UNFIT
+    copy_step(table, 0)
+    events = add_rows(ring, staged, mode)
+    if events >= 0 and large.shape[0]:
+        given = open_staged(staged)
+        for k in range(large.shape[0]):
+            nbytes, places = large[k, 2], given.finals if large[k, 3] else given.places
+            source = addressed(table[SOURCE, large[k, 0]], (places.size, nbytes), np.uint8)
+            scatter_rows(source, places, addressed(large[k, 1], (1, nbytes), np.uint8), nbytes)
+    return events
+
+
 @jit
 def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
     """See :func:`relive.kernels.reference.append.scatter_rows`."""
@@ -198,3 +218,6 @@ def scatter_rows(source: Any, places: Ints, target: Any, nbytes: int) -> None:
         if places[i] >= 0:
             row = address_t(there + places[i] * target.shape[1])
             memcpy(row, address_t(here + i * source.shape[1]), np.intp(nbytes))
+
+
+add_step = jit(_add_step, nogil=False)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..ring_state import RingArrays, StagedRows
 from .jit import addressed, inlined
 
-__all__ = ["Ints", "column", "column_of", "handle_of", "matrix_of", "open_ring", "open_staged", "vector_of"]
+__all__ = ["ENTRIES", "Ints", "column", "column_of", "handle_of", "matrix_of", "open_ring", "open_staged", "vector_of"]
 
 Ints = NDArray[np.int64]
 

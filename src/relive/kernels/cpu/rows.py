@@ -77,7 +77,7 @@ def _accept_step(step: int, table: Ints) -> int:
         if table[KIND, i] == ASKED:
             table[SOURCE, i] = table[POINTERS, asked]
             asked += 1
-            if table[SOURCE, i] == 0 and table[COUNT, i] * table[SIZE, i] > 0:
+            if table[SOURCE, i] == 0 and table[SIZE, i] > 0:
                 return i
         elif table[KIND, i] == TENSOR:
             if not _take_tensor(_item(step, table, i), table, i):

@@ -1,7 +1,7 @@
 """The hot loops spelt out: the definition that the fast twins must agree with, and the path for other devices."""
 
 from .advice import ask_for
-from .append import add_rows, plan_rows, scatter_rows
+from .append import add_rows, add_step, plan_rows, scatter_rows
 from .counters import commit_step, mark_bell, publish, published, ring_bell
 from .draw import anchors, draw, ids_of, live, window
 from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
@@ -35,6 +35,7 @@ __all__ = [
     "accept_step",
     "add_count",
     "add_rows",
+    "add_step",
     "admit",
     "admit_noted",
     "anchors",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,19 @@ from ..ring_state import (
     NEXT,
     NO_FINALS,
     NOT_FINITE,
+    UNFIT,
     USED_UP,
+    DirectStep,
     RingArrays,
     StagedRows,
 )
+from ..step_table import SOURCE
 from .places import Ints, oldest, place_of
+from .rows import accept_step, copy_step
 from .rule import all_anchors
 from .undo import note_undo
 
-__all__ = ["add_rows", "append", "kinds_of", "plan_rows", "scatter_rows"]
+__all__ = ["add_rows", "add_step", "append", "kinds_of", "plan_rows", "scatter_rows"]
 
 
 def append(ring: RingArrays, given: StagedRows, ended: Any) -> int:
@@ -164,6 +169,32 @@ def add_rows(ring: RingArrays, given: StagedRows, mode: int) -> int:
     if mode == FINALS:
         scatter_rows(given.final, given.finals, ring.memory, ring.obs_bytes)
     ring.counters[NOT_FINITE] += np.count_nonzero(~np.isfinite(given.reward))
+    return events
+
+
+def add_step(step: int, direct: DirectStep) -> int:
+    """Check a step, stage it and add its rows: :func:`accept_step`, :func:`copy_step` and :func:`add_rows` in one call.
+
+    Large fields are not staged: they are copied to their blocks. The GIL is held all the time.
+
+    Args:
+        step: the address (``id``) of a tuple with an item for each column of ``direct.table``.
+        direct: the rest.
+
+    Returns:
+        what :func:`add_rows` returns, or UNFIT if the step cannot be copied as it is. If it is negative, nothing that
+        is stored has changed.
+    """
+    table, given = direct.table, direct.given
+    if accept_step(step, table) >= 0:
+        return UNFIT
+    copy_step(table, 0)
+    events = add_rows(direct.ring, given, direct.mode)
+    if events >= 0:
+        for column, block, nbytes, is_final in direct.large.tolist():
+            for i, place in enumerate((given.finals if is_final else given.places).tolist()):
+                if place >= 0:
+                    ctypes.memmove(block + place * nbytes, int(table[SOURCE, column]) + i * nbytes, nbytes)
     return events
 
 

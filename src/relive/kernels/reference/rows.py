@@ -65,7 +65,7 @@ def accept_step(step: int, table: Ints) -> int:
     for i in range(table.shape[1]):
         if table[KIND, i] == ASKED:
             table[SOURCE, i] = next(pointers)
-            if not table[SOURCE, i] and table[COUNT, i] * table[SIZE, i]:
+            if not table[SOURCE, i] and table[SIZE, i]:
                 return i
         elif not (_tensor_fits if table[KIND, i] == TENSOR else _array_fits)(values[i], table[:, i]):
             return i

@@ -1,0 +1,265 @@
+"""A step that can be copied as it is is added in one compiled call, and that call does what the long way does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import twins
+from relive import Field, Prioritized, ReplayBuffer, Schema, Transition
+from relive import Sequence as SequenceView
+from relive.errors import ReliveError
+from relive.kernels import cpu, reference
+from relive.kernels.ring_state import UNFIT, DirectStep, RingArrays, StagedRows
+from relive.kernels.step_table import ASKED, KIND
+from relive.memory.copier import StepCopier
+from relive.replay.direct import DirectAdd
+from relive.ring import Ring
+from replays import FLAGS, random_plays
+from twins import SAMPLERS, UNEVEN, Twin, contents, mapped, uneven
+
+KINDS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "images": {"dress": "image"},
+    "nested": {"dress": "mixed"},
+    "hidden states": {"extras": twins.recurrent},
+    "unordered": {"dress": "mixed", "ordered": False},
+    "own next_obs": {"dress": "image", "own_next_obs": True},
+    "prioritized": {"dress": "image", "sampler": "prioritized, stratified"},
+    "recent": {"sampler": "recent, prioritized"},
+}
+
+
+def replay(kind: str, **options: Any) -> Twin:
+    """A twin of one of KINDS."""
+    facts = {**KINDS[kind], **options}
+    if "sampler" in facts:
+        facts["sampler"] = SAMPLERS[facts["sampler"]]()
+    own = facts.pop("own_next_obs", False)
+    twin = Twin(2, 7, **facts)
+    if own:
+        twin.buffer = ReplayBuffer(twin.schema, 14, 2, own_next_obs=True, **twin.options)
+    return twin
+
+
+def given(twin: Twin, kinds: str) -> dict[str, Any]:
+    """A vector step, with next observations if each has its own."""
+    step = twin.step(kinds, final=twin.buffer.own_next_obs)
+    if twin.buffer.own_next_obs and twin.ordered:
+        step["next_obs"] = mapped(np.nan_to_num, step["next_obs"])
+    return step
+
+
+@pytest.fixture
+def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make replays that are made from now on check and store each part of a step by itself."""
+    return lambda: monkeypatch.setattr(DirectAdd, "suits", staticmethod(lambda ring, staging: False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_call_stores_the_bytes_that_the_long_way_stores(kind: str, the_long_way: Callable[[], None]) -> None:
+    one = replay(kind)
+    plays = random_plays(len(kind), 2, 40)
+    steps = [given(one, kinds) for kinds in plays]
+    ways: list[Callable[[Any], Any]] = [lambda x: x, torch.as_tensor, lambda x: x.tolist(), np.asfortranarray]
+    forms = [mapped(ways[t // 7 % 4], step) for t, step in enumerate(steps)]
+    for step in forms:
+        one.buffer.add(**step)
+    assert [direct is None for direct in one.buffer._writer._direct] == [False, one.buffer.own_next_obs]
+    the_long_way()
+    other = replay(kind)
+    for step in forms:
+        other.buffer.add(**step)
+    assert other.buffer._writer._direct == [None, None]
+    assert contents(one.buffer) == contents(other.buffer)
+    assert one.buffer.stats() == other.buffer.stats()
+    one.buffer.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_like_the_one_before_are_added_in_one_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = replay(kind)
+    for kinds in ("..", "..", "T.", ".U"):  # with and without final observations
+        twin.buffer.add(**given(twin, kinds))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Ring, "add", refuse)
+    for kinds in ("..", "..", "T.", ".U", "BB", ".."):
+        twin.buffer.add(**given(twin, kinds))
+
+
+def test_the_rule_of_what_can_be_drawn_may_change_between_two_steps(the_long_way: Callable[[], None]) -> None:
+    views: list[Callable[[], Any]] = [lambda: SequenceView(2, 5, "max", 1, 0.5), lambda: Transition(0.5)]
+    schema = Schema({"obs": (2,), "action": Field((), torch.int64), "reward": (), **FLAGS})
+    found = []
+    for _ in range(2):
+        rng, buffer = np.random.default_rng(3), ReplayBuffer(schema, 12, 1, sampler=Prioritized(), seed=0)
+        for t in range(60):
+            if t % 12 == 5:
+                buffer.view = views[t // 12 % 2]()
+            ended, obs = rng.random((1, 2)) < 0.15, rng.normal(size=(2, 1, 2)).astype(np.float32)
+            step = {"obs": obs[0], "action": np.ones(1, np.int64), "reward": np.ones(1, np.float32)}
+            flags = {"terminated": ended[:, 0], "truncated": ended[:, 1]}
+            buffer.add(step, **flags, **({"next_obs": obs[1]} if ended.any() else {}))
+            buffer.check()
+        found.append(contents(buffer))
+        the_long_way()
+    assert found[0] == found[1]
+
+
+def test_there_is_room_for_all_events_of_a_new_rule() -> None:
+    twin = Twin(1, 40, sampler=Prioritized()).play(*"......")
+    direct = twin.buffer._writer._direct[False]
+    assert direct is not None
+    before = len(direct._adding.where)
+    twin.buffer.view = SequenceView(2, 5, "max", 1, 0.5)
+    twin.play(*"......")
+    assert len(direct._adding.where) == before + 2 * twin.buffer._ring.rule.history
+    twin.check()
+
+
+WRONG: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "a field is missing": lambda step: {name: x for name, x in step.items() if name != "reward"},
+    "another name": lambda step: {("rewards" if name == "reward" else name): x for name, x in step.items()},
+    "a field too many": lambda step: {**step, "extra": np.zeros(2)},
+    "a member is missing": lambda step: {**step, "obs": dict(list(step["obs"].items())[1:])},
+    "a member too many": lambda step: {**step, "obs": {**step["obs"], "extra": np.zeros(2)}},
+    "no mapping": lambda step: {**step, "obs": np.zeros(2)},
+    "one env too many": lambda step: {**step, "reward": np.zeros(3, np.float32)},
+    "numbers that do not fit": lambda step: {**step, "reward": np.array([1e300, 0.0])},
+    "an end without a final observation": lambda step: {
+        **{name: x for name, x in step.items() if name != "next_obs"}, "terminated": np.array([False, True])
+    },
+    **{kind: lambda step, kind=kind: {**step, "reward": uneven(kind, (2,))[0]} for kind in UNEVEN},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_step_is_refused_as_the_long_way_refuses_it(wrong: str, the_long_way: Callable[[], None]) -> None:
+    messages = []
+    for _ in range(2):
+        twin = Twin(2, 7, dress="dict", sampler=Prioritized()).play("..", "..", "T.", ".U", "..")
+        before = contents(twin.buffer)
+        with pytest.raises(ReliveError) as refused:
+            twin.buffer.add(**WRONG[wrong](twin.step("..", final=True)))
+        messages.append((type(refused.value), str(refused.value)))
+        assert contents(twin.buffer) == before
+        assert twin.buffer._ring.pending is None
+        the_long_way()
+    assert messages[0] == messages[1]
+
+
+def test_a_tensor_without_memory_is_no_image_to_be_copied_from() -> None:
+    image: Any = Field((40, 40), torch.uint8)
+    buffer = ReplayBuffer(Schema({"obs": image, "action": (), "reward": (), **FLAGS}), 8)
+    step = {"action": torch.zeros(1), "reward": torch.zeros(1), **{name: torch.zeros(1) > 0 for name in FLAGS}}
+    for _ in range(2):
+        buffer.add(**step, obs=torch.ones(1, 40, 40, dtype=torch.uint8))
+    zeros: Any = getattr(torch, "_efficientzerotensor")(1, 40, 40, dtype=torch.uint8)  # noqa: B009 - it is not public
+    buffer.add(**step, obs=zeros)
+    buffer.add(**step, obs=torch.ones(1, 40, 40, dtype=torch.uint8))
+    assert buffer.data()["obs"].flatten(1).sum(1).tolist() == [1600, 1600, 0]
+
+
+def test_debug_mode_looks_at_every_number() -> None:
+    twin = Twin(2, 7).play("..", "..")
+    step = twin.step("..")
+    twin.buffer.debug = True
+    with pytest.raises(ReliveError, match="reward"):
+        twin.buffer.add(**step | {"reward": np.array([0.0, np.nan], np.float32)})
+    twin.buffer.debug = False
+    twin.buffer.add(**step | {"reward": np.array([0.0, np.nan], np.float32)})
+    assert twin.buffer._ring.not_finite == 1
+
+
+# The kernel and the plain one
+
+COUNT, ROWS, WIDTH, BYTES = 3, 4, 32, 5
+
+
+class World:
+    """A ring, and a step of a packed field ``[W]`` and a large one ``[BYTES]``, for the step and its last observation.
+
+    A packed row begins with its reward and flags; the others are bytes of the observation.
+    """
+
+    def __init__(self, mode: int, twin: Any) -> None:
+        places, self.twin, none = COUNT * ROWS, twin, np.zeros(0, np.int64)
+        self.memory, self.block = np.zeros((places, WIDTH), np.uint8), np.zeros((places, BYTES), np.uint8)
+        self.state, counters = np.zeros((COUNT, 4), np.int64), np.zeros(9, np.int64)
+        counters[4:6] = 1
+        self.ring = RingArrays(
+            ROWS, WIDTH, WIDTH, self.state, counters, self.memory, np.zeros(places, np.int32),
+            np.zeros(places, np.int64), np.zeros(places, np.int32), np.zeros(places, np.float32),
+            np.zeros(places, np.uint8), np.zeros(places, np.uint8), none.astype(np.int32), none,
+        )  # fmt: skip
+        staged, final = (np.zeros((COUNT, WIDTH), np.uint8) for _ in range(2))
+        flags = staged[:, :4].view(np.float32)[:, 0], staged[:, 4], staged[:, 5]
+        room = (np.zeros(COUNT, np.int64) for _ in range(3))
+        self.given = StagedRows(np.arange(COUNT), staged, final, *flags, *room, np.zeros(40, np.int64),
+                                np.zeros(40, np.uint8))  # fmt: skip
+        copier = StepCopier([torch.uint8] * 4, [staged[None], None, final[None], None], COUNT,
+                            [(WIDTH,), (BYTES,), (WIDTH,), (BYTES,)])  # fmt: skip
+        copier.learn(step(0))
+        assert copier.plan is not None
+        at = self.block.ctypes.data
+        self.direct = DirectStep(copier.plan.table, self.ring, self.given,
+                                 np.array([[1, at, BYTES, 0], [3, at, BYTES, 1]], np.int64), mode)  # fmt: skip
+
+    def add(self, values: tuple[Any, ...]) -> int:
+        """Add a step by this world's twin."""
+        if self.twin is reference:
+            return reference.add_step(id(values), self.direct)
+        ring, given = cpu.handle_of(self.ring), cpu.handle_of(self.given)
+        return cpu.add_step(id(values), cpu.handle_of(self.direct._replace(ring=ring, given=given)))
+
+    def bytes(self) -> list[bytes]:
+        """All that is stored or noted."""
+        return [np.asarray(x).tobytes() for x in (*self.ring, self.block, *self.given[6:])]
+
+
+def step(seed: int, end: float = 0.3) -> tuple[Any, ...]:
+    """A step of a World."""
+    rng = np.random.default_rng(seed)
+    packed, large, final, last = (rng.integers(0, 256, (COUNT, size), np.uint8) for size in (WIDTH, BYTES) * 2)
+    packed[:, :4] = rng.normal(size=(COUNT, 1)).astype(np.float32).view(np.uint8)
+    packed[:, 4:6] = rng.random((COUNT, 2)) < end
+    return packed, large, final, last
+
+
+@pytest.mark.parametrize("mode", range(4))
+def test_both_twins_add_the_same_steps(mode: int) -> None:
+    worlds = [World(mode, twin) for twin in (cpu, reference)]
+    for seed in range(40):
+        values = step(seed, 0.3 if mode else 0.05)
+        heads, found = worlds[0].state[:, 0].copy(), [world.add(values) for world in worlds]
+        assert found[0] == found[1]
+        assert worlds[0].bytes() == worlds[1].bytes()
+        if found[0] >= 0:
+            places = np.arange(COUNT) * ROWS + heads % ROWS
+            assert (worlds[0].block[places] == values[1]).all()
+            ended = values[0][:, 4:6].any(1) & (mode == 1)
+            after = np.arange(COUNT) * ROWS + (heads + 1) % ROWS
+            assert (worlds[0].block[after[ended]] == values[3][ended]).all()
+
+
+@pytest.mark.parametrize("change", ["another dtype", "another length", "no address"])
+def test_both_twins_change_nothing_if_a_step_does_not_fit(change: str) -> None:
+    for world in (World(1, twin) for twin in (cpu, reference)):
+        values = step(1)
+        if change == "another dtype":
+            values = (*values[:3], values[3].astype(np.int8))
+        elif change == "another length":
+            values = values[:3]
+        assert world.add(step(0)) >= 0
+        if change == "no address":
+            world.direct.table[KIND, 3] = ASKED  # a tensor whose address, among POINTERS, is 0
+        before = world.bytes()
+        assert world.add(values) == UNFIT
+        assert world.bytes() == before
