@@ -81,6 +81,11 @@ def add_tensors(replay: ReplayBuffer, played: list[dict[str, Any]]) -> None:
         replay.add(mapped(torch.as_tensor, step))
 
 
+def add_in_any_order_of_memory(replay: ReplayBuffer, played: list[dict[str, Any]]) -> None:
+    for step in played:
+        replay.add(mapped(np.asfortranarray, step))
+
+
 def mapped(function: Any, tree: Any) -> Any:
     return {name: mapped(function, x) for name, x in tree.items()} if isinstance(tree, dict) else function(tree)
 
@@ -95,7 +100,7 @@ def stacked(trees: list[Any]) -> Any:
     return np.stack(trees)
 
 
-WAYS = add_each, add_by_env, extend, add_tensors
+WAYS = add_each, add_by_env, extend, add_tensors, add_in_any_order_of_memory
 
 
 def warned(play: Callable[[ReplayBuffer], object], **options: Any) -> list[str]:
@@ -115,6 +120,13 @@ def test_an_env_that_was_reset_in_mid_episode_is_told_once(way: Any, cuts: tuple
     assert "next_obs" in message
     assert "truncated=True" in message
     assert "interrupt()" in message
+
+
+def test_the_warning_names_the_line_that_added_the_step() -> None:
+    replay = ReplayBuffer(SCHEMA, 600, N, seed=0)
+    with pytest.warns(EpisodeEndWarning) as caught:
+        add_each(replay, list(steps(60, (40,), ends=0.0)))
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("way", WAYS)

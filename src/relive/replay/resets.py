@@ -124,7 +124,8 @@ class ResetCheck:
         found: list[Bytes] = []
         for x, dtype, every in zip(values, self._dtypes, self._every, strict=True):
             array = numpy_view(x.detach()) if isinstance(x, Tensor) else x
-            found.append(array.reshape(len(array), math.prod(array.shape[1:]))[:, ::every].astype(dtype).view(np.uint8))
+            flat = array.reshape(len(array), math.prod(array.shape[1:]))
+            found.append(flat[:, ::every].astype(dtype, order="C").view(np.uint8))
         return found
 
     def warn(self) -> None:
@@ -139,7 +140,7 @@ class ResetCheck:
             "differ, create the buffer with own_next_obs=True. check_ends=False turns the check off. See "
             "docs/episode-ends.md",
             EpisodeEndWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

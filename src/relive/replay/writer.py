@@ -102,12 +102,8 @@ class Writer:
             leaves, kept = self._add(values, envs, follows, successive)
         if self.added is not None:
             self.added(len(envs))
-        resets = self.resets
-        if resets is not None:
-            final = leaves[self._leaves :] if follows else None
-            if not resets.go_on(self.ring, envs, leaves, final, kept):
-                self.resets = None
-                resets.warn()
+        if self.resets is not None:
+            self._check_resets(self.resets, envs, leaves, leaves[self._leaves :] if follows else None, kept)
         seen = self.ends
         if seen is None:
             return
@@ -117,6 +113,14 @@ class Writer:
         if not seen.go_on(ended, envs, leaves, leaves[self._leaves :] if follows else None, kept):
             self.ends = None
             seen.warn()
+
+    def _check_resets(
+        self, check: ResetCheck, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
+    ) -> None:
+        """Check steps that were just stored for a reset in mid-episode."""
+        if not check.go_on(self.ring, envs, leaves, final, kept):
+            self.resets = None
+            check.warn()
 
     def _add(
         self, values: dict[str, Any], envs: Ints, follows: bool, successive: bool
