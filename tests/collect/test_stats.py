@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import tagged
 from collecting import Echo, discrete, every_mode, make_buffer, policy
 from relive import Collector, RolloutBuffer, Schema
+from relive.collect.stats import CollectStats
 
 # Statistics
 
@@ -55,6 +56,14 @@ def test_the_collector_remembers_the_last_hundred_episodes() -> None:
     again = collector.collect()
     assert list(collector.returns) == again.episode_returns[-100:]
     assert collector.total_episodes == 270
+
+
+def test_statistics_of_thousands_of_episodes_print_as_one_line() -> None:
+    stats = CollectStats(246_000, 0.3701, [-1.0, -3.0] * 4_000, [20, 30] * 4_000)
+    assert repr(stats) == (
+        "CollectStats: 246,000 steps in 0.37 s, 8,000 episodes ended with a mean return of -2 and a mean length of 25"
+    )
+    assert repr(CollectStats(8, 0.001)) == "CollectStats: 8 steps in 0.001 s, 0 episodes ended"
 
 
 def test_rewards_of_float64_are_summed_without_loss() -> None:

@@ -412,11 +412,11 @@ def test_without_values_there_are_no_final_values() -> None:
 def test_a_column_that_an_estimator_reads_and_the_rollout_lacks_is_named(estimator: Any) -> None:
     rollout = RolloutBuffer(WITHOUT_VALUE, 1, 1)
     rollout.add(reward=1.0, terminated=False, truncated=False)
-    with pytest.raises(errors.FieldError, match="value"):
+    with pytest.raises(errors.FieldError, match=rf"{type(estimator).__name__} reads 'value': .* It has: .*schema$"):
         rollout.finish(estimator)
     full = filled([step(0)])
     if isinstance(estimator, VTrace):
-        with pytest.raises(errors.FieldError, match="target_log_prob"):
+        with pytest.raises(errors.FieldError, match=r"or set rollout\['target_log_prob'\] first$"):
             full.finish(estimator, last_value=[0, 0])
 
 

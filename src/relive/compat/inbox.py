@@ -52,9 +52,12 @@ class Inbox:
                 and value.shape in shapes
                 and value.is_cpu
                 and value.is_contiguous()
+                and not value.is_neg()
             ):
                 return False
-            addresses[i] = value.data_ptr()
+            address = addresses[i] = value.data_ptr()
+            if not address and value.numel():  # zeros that differentiation makes lie nowhere
+                return False
         kernels.copy_row(self._sources, self._targets, self._nbytes, 0)
         return True
 

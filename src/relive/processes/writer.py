@@ -15,7 +15,7 @@ from ..parameters import TIMEOUT_RULE, require
 from ..replay.arguments import flattened, refuse_not_finite, row_mask
 from ..ring.adding import missing_final
 from ..steps.arrays import as_host
-from ..steps.checker import refuse_sparse
+from ..steps.checker import refuse_unreadable
 from ..steps.schema import Schema, not_named
 from ..steps.trees import map_leaves
 from .lane import Lane
@@ -144,7 +144,7 @@ class LaneWriter:
         try:
             leaves = check(values, copier)
         except (RuntimeError, TypeError):
-            refuse_sparse(values)
+            refuse_unreadable(values)
             raise
         kept = None if mask is None else row_mask(mask, self.num_envs)
         if self.debug:

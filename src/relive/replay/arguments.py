@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import DTypeError, FieldError, NotFiniteError, ParameterError, SchemaError, ShapeError
 from ..parameters import is_count
 from ..steps.arrays import Ints, as_host
-from ..steps.checker import refuse_sparse
+from ..steps.checker import refuse_unreadable
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
 
@@ -112,7 +112,7 @@ def flattened(steps: Mapping[str, Any], width: tuple[int, ...]) -> tuple[dict[st
     except ValueError as error:
         raise ShapeError(f"extend: expected arrays, got lists of several lengths ({error})") from error
     except RuntimeError:
-        refuse_sparse(steps)
+        refuse_unreadable(steps)
         raise
     if len(fronts) != 1 or any(front[1:] != width for front in fronts):
         raise ShapeError(f"extend: expected (steps, {width[0]}) in front of every field, got {sorted(fronts)}")

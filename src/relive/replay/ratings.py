@@ -43,8 +43,12 @@ class Ratings:
         sampler = self.prioritized or self._require_priorities()
         late = UNUSUAL
         if mask is None and _are_plain(index, td_error):
-            where, errors = (index.data_ptr(), index.stride(0)), (td_error.data_ptr(), td_error.stride(0))
-            late = sampler.rate(index.shape[0], where, errors, td_error.dtype is torch.float64)
+            try:
+                where, errors = (index.data_ptr(), index.stride(0)), (td_error.data_ptr(), td_error.stride(0))
+            except RuntimeError:  # inside torch.func.vmap, for one
+                where = errors = 0, 0
+            if where[0] and errors[0]:  # others have no numbers in memory
+                late = sampler.rate(index.shape[0], where, errors, td_error.dtype is torch.float64)
         if late == UNUSUAL:
             late = self._update_checked(sampler, view, index, td_error, mask)
         come = self.progress

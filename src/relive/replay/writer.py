@@ -21,7 +21,7 @@ from ..ring.ring import Ring
 from ..ring.state import PIECE, piece_of
 from ..samplers.contract import Sampler
 from ..steps.arrays import Ints, as_host
-from ..steps.checker import StepChecker, refuse_sparse
+from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .ends import EndCheck
@@ -95,7 +95,7 @@ class Writer:
                 leaves = checks.both(values, checks.copier_of_both())
                 final = leaves[self._leaves :]
         except (RuntimeError, TypeError):
-            refuse_sparse(values)
+            refuse_unreadable(values)
             raise
         kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without

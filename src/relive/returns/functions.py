@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import DeviceError, DTypeError, ParameterError, ShapeError
 from ..parameters import CLIP_RULE, EPS_RULE, FLAG_RULE, GAMMA_RULE, LAM_RULE, is_count, one_of, require
+from ..steps.arrays import in_memory
 
 __all__ = [
     "EPS",
@@ -317,4 +318,5 @@ def _fit(name: str, x: Tensor, like: Tensor, dtype: torch.dtype | None = None, r
         raise DTypeError(f"field '{name}': expected torch.bool, got {x.dtype}; pass .bool()")
     if x.dtype is not dtype or not x.is_contiguous():
         x = x.to(dtype).contiguous()
-    return x.detach() if x.requires_grad else x
+    x = x.detach() if x.requires_grad else x
+    return in_memory(x, f"field '{name}'") if x.is_cpu else x

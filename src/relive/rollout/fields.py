@@ -11,7 +11,7 @@ import torch
 from ..errors import FieldError, SchemaError
 from ..memory.estimate import readable, require_free
 from ..parameters import COUNT_RULE, Rule, require
-from ..steps.checker import StepChecker, refuse_sparse
+from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Field, Schema, unknown_field
 from ..steps.trees import Path, dotted
 
@@ -137,7 +137,7 @@ class Fields:
         try:
             return dict(zip(leaves, checker({name: value}), strict=True))
         except (RuntimeError, TypeError):
-            refuse_sparse({name: value})
+            refuse_unreadable({name: value})
             raise
 
     @cached_property

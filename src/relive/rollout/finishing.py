@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from .. import kernels
-from ..errors import ParameterError, UnfinishedError
+from ..errors import FieldError, ParameterError, UnfinishedError
 from ..parameters import FLAG_RULE, is_own, refuse_class, require
 from ..returns.estimators import GAE, Estimator
+from ..steps.schema import unknown_field
 from .columns import Columns
 from .fields import KEPT_APART
 from .named import ADVANTAGE, NamedColumns
@@ -75,11 +76,19 @@ class Finisher:
         """Call the estimator with tensors, and copy what it returns."""
         for name in estimator.reads:
             if name not in KEPT_APART:
-                self._named.leaves((name,))
+                self._require_column(name, type(estimator).__name__)
         if "value" in estimator.reads and not self._writer.has_last:
             self._require_ends()
         looks = self._columns.device.type == "cpu" or not is_own(estimator)
         self._named.attach(estimator(**{name: self._read(name, looks) for name in estimator.reads}))
+
+    def _require_column(self, name: str, reader: str) -> None:
+        """Refuse an estimator that reads a column which is not there."""
+        if not self._columns.below((name,)):
+            lacking = unknown_field(name, self._named.keys(), "this rollout")
+            instead = "" if name == "value" else f", or set rollout[{name!r}] first"
+            raise FieldError(f"{reader} reads {name!r}: {lacking}. Declare it in the schema{instead}")
+        self._named.leaves((name,))
 
     def _read(self, name: str, looks: bool) -> Any:
         """A column as estimators take it: ``value`` with its bootstrap row, bookkeeping only where it matters.

@@ -13,7 +13,7 @@ from ..batches.tensordicts import as_tensordict
 from ..errors import DeviceError, EmptyError, FieldError, ShapeError
 from ..parameters import is_names
 from ..steps.arrays import check_castable, numpy_view
-from ..steps.checker import refuse_sparse
+from ..steps.checker import refuse_unreadable
 from ..steps.schema import unknown_field
 from ..steps.trees import Path, dotted
 from .columns import Columns
@@ -80,7 +80,7 @@ class NamedColumns:
     def _fitted(self, path: Path, column: Any) -> Tensor:
         """A column as it is stored, or an error."""
         device, front = self._columns.device, (self._columns.count, self._columns.num_envs)
-        refuse_sparse(column, path)
+        refuse_unreadable(column, path)
         try:
             given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(device)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -22,7 +22,7 @@ from ..errors import (
 )  # fmt: skip
 from ..parameters import FLAG_RULE, Rule, is_whole, require
 from ..steps.arrays import as_tensor, check_castable
-from ..steps.checker import refuse_sparse
+from ..steps.checker import refuse_unreadable
 from ..steps.schema import Spec
 from ..steps.trees import Path, dotted
 from .columns import Columns
@@ -100,7 +100,7 @@ class Writer:
         try:
             checked = self._fields.check(values, copier)
         except (RuntimeError, TypeError):
-            refuse_sparse(values)
+            refuse_unreadable(values)
             raise
         row = columns.next_row if row is None else row
         if self.debug and "reward" in values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ __all__ = [
     "as_tensor",
     "check_castable",
     "fits",
+    "in_memory",
     "numpy_dtype",
     "numpy_view",
     "torch_dtype",
@@ -38,14 +39,17 @@ def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
 
     Raises:
         ShapeError: a list with rows of different lengths. The message says ``name``.
-        DTypeError: a tensor that is sparse, nested or quantized, or has no data.
+        DTypeError: a tensor that is sparse, nested or quantized, or has no numbers in memory.
     """
     if type(value) is np.ndarray:  # to ask whether it is a tensor takes longer
         return value
     try:
         if not isinstance(value, Tensor):
             return np.asarray(value)
-        return value.numpy() if value.is_cpu and not value.requires_grad else value.detach().cpu().numpy()
+        plain = value if value.is_cpu and not value.requires_grad else value.detach().cpu()
+        return in_memory(plain, name).numpy()
+    except DTypeError:
+        raise
     except ValueError as error:
         raise ShapeError(f"{name}: expected an array or a tensor, got {_what(value, error)}") from error
     except (TypeError, RuntimeError) as error:  # a NotImplementedError is a RuntimeError
@@ -59,11 +63,34 @@ def _held(value: Any, name: str, error: Exception) -> Array:
         DTypeError: NumPy cannot have it for another reason.
     """
     if isinstance(value, Tensor) and not (value.is_meta or value.is_quantized) and value.layout is torch.strided:
-        plain = value.detach().resolve_conj().resolve_neg().cpu()
+        plain = in_memory(value.detach().cpu(), name)
         return (plain if plain.dtype in NUMPY_DTYPES else plain.float()).numpy()
     what = f"{type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
     reason = str(error).partition("\n")[0]
     raise DTypeError(f"{name}: expected a dense array or tensor of numbers, got {what} ({reason:.200})") from error
+
+
+def in_memory(tensor: Tensor, name: str) -> Tensor:
+    """A dense CPU tensor whose numbers lie at its address; a copy if they are negated, conjugated or zero lazily.
+
+    Raises:
+        DTypeError: there is no memory to read: a tensor inside ``torch.func.vmap`` or ``torch.compile``, a fake one,
+            or one whose storage was freed.
+    """
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_conj().resolve_neg()
+    try:
+        found = not tensor.numel() or tensor.data_ptr() != 0
+    except (RuntimeError, UserWarning):  # torch warns of the address of a fake tensor
+        found = False
+    if found:
+        return tensor
+    if not cast("Any", torch)._is_zerotensor(tensor):
+        raise DTypeError(
+            f"{name}: expected a tensor whose numbers lie in memory, got a {type(tensor).__name__} without, as inside "
+            "torch.func.vmap, torch.func.grad or torch.compile; make the call outside of them"
+        )
+    return tensor.clone()
 
 
 def as_tensor(value: Any, name: str) -> torch.Tensor:

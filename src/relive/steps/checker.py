@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import DeviceError, DTypeError, FieldError, ShapeError
-from .arrays import NO_DTYPE, NUMPY_DTYPES, SQUARES, as_tensor, check_castable, fits, numpy_view
+from .arrays import NO_DTYPE, NUMPY_DTYPES, SQUARES, Array, as_tensor, check_castable, fits, in_memory, numpy_view
 from .schema import Schema, unknown_field
 from .trees import Path, descend, dotted
 
-__all__ = ["StepChecker", "refuse_sparse"]
+__all__ = ["StepChecker", "refuse_unreadable"]
 
 
 class Copier(Protocol):
@@ -143,7 +143,7 @@ class StepChecker:
                     continue
             elif kind is Tensor and value.dtype is dtype and value.shape == shape:
                 if host and value.is_cpu:
-                    values.append(value if _is_plain(value) else numpy_view(value.detach().clone()))
+                    values.append(value if _is_plain(value) else _numbers(value, path))
                     continue
                 if value.device == self._device:
                     values.append(value.detach())
@@ -187,7 +187,7 @@ class StepChecker:
             check_castable(tensor, dtype, name)
             tensor = tensor.to(dtype)
         if self._arrays and tensor.is_cpu:
-            return numpy_view(tensor)
+            return _numbers(tensor, path)
         return tensor.to(self._device)
 
     def _fit_shape(self, tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
@@ -199,8 +199,14 @@ class StepChecker:
         message = f"field '{name}': expected shape {shape} (num_envs first), got {given}"
         if given == shape[1:]:
             message += f"; the leading axis of {shape[0]} (num_envs) is missing: pass one row per env"
+        elif len(shape) == 3 and given == (shape[1], shape[0], shape[2]):
+            message += "; envs come first here, in recurrent states too: pass .transpose(0, 1)"
         elif given[:1] != shape[:1]:
-            message += f"; pass one row for each of the {shape[0]} envs"
+            message += (
+                f"; pass one row for each of the {shape[0]} envs"
+                if shape[0] > 1
+                else "; pass one row, as num_envs is 1"
+            )
         elif given == (*shape, 1):
             message += "; drop the last axis with .squeeze(-1)"
         else:
@@ -217,21 +223,37 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not lazy
 
 
-def refuse_sparse(tree: Any, path: Path = ()) -> None:
-    """Refuse nested and sparse tensors. Called after a failure, because torch's own errors name no field.
+def _numbers(tensor: Tensor, path: Path) -> Array:
+    """What a tensor holds, as NumPy.
 
     Raises:
-        DTypeError: ``tree`` holds a nested or sparse tensor.
+        DTypeError: its numbers cannot be read.
+    """
+    return numpy_view(in_memory(tensor.detach(), f"field '{dotted(path)}'"))
+
+
+def refuse_unreadable(tree: Any, path: Path = ()) -> None:
+    """Refuse tensors whose numbers cannot be read. Called after a failure, because torch's own errors name no field.
+
+    Raises:
+        DTypeError: ``tree`` holds a nested, sparse or quantized tensor, or one without memory.
     """
     if isinstance(tree, Tensor):
-        if tree.is_nested or tree.layout is not torch.strided:
-            kind, call = ("nested", "to_padded_tensor(...)") if tree.is_nested else ("sparse", "to_dense()")
-            raise DTypeError(f"field '{dotted(path)}': expected a dense tensor, got a {kind} one; pass its .{call}")
+        name = f"field '{dotted(path)}'"
+        kinds = [
+            ("nested", "to_padded_tensor(...)", tree.is_nested),
+            ("sparse", "to_dense()", tree.layout is not torch.strided),
+            ("quantized", "dequantize()", tree.is_quantized),
+        ]
+        for kind, call in [(kind, call) for kind, call, found in kinds if found][:1]:
+            raise DTypeError(f"{name}: expected a dense tensor, got a {kind} one; pass its .{call}")
+        if tree.is_cpu:
+            in_memory(tree.detach(), name)
         return
     branches: Any = tree
     members = branches.items() if hasattr(tree, "items") else enumerate(branches) if isinstance(tree, tuple) else ()
     for name, member in members:
-        refuse_sparse(member, (*path, str(name)))
+        refuse_unreadable(member, (*path, str(name)))
 
 
 def _inner(value: Any, path: Path) -> Any:
