@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from relabelling import HerTwin, as_relabel, view_of, worth
+from relabelling import HerTwin, as_relabel, reached, view_of, worth
 from relive import (
     Hindsight,
     ReplayBuffer,
@@ -65,6 +65,60 @@ def test_a_stored_field_comes_as_info_and_what_a_function_writes_to_is_its_own()
         goals = batch["next_obs", "achieved_goal"].numpy(), batch["obs", "desired_goal"].numpy()
         assert np.array_equal(batch["reward"], worth(*goals) + batch["sensors", "contact"].numpy())
         assert torch.equal(batch["obs", "desired_goal"], batch["next_obs", "desired_goal"])
+
+
+def test_a_function_may_write_to_its_goals_and_keep_them() -> None:
+    kept: list[Any] = []
+
+    def reward(achieved: Any, desired: Any) -> Any:
+        value = worth(achieved, desired)
+        kept.append((achieved, achieved.copy(), desired, desired.copy()))
+        return value
+
+    def spoiling(function: Any) -> Any:
+        def spoiled(achieved: Any, desired: Any) -> Any:
+            value = function(achieved, desired)
+            achieved[:], desired[:] = -5, -5
+            return value
+
+        return spoiled
+
+    for flags in ({}, {"terminated_fn": reached}):
+        views = (
+            Hindsight(reward, n=2, **flags),
+            Hindsight(spoiling(worth), n=2, **{name: spoiling(function) for name, function in flags.items()}),
+        )
+        plain, spoiled = (HerTwin(1, 20, dress="goals", view=view).play(*"." * 15) for view in views)
+        for _ in range(3):
+            assert same_batches(plain.buffer.sample(16), spoiled.buffer.sample(16))
+    for achieved, then, desired, aimed in kept:
+        assert np.array_equal(achieved, then)
+        assert np.array_equal(desired, aimed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.astype(np.float64),
+        lambda x: np.repeat(x, 2)[::2],
+        lambda x: np.frombuffer(b"." + x.tobytes(), np.uint8)[1:].view(np.float32),
+        lambda x: x.astype(">f4"),
+        torch.from_numpy,
+    ],
+    ids=["float64", "gaps", "read-only and not aligned", "another byte order", "tensor"],
+)
+def test_rewards_may_come_in_any_array_of_numbers(change: Any) -> None:
+    views = Hindsight(worth, n=2), Hindsight(lambda achieved, desired: change(worth(achieved, desired)), n=2)
+    plain, other = (HerTwin(1, 20, dress="goals", view=view).play(*"." * 15) for view in views)
+    assert same_batches(plain.buffer.sample(16), other.buffer.sample(16))
+
+
+@pytest.mark.parametrize("key", [None, 3])
+def test_a_place_that_is_no_row_is_refused(key: int | None) -> None:
+    twin = HerTwin(1, 20, dress="goals", view=view_of()).play(*"." * 15)
+    for wrong in (-1, 20):
+        with pytest.raises(ParameterError, match=rf"places: entry 1 is {wrong}, which is not one of the 20 rows"):
+            twin.buffer.view.read(twin.buffer._ring, np.array([2, wrong]), key)
 
 
 def test_a_stored_field_goes_to_those_functions_that_take_it() -> None:

@@ -24,7 +24,7 @@ def draw(ring_handle: Ints, key: Any, newest: int, places: Ints) -> bool:
     rows, stamp, memory = ring.rows, ring.stamp, ring.memory
     envs, inverse = ring.state.shape[0], 1.0 / rows
     first, until = np.empty(envs, np.int64), np.empty(envs, np.int64)
-    total = _window(ring, newest, first, until)
+    total = window(ring_handle, newest, first, until)
     if total == 0:
         return False
     width, numbers = memory.shape[1], np.empty(places.size, np.int64)
@@ -42,7 +42,7 @@ def draw(ring_handle: Ints, key: Any, newest: int, places: Ints) -> bool:
         while not can_draw(places[i], number, e, ring):
             attempt += 1
             if attempt == PATIENCE:
-                if not _count_out(key, i, ring, first, places):
+                if not _count_out(key, i, ring_handle, first, places):
                     return False
                 break
             e, number = _point_at(key, 1 + i + places.size * attempt, total, first, until)
@@ -64,8 +64,9 @@ def _point_at(key: Any, nth: int, total: int, first: Ints, until: Ints) -> tuple
 
 
 @jit
-def _count_out(key: Any, i: int, ring: RingArrays, first: Ints, places: Ints) -> bool:
+def _count_out(key: Any, i: int, ring_handle: Ints, first: Ints, places: Ints) -> bool:
     """Where anchors are rare among the rows: count them, and walk to one drawn by its number."""
+    ring = open_ring(ring_handle)
     found, wanted, inverse = 0, -1, 1.0 / ring.rows
     for _ in range(2):
         for e in range(first.size):
@@ -87,11 +88,7 @@ def _count_out(key: Any, i: int, ring: RingArrays, first: Ints, places: Ints) ->
 @jit
 def window(ring_handle: Ints, newest: int, first: Ints, until: Ints) -> int:
     """See :func:`relive.kernels.reference.draw.window`."""
-    return _window(open_ring(ring_handle), newest, first, until)
-
-
-@jit
-def _window(ring: RingArrays, newest: int, first: Ints, until: Ints) -> int:
+    ring = open_ring(ring_handle)
     counters = ring.counters
     single = counters[LENGTH] == 1
     history = counters[HISTORY] if single else 0

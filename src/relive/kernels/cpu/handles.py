@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ring_state import RingArrays, StagedRows
-from .jit import addressed, inlined
+from .jit import addressed, inlined, strided
 
-__all__ = ["ENTRIES", "Ints", "column", "column_of", "handle_of", "matrix_of", "open_ring", "open_staged", "vector_of"]
+__all__ = ["ENTRIES", "Ints", "column_of", "handle_of", "matrix_of", "open_ring", "open_staged", "vector_of"]
 
 Ints = NDArray[np.int64]
 
@@ -53,13 +53,7 @@ def matrix_of(handle: Ints, member: int, like: Any) -> Any:
 def column_of(handle: Ints, member: int, like: Any) -> Any:
     """A vector of a handle whose elements may lie apart."""
     address, count, stride = handle[ENTRIES * member], handle[ENTRIES * member + 1], handle[ENTRIES * member + 2]
-    return column(address, count, stride, like)
-
-
-@inlined
-def column(address: int, count: int, stride: int, like: Any) -> Any:
-    """``count`` elements of the dtype ``like``, the first at an address, each ``stride`` elements after the last."""
-    return addressed(address, max((count - 1) * stride + 1, 0), like)[::stride]
+    return strided(address, count, stride, like)
 
 
 @inlined

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..reference import nstep as plain
 from ..reference.nstep import CUT, DISCOUNT, INDEX, NEXT_INDEX, STEPS, SUM, TERMINAL, Results
-from .handles import Ints, column
-from .jit import jit
+from .handles import Ints
+from .jit import inlined, jit, strided
 
 __all__ = ["add_reward", "bootstrap", "results", "write_window"]
 
@@ -18,7 +18,7 @@ bootstrap = jit(plain.bootstrap)
 write_window = jit(plain.write_window)
 
 
-@jit
+@inlined
 def results(rows: Any, batch: Ints) -> Results:
     """See :func:`relive.kernels.reference.nstep.results`.
 
@@ -26,11 +26,11 @@ def results(rows: Any, batch: Ints) -> Results:
     """
     count, wide, there = rows.shape[0], rows.shape[1], rows.ctypes.data
     return Results(
-        column(there + batch[INDEX], count, wide // 8, np.int64),
-        column(there + batch[NEXT_INDEX], count, wide // 8, np.int64),
-        column(there + batch[DISCOUNT], count, wide // 4, np.float32),
-        column(there + batch[STEPS], count, wide // 4, np.int32),
-        column(there + batch[SUM], count, wide // 4, np.float32),
-        column(there + batch[TERMINAL], count, wide, np.uint8),
-        column(there + batch[CUT], count, wide, np.uint8),
+        strided(there + batch[INDEX], count, wide // 8, np.int64),
+        strided(there + batch[NEXT_INDEX], count, wide // 8, np.int64),
+        strided(there + batch[DISCOUNT], count, wide // 4, np.float32),
+        strided(there + batch[STEPS], count, wide // 4, np.int32),
+        strided(there + batch[SUM], count, wide // 4, np.float32),
+        strided(there + batch[TERMINAL], count, wide, np.uint8),
+        strided(there + batch[CUT], count, wide, np.uint8),
     )

@@ -28,8 +28,8 @@ from ..reference.sequences import (
     TIME_FIRST,
 )
 from ..ring_state import LENGTH, STRIDE, RingArrays
-from .handles import Ints, column, open_ring
-from .jit import address_t, fetch, jit, memcpy, remainder
+from .handles import Ints, open_ring
+from .jit import address_t, fetch, jit, memcpy, remainder, strided
 from .nstep import add_reward, bootstrap
 from .places import place_after, row_at
 from .rule import window_start
@@ -117,14 +117,14 @@ def _write(
     (low, high, total, rows), (rewards, marks) = window, scanned
     count, width, wide, size = per.shape[1], memory.shape[1], out.shape[1], out.shape[0]
     here, there, nothing = memory.ctypes.data, out.ctypes.data, blank.ctypes.data
-    sums = column(there + batch[SUM], size, wide // 4, np.float32)
-    terminals = column(there + batch[TERMINAL], size, wide, np.uint8)
-    cuts = column(there + batch[CUT], size, wide, np.uint8)
-    discounts = column(there + batch[DISCOUNT], size, wide // 4, np.float32)
-    counts = column(there + batch[STEPS], size, wide // 4, np.int32)
-    following = column(there + batch[NEXT_ROW], size, wide // 8, np.int64)
-    masks = column(there + batch[MASK], size, wide, np.uint8)
-    starts = column(there + batch[IS_START], size, wide, np.uint8)
+    sums = strided(there + batch[SUM], size, wide // 4, np.float32)
+    terminals = strided(there + batch[TERMINAL], size, wide, np.uint8)
+    cuts = strided(there + batch[CUT], size, wide, np.uint8)
+    discounts = strided(there + batch[DISCOUNT], size, wide // 4, np.float32)
+    counts = strided(there + batch[STEPS], size, wide // 4, np.int32)
+    following = strided(there + batch[NEXT_ROW], size, wide // 8, np.int64)
+    masks = strided(there + batch[MASK], size, wide, np.uint8)
+    starts = strided(there + batch[IS_START], size, wide, np.uint8)
     step_bytes, obs_bytes, steps, time_first = batch[STEP_BYTES], batch[OBS_BYTES], batch[REACH], batch[TIME_FIRST]
     begin, listed = per[BURN_IN], table.size > 0
     for t in range(total):
