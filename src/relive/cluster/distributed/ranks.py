@@ -10,13 +10,12 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from ...errors import LifecycleError, ParameterError
+from ...steps.arrays import Doubles
 
 __all__ = ["Ranks", "Report"]
 
-Doubles = NDArray[np.float64]
 
 FAILED = 0
 """The column of a report that is 1 where a rank raised an error, else 0."""
