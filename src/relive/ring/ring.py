@@ -259,14 +259,14 @@ class Ring(RingState):
         ends[:, 0], ends[:, 1] = base + begin + length - seam, base + seam
         return begins.reshape(-1), ends.reshape(-1)
 
-    def index_of(self, places: Ints, out: Any = None) -> Any:
+    def index_of(self, places: Ints) -> Any:
         """The public index ``number * N + env`` of live places ``[B]``.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         places = vector(places)
-        index = np.empty(len(places), np.int64) if out is None else out
+        index = np.empty(len(places), np.int64)
         require_rows(places, kernels.fast().ids_of(self.handle, places, index), self.store.num_rows)
         return index
 
