@@ -13,6 +13,8 @@ import torch
 
 import relive
 from relive.errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
+from relive.exchange import to_minari
+from relive.exchange.convert import convert
 from relive.returns import gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
 from relive.steps.arrays import as_host
 
@@ -134,6 +136,16 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "autoreset_mode": lambda v: collector(autoreset_mode=v),
     "env": lambda v: collector(envs=v),
     "warm(buffer": lambda v: collector().warm(v, 4),
+    "warm(seed": lambda v: collector().warm(relive.ReplayBuffer(relive.Schema.from_env(ENVS), 64, 2), 2, seed=v),
+    "reset(seed": lambda v: collector().reset(v),
+    "reset(options": lambda v: collector().reset(options=v),
+    "progress": lambda v: collector().steps(1, progress=v),
+    "schema": lambda v: collector(schema=v),
+    "to(device": lambda v: filled(view=relive.Sequence(2)).sample(2).to(v),
+    "convert(source": lambda v: convert(v if not isinstance(v, str) else 1, "nowhere"),
+    "convert(source_format": lambda v: convert("nowhere", "there", source_format=v if not isinstance(v, str) else 1),
+    "to_minari(dataset_id": lambda v: to_minari(filled(), v),
+    "to_minari(spaces": lambda v: to_minari(filled(), "a/b-v0", spaces=v),
     "each_reward": lambda v: filled(view=relive.NStep(2, each_reward=lambda reward: v)).sample(2),
     "td_error": lambda v: rating(td_error=v),
     "index": lambda v: rating(index=v),

@@ -312,7 +312,7 @@ def left_alone(rank: int, count: int) -> Any:
     dist.barrier()
     if rank == count - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(LifecycleError, match="sample: the ranks cannot meet: one has died"):
         shards.sample(8)
     assert replay.stats()["batches"] == 1
     replay.check()

@@ -43,6 +43,8 @@ def test_episodes_go_out_and_come_back(tmp_path: Path, dress: str, monkeypatch: 
     folder = to_lerobot(twin.buffer, tmp_path / "set", task="walk")
     assert len(list(folder.glob("data/chunk-*/*.parquet"))) == 4
     assert len(list(folder.glob("data/chunk-*"))) == 2
+    tables = [pq.read_table(file) for file in sorted(folder.glob("data/chunk-*/*.parquet"))]
+    assert [number for table in tables for number in table["index"].to_pylist()] == list(range(12))
     log = from_lerobot(folder)
     back = log.replay(twin.schema)
     back.check()

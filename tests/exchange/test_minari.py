@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from relive.exchange import from_minari, to_minari
+from relive.exchange import from_minari, minari, to_minari
+from relive.steps.schema import Field
 from twins import Twin
 
 pytest.importorskip("minari")
@@ -42,3 +44,8 @@ def test_episodes_go_out_and_come_back(dress: str) -> None:
     assert last[1][added].all()
     assert [e.whole for e in back.episodes()] == [True] * 4
     assert log.lacks == ("the infos of its steps were not read",)
+
+
+def test_the_space_of_discrete_actions_has_the_largest_that_was_taken() -> None:
+    assert minari._space(Field((), torch.int64), 3).n == 4
+    assert minari._space(Field((), torch.int64), 0).n == 2

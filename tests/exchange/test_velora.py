@@ -31,6 +31,12 @@ def test_a_full_ring_of_two_envs_comes_in_thread_by_thread() -> None:
     np.testing.assert_array_equal(from_velora(FILES / "buffer_state.safetensors").fields["obs"], obs)
 
 
+def test_files_of_another_name_are_found_by_their_prefix_or_by_the_name_of_one(tmp_path: Path) -> None:
+    for file in FILES.glob("buffer_*"):
+        shutil.copy(file, tmp_path / file.name.replace("buffer_", "mine-"))
+    assert len(from_velora(tmp_path, prefix="mine-")) == len(from_velora(tmp_path / "mine-state.safetensors")) == 12
+
+
 def spoiled(folder: Path, **metadata: Any) -> Path:
     shutil.copytree(FILES, folder)
     file = folder / "buffer_metadata.json"

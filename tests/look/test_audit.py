@@ -17,6 +17,7 @@ import planted
 import relive
 from planted import Arrays
 from relive import Collector, Field, Hindsight, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema
+from relive.look.readers import experience_of
 
 
 def rules(report: Any) -> set[str]:
@@ -208,6 +209,26 @@ def test_goals_rewards_and_terminals_of_relabelled_rows_are_compared() -> None:
     assert "goal-of-another-episode" in rules(relive.audit(replay, batch=foreign))
 
 
+def test_a_goal_that_only_the_next_episode_reached_is_foreign() -> None:
+    replay = goals()
+    batch, steps = replay.sample(128).to_dict(), experience_of(replay)
+    assert steps.next_obs is not None
+    assert steps.place is not None
+    row = np.searchsorted(steps.place, batch["index"].numpy())
+    ends = np.flatnonzero(steps.ended)
+    later = np.minimum(ends[np.searchsorted(ends, row)] + 1, len(steps) - 1)
+    goal = torch.from_numpy(steps.next_obs["achieved_goal",][later])
+    foreign = {**batch, "obs": {**batch["obs"], "desired_goal": goal}}
+    assert "goal-of-another-episode" in rules(relive.audit(replay, batch=foreign))
+
+
+def test_sequences_whose_steps_are_out_of_order_are_found() -> None:
+    arrays = {name: x[:40] for name, x in planted.stored(planted.walk(5, stop=0.0)).items()}
+    starts = np.random.default_rng(0).integers(36, size=(200, 16))[..., None]
+    assert "sequence-over-an-end" not in rules(relive.audit(arrays, draws=starts + np.arange(4)))
+    assert "sequence-over-an-end" in rules(relive.audit(arrays, draws=starts + np.array([0, 2, 1, 3])))
+
+
 def test_draws_show_what_never_comes() -> None:
     arrays = planted.stored(planted.walk(10))
     rng, count = np.random.default_rng(0), len(arrays["reward"])
@@ -224,8 +245,6 @@ def test_draws_show_what_never_comes() -> None:
 def test_priorities_that_nobody_could_draw_by() -> None:
     replay = replay_of(planted.stored(planted.walk()), sampler=Prioritized())
     assert relive.audit(replay).ok
-    from relive.look.readers import experience_of
-
     for change, rule in ((np.nan, "priority-not-finite"), (0.0, "priority-zero")):
         steps = experience_of(replay)
         assert steps.priorities is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -25,8 +27,10 @@ from interrupting import broken_off
 from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
+from relive.processes import slots_owner
 from relive.processes.shared import SharedBlock
-from relive.processes.wire import Address
+from relive.processes.slots_owner import Order, Owner
+from relive.processes.wire import Address, Line, listen
 from serving import (
     DEPTHS,
     PlainAhead,
@@ -303,10 +307,9 @@ def test_strangers_get_nothing_and_hold_nobody_back():
 
 def test_a_stranger_with_another_token_gets_no_seat():
     with serve(partial(replay_of, 20)) as server:
-        token = server._address.token
-        for hello in (f"{token[::-1]} 0", f"{token[:-1]} 0", "0", f"0 {token} 0"):
-            line = Address(server._address.name, "").connect("")
-            line.send_bytes(hello.encode())
+        name, token = server._address.name, server._address.token
+        for wrong in (token[::-1], token[:-1], "", f"0 {token}"):
+            line = Address(name, wrong).connect("0")
             with pytest.raises((EOFError, ConnectionError)):
                 line.receive()
             line.close()
@@ -322,6 +325,61 @@ def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long():
         for _ in range(6):  # more than were drawn before
             next(learner)
         assert time.monotonic() - began < SECONDS / 2
+
+
+def rate_wrongly(server: ReplayServer, stop: bool) -> int:
+    """Send errors for a transition that never was, more than a socket holds; how many came back as errors."""
+    learner, refused = server.learner(0, timeout=SECONDS), 0
+    if stop:  # so that the owner finds a full socket
+        os.kill(server.pid, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (server.pid, signal.SIGCONT)).start()
+    for _ in range(600):
+        try:
+            learner.update_priorities([10**9], [1.0])
+        except ParameterError:
+            refused += 1
+    for _ in range(600):
+        try:
+            learner.take(SECONDS)
+            break
+        except ParameterError:
+            refused += 1
+    return refused
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_learner_whose_calls_all_fail_holds_up_neither_itself_nor_others(stop: bool):
+    make = partial(replay_of, 20, sampler=Prioritized())
+    with serve(make, 4, 2, learners=2) as server:
+        assert in_fork(rate_wrongly, server, stop) > 4
+        with server.learner(1, timeout=SECONDS) as second:
+            assert len(next(second)["reward"]) == 4
+
+
+@pytest.mark.parametrize("sent", [b"\0\0\0\7garbage", b"\0\0\4\0half a message"])
+def test_a_learner_that_sends_no_whole_message_loses_its_place_and_the_others_go_on(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(slots_owner, "STALLED", 1)
+    with serve(partial(replay_of, 20), 4, 2, learners=2) as server:
+        first, second = server.learner(0, timeout=SECONDS), server.learner(1, timeout=SECONDS)
+        assert [len(next(learner)["reward"]) for learner in (first, second)] == [4, 4]
+        os.write(second._line.fileno(), sent)
+        for _ in range(20):
+            assert len(next(first)["reward"]) == 4
+        with pytest.raises(LifecycleError):
+            take_all(second)
+        with server.learner(1, timeout=SECONDS) as again:
+            assert [len(next(learner)["reward"]) for learner in (first, again)] == [4, 4]
+
+
+def test_an_owner_that_ends_closes_what_it_opened():
+    listener, address = listen()
+    control, inside = multiprocessing.Pipe()
+    owner = Owner(replay_of(20), Order(4, 2, 1), listener, address, Line(inside), None, None)
+    control.close()
+    owner.run()
+    assert [end.fileno() for end in (owner._poke, owner._poked, listener)] == [-1, -1, -1]
 
 
 # Deaths

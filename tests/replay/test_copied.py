@@ -98,6 +98,24 @@ def test_a_copied_directory_is_read_as_of_its_last_flush(tmp_path: Path) -> None
     assert found == numbers_of(tmp_path / "copy")  # it was not opened, so not repaired either
 
 
+@pytest.mark.parametrize("count", [10, 60])
+def test_rows_that_were_copied_before_the_journal_and_a_flush_between_are_refused(count: int, tmp_path: Path) -> None:
+    replay, copy = opened(tmp_path / "r"), tmp_path / "copy"
+    replay.extend(steps(0, 20))
+    replay.flush()
+    copy.mkdir()
+    for file in (tmp_path / "r").glob("*-rows.*"):
+        shutil.copy(file, copy)
+    replay.extend(steps(20, count))
+    replay.flush()
+    for file in (tmp_path / "r").iterdir():
+        if not (copy / file.name).exists():
+            shutil.copy(file, copy)
+    for read in (relive.inspect, ReplayBuffer.open):
+        with pytest.raises(errors.FileFormatError, match="files of several times are mixed"):
+            read(copy)
+
+
 @pytest.mark.parametrize("turns", [1, 9])
 def test_what_is_overwritten_during_the_copy_is_left_out(
     turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

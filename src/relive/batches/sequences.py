@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from ..errors import DTypeError, FieldError, ParameterError, ShapeError
-from ..parameters import is_count
+from ..parameters import is_count, torch_device
 from ..steps.schema import unknown_field
 from ..steps.trees import Path, map_leaves
 from .states import blank_state, joined_states, state_part
@@ -209,7 +209,12 @@ class SequenceBatch(Mapping[str, Any]):
         return torch.where(known, values.gather(time, index), 0)
 
     def to(self, device: str | torch.device) -> SequenceBatch:
-        """The same batch on another device."""
+        """The same batch on another device.
+
+        Raises:
+            ParameterError: there is no such device, or it cannot be used here.
+        """
+        device = torch_device("to", device)
         facts = {name: fact.to(device) for name, fact in self._facts.items()}
         hidden = map_leaves(methodcaller("to", device), self._hidden)
         leaves = {path: leaf.to(device) for path, leaf in self._leaves.items()}

@@ -13,11 +13,12 @@ from torch import Tensor
 from ..errors import LifecycleError
 from ..kernels.reference.random import key
 from ..samplers.prioritized import Prioritized
+from ..steps.arrays import Doubles
 from .blocks import Block, joined_batch, unpacked
 from .checkpoints import Checkpoint
 from .division import Division
 from .group import Group
-from .plan import Doubles, global_weights, shard_counts, shard_key, shard_masses
+from .plan import global_weights, shard_counts, shard_key, shard_masses
 from .shard import Share
 
 __all__ = ["Drawing"]

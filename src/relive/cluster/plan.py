@@ -21,11 +21,10 @@ from .. import kernels
 from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.random import key
 from ..parameters import COUNT_RULE, is_count, is_number, require
-from ..steps.arrays import Ints
+from ..steps.arrays import Doubles, Ints
 
-__all__ = ["Plan", "global_probabilities", "global_weights", "plan", "shard_counts", "shard_key", "shard_masses"]
+__all__ = ["Plan", "global_weights", "plan", "shard_counts", "shard_key", "shard_masses"]
 
-Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
 
@@ -112,11 +111,6 @@ def shard_key(seed: int, t: int, shard: int) -> int:
     The draws of a shard are then independent of the counts and of the other shards.
     """
     return key(key(seed, t), shard)
-
-
-def global_probabilities(priorities: ArrayLike, masses: ArrayLike) -> Doubles:
-    """The probabilities pᵢ / M, float64 ``[B]``, with which one ring of all shards draws rows of these priorities."""
-    return np.asarray(priorities, np.float64) / _ends(_vector(masses))[-1]
 
 
 def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:

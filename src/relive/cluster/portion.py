@@ -11,8 +11,8 @@ from ..batches.sequences import SequenceBatch, padding
 from ..errors import ParameterError
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Ints
-from .plan import Doubles, Plan, global_weights, plan
+from ..steps.arrays import Doubles, Ints
+from .plan import Plan, global_weights, plan
 
 if TYPE_CHECKING:
     from ..replay.buffer import ReplayBuffer

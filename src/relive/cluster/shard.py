@@ -16,12 +16,12 @@ from ..files import SaveHandle
 from ..replay.buffer import ReplayBuffer
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
+from ..steps.arrays import Doubles
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .blocks import Block, host_leaf, packed_batch, unpacked
 from .homes import Home, ShardPlan
 from .ledger import Ledger, Origin, Rank
-from .plan import Doubles
 from .portion import Drawn, Portion
 
 __all__ = ["Allowance", "Chunk", "Shard", "Share", "Totals", "require_shardable"]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..parameters import Rule
+from ..parameters import Rule, require
 from ..replay.fields import stored_fields
 from ..steps.arrays import NUMPY_DTYPES, numpy_dtype, numpy_view
 from ..steps.checker import StepChecker
@@ -73,6 +73,7 @@ class Chunks:
     """Whether every step needs its next observation, as for a replay."""
 
     def __init__(self, schema: Schema, num_envs: int, device: torch.device) -> None:
+        require("Collector", (lambda schema: isinstance(schema, Schema), "expected a relive.Schema"), schema=schema)
         self._fields = stored_fields(schema, own_next_obs=True)
         self._num_envs = num_envs
         self._check = StepChecker(self._fields, num_envs, device, upload=False)

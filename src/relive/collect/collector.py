@@ -94,7 +94,7 @@ class Collector:
             raise ParameterError("Collector: the schema is the buffer's; pass a buffer or a schema, not both")
         if buffer is not None and n != buffer.num_envs:
             raise EnvError(f"the buffer was made for {buffer.num_envs} envs, the vector env has {n}; give num_envs={n}")
-        fields = (schema or Schema.from_env(self.envs)) if buffer is None else buffer.schema
+        fields = (Schema.from_env(self.envs) if schema is None else schema) if buffer is None else buffer.schema
         self._chunks = Chunks(fields, n, device) if buffer is None else None
         self._wanted_info = from_info
         self._inputs = Inputs(fields, n, device, from_info, initial_hidden)
@@ -122,7 +122,7 @@ class Collector:
         their newest steps are truncated in a rollout, and incomplete in a replay. To start a rollout over, clear the
         buffer as well.
         """
-        initial, n = self._initial_states(), self.envs.num_envs
+        initial, n, seed = self._initial_states(), self.envs.num_envs, self._vector.checked_seed(seed, options)
         self._was_reset, self._obs = True, None
         obs, info = self._vector.reset(seed, options)
         self._into.interrupt()
@@ -295,9 +295,9 @@ class Collector:
     def _play(self, count: int, progress: bool | None) -> None:
         """Play ``count`` vector steps; the caller clears ``_under_way``. After an exception the next call resets."""
         self._ended: list[tuple[float, int]] = []
-        self._under_way = True
         with progress_bar(count, progress) as tick:
             try:
+                self._under_way = True
                 for _ in range(count):
                     self._step()
                     tick()

@@ -13,15 +13,48 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import EnvError, LifecycleError, ParameterError
-from ..parameters import one_of, require
+from ..parameters import Rule, is_count, one_of, require
 from ..steps.arrays import Bools, as_host
 from ..steps.trees import Path, descend
 
-__all__ = ["VectorEnvs", "copied", "info_field", "is_factory", "pick", "unknown_info", "vectorized"]
+__all__ = [
+    "VectorEnvs",
+    "copied",
+    "info_field",
+    "is_factory",
+    "pick",
+    "require_start",
+    "unknown_info",
+    "vectorized",
+]
 
 
 PLAYED_BY: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 """Envs -> the token of the collector that reset them last."""
+
+
+SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")
+
+
+def require_start(call: str, num_envs: int, seed: Any, options: Any = None) -> Any:
+    """The seed of a reset as Gymnasium takes it: an int, or None, or a list of these, one for each env.
+
+    Raises:
+        ParameterError: the seed is something else, or the options are no dict.
+    """
+    require(call, (lambda options: options is None or isinstance(options, dict), "expected a dict"), options=options)
+    if isinstance(seed, list | tuple):
+        seeds = list(cast("Any", seed))
+        if len(seeds) != num_envs:
+            raise ParameterError(
+                f"{call}(seed={seed!r:.200}): expected {num_envs} seeds, one for each env, or one seed"
+            )
+    else:
+        seeds = [seed]
+    for one in seeds:
+        require(call, SEED_RULE, seed=one)
+    found = [None if one is None else int(one) for one in seeds]
+    return found if isinstance(seed, list | tuple) else found[0]
 
 
 class VectorEnvs:
@@ -50,6 +83,10 @@ class VectorEnvs:
         """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
         self.takes_tensors = False
         """Whether actions may be tensors, as observations are."""
+
+    def checked_seed(self, seed: Any, options: Any) -> Any:
+        """:func:`require_start` for these envs."""
+        return require_start("reset", self.envs.num_envs, seed, options)
 
     def reset(self, seed: int | list[int | None] | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Start new episodes in all envs, which belong to this player from now on. Returns observations and info."""

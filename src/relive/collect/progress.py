@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from ..parameters import Rule, is_flag, require
+
 __all__ = ["progress_bar"]
+
+
+PROGRESS_RULE: Rule = (lambda wanted: wanted is None or is_flag(wanted), "expected True, False or None")
+"""The rule for every argument that asks for a bar."""
 
 
 LONG = 2.0
@@ -24,7 +30,11 @@ def progress_bar(
         wanted: True shows it, False does not; None shows it only on a terminal, after LONG seconds.
         doing: the word before the bar.
         unit: what is counted.
+
+    Raises:
+        ParameterError: ``wanted`` is something else.
     """
+    require("progress bar", PROGRESS_RULE, progress=wanted)
     if wanted is False:
         yield lambda: None
         return

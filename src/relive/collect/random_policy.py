@@ -14,6 +14,7 @@ from ..parameters import seed_or_drawn
 from ..steps.arrays import Bools, as_host
 from ..steps.schema import Schema
 from ..steps.trees import Path, descend
+from .envs import require_start
 
 __all__ = ["RandomPolicy"]
 
@@ -23,7 +24,7 @@ class RandomPolicy:
 
     def __init__(self, space: Any, schema: Schema, num_envs: int, device: torch.device, seed: int | None) -> None:
         self._space, self._schema, self._num_envs, self._device = space, schema, num_envs, device
-        self._rng = np.random.default_rng(seed_or_drawn(seed))
+        self._rng = np.random.default_rng(seed_or_drawn(require_start("warm", 1, seed)))
         space.seed(int(self._rng.integers(2**31)))
 
     def __call__(self, obs: Any, **inputs: Any) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
+from ..files.disk import usable
 from ..files.format import MANIFEST
 from ..look.npz import read_npz
+from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
 from .lerobot import from_lerobot, to_lerobot
 from .live import log_of
@@ -57,7 +59,7 @@ ENDINGS = {".pkl": "stable_baselines3", ".npz": "npz", ".safetensors": "velora"}
 
 def format_of(path: str | Path) -> str | None:
     """The format of what is at a path, by its ending or by the files in it; None if no format is known."""
-    where = Path(path)
+    where = usable(path)
     if where.is_file():
         return ENDINGS.get(where.suffix)
     return next((name for name, sign in SIGNS.items() if (where / sign).is_file()), None)
@@ -96,6 +98,13 @@ def _side(text: str, known: Mapping[str, Any], given: str | None, side: str) -> 
     Raises:
         ParameterError: the format is not known.
     """
+    require(
+        "convert",
+        (lambda text: isinstance(text, str) and text != "", "expected FORMAT:WHERE or a path"),
+        **{side: text},
+    )
+    known_format: Rule = lambda name: name is None or isinstance(name, str), "expected the name of a format, or None"
+    require("convert", known_format, **{f"{side}_format": given})
     before, colon, after = text.partition(":")
     name, where = given or "", text
     if not name and colon and not Path(text).exists():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
 import torch
+from gymnasium import Space
 
-from ..errors import ParameterError
+from ..errors import NoSaveError, ParameterError
 from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import numpy_dtype
@@ -17,6 +19,20 @@ from ..steps.schema import Field
 from .log import Log, Played, joined, played
 
 __all__ = ["from_minari", "to_minari"]
+
+
+ID_RULE: Rule = (
+    lambda text: re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", text) is not None,
+    "expected the id of a data set with its version, such as 'cartpole/random-v0'",
+)
+"""The rule for the id of a new data set."""
+
+
+SPACES_RULE: Rule = (
+    lambda spaces: spaces is None or (len(spaces) == 2 and all(isinstance(space, Space) for space in spaces)),
+    "expected the observation space and the action space, or None",
+)
+"""The rule for the spaces of a new data set."""
 
 
 def _minari() -> Any:
@@ -36,10 +52,17 @@ def from_minari(dataset: Any) -> Log:
 
     Raises:
         ModuleNotFoundError: minari is not installed.
+        NoSaveError: no data set of this id is on this machine.
         FieldError: it has no steps.
     """
     if isinstance(dataset, str):
-        dataset = _minari().load_dataset(dataset)
+        try:
+            dataset = _minari().load_dataset(dataset)
+        except FileNotFoundError as error:
+            raise NoSaveError(
+                f"from_minari(dataset={dataset!r:.200}): expected the id of a data set on this machine, got nothing "
+                "there; get it with Minari's own command: minari download ID"
+            ) from error
     known: Rule = lambda dataset: hasattr(dataset, "iterate_episodes"), "expected a MinariDataset or the id of one"
     require("from_minari", known, dataset=dataset)
 
@@ -72,10 +95,12 @@ def to_minari(
     Raises:
         ModuleNotFoundError: minari is not installed.
         SchemaError: the transitions have no order.
-        ParameterError: there is no step.
+        ParameterError: there is no step; or the id or the spaces are of another kind.
     """
     minari = _minari()
     require("to_minari", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
+    require("to_minari", ID_RULE, dataset_id=dataset_id)
+    require("to_minari", SPACES_RULE, spaces=spaces)
     buffer_class = import_module("minari.data_collector").EpisodeBuffer
     buffers = [_buffer(buffer_class, number, episode) for number, episode in enumerate(played(replay))]
     if not buffers:

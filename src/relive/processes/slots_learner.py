@@ -120,7 +120,7 @@ class Learner(Iterator[Any]):
         errors = None if mask is None else as_host(mask)
         self._begin()
         given = np.array(as_host(index)), np.array(as_host(td_error)), errors
-        self._send(("rate", Parcel("update_priorities: an argument", given)))
+        self._send_on(("rate", Parcel("update_priorities: an argument", given)))
 
     def add(self, step: Mapping[str, Any] | None = None, /, *more: Never, envs: Any = None, **fields: Any) -> None:
         """As :meth:`relive.ReplayBuffer.add`, but a later call raises the errors of this one. Lanes are quicker."""
@@ -129,7 +129,7 @@ class Learner(Iterator[Any]):
         self._begin()
         values = fields if step is None else {**step, **fields}
         plain = {name: _plain(value) for name, value in values.items()}
-        self._send(("add", Parcel("add: a field", (plain, envs))))
+        self._send_on(("add", Parcel("add: a field", (plain, envs))))
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the replay in the owner's process, such as ``call("save", path)``, or read a property there.
@@ -200,6 +200,13 @@ class Learner(Iterator[Any]):
             self._line.send(message)
         except (OSError, EOFError) as error:
             raise self._ended() from error
+
+    def _send_on(self, message: Any) -> None:
+        """Send a message that has no answer. What came is read first, so that a learner that only sends fills nothing
+        up, and hears of errors.
+        """
+        self._read_what_came()
+        self._send(message)
 
     def _wait_for(self, kept: deque[Any], timeout: float | None, what: str) -> None:
         """Read messages until ``kept`` has one."""

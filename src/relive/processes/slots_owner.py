@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -35,6 +34,15 @@ NAME_RULE: Rule = (
     lambda name: isinstance(name, str) and not name.startswith("_") and hasattr(ReplayBuffer, name),
     "expected the name of a method or property of ReplayBuffer",
 )
+
+STALLED = 30
+"""Seconds after which a learner that stands still within a message counts as gone, so that the others go on."""
+
+UNREAD = 4
+"""Errors of calls that are sent to a learner before it is known to read. They must fit in the socket."""
+
+KEPT = 1000
+"""Errors of calls that wait until the learner reads. Those after them are left out."""
 
 REFUSED = 10.0
 """Seconds within which a process must say who it is after it has connected."""
@@ -66,6 +74,10 @@ class Seat:
     """How many errors it was sent."""
     asked: int = 0
     """How many batches it has asked for that are not drawn yet."""
+    unread: int = 0
+    """How many errors of calls it was sent since it was last known to read."""
+    late: deque[Failure] = field(default_factory=deque[Failure])
+    """Errors of calls that are still to be sent."""
 
 
 class Owner:
@@ -98,6 +110,8 @@ class Owner:
         self._served = replay.serve(order.batch_size, order.depth * order.learners)
         self._seats, self._turn = [Seat() for _ in range(order.learners)], 0
         self._strangers: dict[int, tuple[Line, float]] = {}
+        self._open = set[Line]()
+        """The lines of learners and of those who have not said yet who they are."""
         self._poll = select.poll()
         self._lines: dict[int, Callable[[], None]] = {}
         self._poke, self._poked = socket.socketpair()
@@ -123,6 +137,8 @@ class Owner:
             self._drop_strangers()
             self._draw()
         self._ended = True
+        for end in (self._poke, self._poked, self._listener):
+            end.close()
 
     def _wake_up(self) -> None:
         self._poked.recv(4096)
@@ -134,14 +150,20 @@ class Owner:
         self._poll.register(descriptor, select.POLLIN)
 
     def _hang_up(self, line: Line) -> None:
-        if not line.closed:
-            self._lines.pop(line.fileno(), None)
-            self._poll.unregister(line.fileno())
+        """Close a line, unless that was done before. The seat of its learner, if it has one, is free then."""
+        if line in self._open:
+            self._open.discard(line)
+            self._lines.pop(line.descriptor, None)
+            self._poll.unregister(line.descriptor)
             line.close()
+            for seat in self._seats:
+                if seat.line is line:
+                    self._forget(seat)
 
     def _let_in(self) -> None:
         line = accept(self._listener)
         if line is not None:
+            self._open.add(line)
             self._strangers[line.fileno()] = line, time.monotonic() + REFUSED
             self._listen_to(line.fileno(), lambda: self._greet(line))
 
@@ -170,7 +192,7 @@ class Owner:
             self._tell(line, ("refused", f"learner {rank} is taken by a process that is alive"))
             self._hang_up(line)
             return
-        line.set_patience(0)
+        line.set_patience(STALLED)
         depth = self._order.depth
         self._seats[int(rank)] = seat = Seat(line, slots=[None] * depth, free=deque(range(depth)))
         self._lines[line.fileno()] = lambda: self._hear(seat)
@@ -192,10 +214,13 @@ class Owner:
             return  # as in _greet
         try:
             message = line.receive()
-        except (OSError, EOFError):
+        except Exception:  # it is gone, stands still within a message, or sends something else
             self._hang_up(line)
-            self._forget(seat)
             return
+        if message[0] in ("next", "call"):  # from here on it reads until it has the answer
+            seat.unread = 0
+            while seat.late:
+                self._tell(line, ("late", seat.late.popleft()))
         if message[0] == "next":
             if message[1] is not None:
                 seat.free.append(message[1])
@@ -211,6 +236,7 @@ class Owner:
         for drawn in seat.ready:
             self._note_taken(drawn)
         seat.ready.clear()
+        seat.late.clear()
         seat.slots[:] = [None] * len(seat.slots)
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -228,7 +254,10 @@ class Owner:
                 self._tell(line, ("reply", rest[0], self._called(*given)))
         except Exception as error:
             failure = Failure.of(error)
-            self._tell(line, ("failed", rest[0], failure) if kind == "call" else ("late", failure))
+            if kind == "call":
+                self._tell(line, ("failed", rest[0], failure))
+            else:
+                self._tell_late(line, failure)
 
     def _called(self, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel:
         """What a method or property of the replay gives."""
@@ -237,9 +266,20 @@ class Owner:
         value = value(*args, **kwargs) if callable(value) else value
         return Parcel(f"call(name={name!r}): its result", Packed.of(value) if is_batch(value) else value)
 
+    def _tell_late(self, line: Line, failure: Failure) -> None:
+        """Send a learner the error of a call that it does not wait for, now or once it reads."""
+        seat = next(seat for seat in self._seats if seat.line is line)
+        if seat.unread < UNREAD:
+            seat.unread += 1
+            self._tell(line, ("late", failure))
+        elif len(seat.late) < KEPT:
+            seat.late.append(failure)
+
     def _tell(self, line: Line, message: Any) -> None:
-        with suppress(OSError, EOFError):  # a process that is gone is noticed when its line is read
+        try:
             line.send(message)
+        except (OSError, EOFError):  # it is gone, or does not read; the starter's line is noticed when it is read
+            self._hang_up(line)
 
     # -- draws --------------------------------------------------------------------------------------------------
 
@@ -330,11 +370,11 @@ class Owner:
         assert slot is not None
         slot.write(tensors)
         seat.ready.append(drawn)
-        assert seat.line is not None
-        self._tell(seat.line, ("batch", place, drawn.completed, changed))
         if seat.asked:
             seat.asked -= 1
             self._note_taken(seat.ready.popleft())
+        assert seat.line is not None
+        self._tell(seat.line, ("batch", place, drawn.completed, changed))
 
     def _take(self, seat: Seat) -> None:
         """A learner takes its next batch, which counts as drawn from then on."""

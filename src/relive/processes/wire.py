@@ -34,6 +34,9 @@ _unpickled: Callable[[Any], Any] = cast("Any", ForkingPickler).loads
 HELLO = 200
 """The most bytes of the first message."""
 
+MOST = 8_000
+"""The most characters of an error's message, and of its traceback, that are sent."""
+
 HASTE = 1
 """Seconds that the rest of the first message may take. So a stranger who sends half a message holds nobody up."""
 
@@ -104,7 +107,8 @@ class Line:
     """
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self._connection, self.descriptor = connection, connection.fileno()
+        """The descriptor, also after the line was closed."""
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
         self._within = False
@@ -127,9 +131,10 @@ class Line:
         self._whole(self._connection.send_bytes, message)
 
     def set_patience(self, seconds: int) -> None:
-        """Set how many seconds to wait for the rest of a message that has begun; 0 is for ever."""
+        """Set how many seconds the other end may take to send, or to read, more of a message that has begun."""
         with socket.socket(fileno=os.dup(self.fileno())) as end:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
 
     def waits(self, seconds: float | None) -> bool:
         """Whether a message, or the end of the line, comes within so many seconds."""
@@ -207,7 +212,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """The parts of an error that can be sent."""
-        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+        return cls(type(error).__name__, str(error)[:MOST], "".join(traceback.format_exception(error))[-MOST:])
 
     def raised(self, what: str) -> Exception:
         """The error to raise here: of the same class, if that is relive's or Python's, else a LifecycleError."""

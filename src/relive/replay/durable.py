@@ -167,17 +167,16 @@ def recover(keeper: FileKeeper, num_envs: int, rows: int) -> Mark:
     mark, kind, where = last_mark(keeper, num_envs, rows)
     state = keeper.take("state", (num_envs, COLUMNS), np.int64)
     counters = keeper.take("counters", (COUNTERS,), np.int64)
+    packed: Any = keeper.kept("rows")
     if kind == "close":
         if not (np.array_equal(state, mark.state) and np.array_equal(counters, mark.counters)):
             raise damaged(keeper.directory.path / "journal", "the cursors that it closed with", "files of another time")
-        packed: Any = keeper.kept("rows")
-        if not np.array_equal(newest_of(packed, rows, mark.state), mark.newest):
-            raise FileFormatError(
-                "the newest rows are not those that the journal knows: files of several times are mixed"
-            )
+        _require_unmixed(newest_of(packed, rows, mark.state), mark.newest)
         return mark
     keeper.died = True
     if not is_here(keeper, where):
+        there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
+        _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
         go_back(keeper, mark, rows)
     return mark
 
@@ -226,6 +225,16 @@ def _restore_small(keeper: FileKeeper, small: Mapping[str, list[Any]]) -> None:
     noted = keeper.kept("errors.undo")
     if noted is not None:
         noted[:] = 0.0
+
+
+def _require_unmixed(newest: Ints, known: Ints) -> None:
+    """Refuse rows of another time than the cursors. Only the bookkeeping of each env's newest row is compared.
+
+    Raises:
+        FileFormatError: the rows are of another time.
+    """
+    if not np.array_equal(newest, known):
+        raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")
 
 
 def newest_of(packed: Array, rows: int, state: Ints) -> Ints:

@@ -16,7 +16,7 @@ from ..kernels.ring_state import HEAD, NEXT, RULE, TAIL
 from ..memory.blocks import zeroed
 from ..memory.layout import row_layout
 from ..memory.store import Store
-from ..ring.invariants import LARGEST, check
+from ..ring.invariants import LARGEST, check, check_cursors
 from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
 from ..ring.span import Span
@@ -129,7 +129,7 @@ def restore_ring(ring: Ring, sampler: Sampler, source: Source, saved_rows: int, 
     oldest = np.maximum(ring.state[:, TAIL], ring.state[:, HEAD] - saved_rows)
     if ring.rows > saved_rows:  # there is room for older rows, but no save has them
         ring.state[:, TAIL] = oldest
-    ring.check_cursors(LARGEST // 2)  # what comes next has to fit as well
+    check_cursors(ring, LARGEST // 2)  # what comes next has to fit as well
     saved = Span(oldest, ring.heads.copy())
     for part in source.parts(saved, conversion.large):
         _restore_part(ring, part, conversion)

@@ -38,7 +38,15 @@ def check(ring: RingState, recount: bool = True) -> None:
 
 
 def check_cursors(ring: RingState, most: int) -> None:
-    """See :meth:`relive.ring.Ring.check_cursors`."""
+    """Test the cursors and counters, as far as they show it alone, before they are used to find rows.
+
+    Args:
+        ring: the ring.
+        most: the largest number that a row may have.
+
+    Raises:
+        InvariantError: names the first that does not hold.
+    """
     head, tail, following, count = ring.state.T
     _require(
         (tail >= 0) & (tail <= head) & (head <= min(most, 2**62 // ring.num_envs)),

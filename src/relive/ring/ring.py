@@ -110,7 +110,7 @@ class Ring(RingState):
         if died and self.undo is not None:
             self.doubtful = self.undo.restore(self)
             self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
-        self.check_cursors(LARGEST // 2)  # what comes next has to fit as well
+        invariants.check_cursors(self, LARGEST // 2)  # what comes next has to fit as well
         self._rule = noted_rule(self.counters)
         if died and self.undo is not None:
             self.fresh = self.undo.end_episodes(self)
@@ -260,14 +260,14 @@ class Ring(RingState):
         ends[:, 0], ends[:, 1] = base + begin + length - seam, base + seam
         return begins.reshape(-1), ends.reshape(-1)
 
-    def index_of(self, places: Ints, out: Any = None) -> Any:
+    def index_of(self, places: Ints) -> Any:
         """The public index ``number * N + env`` of live places ``[B]``.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         places = vector(places)
-        index = np.empty(len(places), np.int64) if out is None else out
+        index = np.empty(len(places), np.int64)
         require_rows(places, kernels.fast().ids_of(self.handle, places, index), self.store.num_rows)
         return index
 
@@ -388,14 +388,3 @@ class Ring(RingState):
             InvariantError: naming the first that does not hold, and where.
         """
         invariants.check(self)
-
-    def check_cursors(self, most: int = LARGEST) -> None:
-        """Test the cursors and counters, as far as they show it alone, before they are used to find rows.
-
-        Args:
-            most: the largest number that a row may have.
-
-        Raises:
-            InvariantError: as :meth:`check`.
-        """
-        invariants.check_cursors(self, most)

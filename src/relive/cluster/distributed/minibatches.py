@@ -17,10 +17,10 @@ from ...parameters import COUNT_RULE, is_count, require
 from ...returns.functions import EPS
 from ...rollout.minibatches import MANY, require_advantage
 from ...rollout.named import ADVANTAGE
-from ...steps.arrays import Ints
+from ...steps.arrays import Doubles, Ints
 from ...steps.trees import Path
 from ..parts import bounds_of_parts, number_of_batches
-from ..plan import Doubles, shard_key
+from ..plan import shard_key
 from .ranks import Ranks, Report
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...parameters import TIMEOUT_RULE, require
 from ...processes.rate import RateLimit
-from ..plan import Doubles
+from ...steps.arrays import Doubles
 
 __all__ = ["NUMBERS", "Pace"]
 

@@ -10,13 +10,12 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from ...errors import LifecycleError, ParameterError
+from ...steps.arrays import Doubles
 
 __all__ = ["Ranks", "Report"]
 
-Doubles = NDArray[np.float64]
 
 FAILED = 0
 """The column of a report that is 1 where a rank raised an error, else 0."""
@@ -74,7 +73,7 @@ class Ranks:
                 all ranks send tables of one size even if one of them fails.
 
         Raises:
-            LifecycleError: another rank raised an error, or is at another call.
+            LifecycleError: another rank raised an error, is at another call, has died, or did not come in time.
             ParameterError: a value that must be equal differs; names it, and the first rank that differs from rank 0.
         """
         sent, names, failure = np.zeros((self.count, FIRST + width)), list[str](), None
@@ -87,7 +86,13 @@ class Ranks:
             mine[FIRST : FIRST + len(values)] = values
         except Exception as error:
             mine[FAILED], failure = 1.0, error
-        table = self._summed(sent)
+        try:
+            table = self._summed(sent)
+        except RuntimeError as error:
+            raise LifecycleError(
+                f"{call}: the ranks cannot meet: one has died, or did not come within the timeout of the process group "
+                f"({str(error).partition(chr(10))[0]:.200}); nothing happened here; start all ranks again"
+            ) from (failure or error)
         if failure is not None:
             raise failure
         self._require_no_failure(call, table)

@@ -14,8 +14,9 @@ from torch import Tensor
 from ...errors import EmptyError
 from ...parameters import COUNT_RULE, require
 from ...replay.arguments import require_rows
+from ...steps.arrays import Doubles
 from ...views.contract import time_first_of
-from ..plan import Doubles, Plan, shard_key
+from ..plan import Plan, shard_key
 from ..portion import Drawn, Portion
 from .pace import NUMBERS, Pace
 from .ranks import Ranks, Report

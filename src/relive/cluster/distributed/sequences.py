@@ -12,7 +12,7 @@ from ...batches.sequences import Overlap, SequenceBatch
 from ...parameters import COUNT_RULE, require
 from ...returns.functions import EPS
 from ...rollout.named import ADVANTAGE
-from ..plan import Doubles
+from ...steps.arrays import Doubles
 from .ranks import Ranks, Report
 
 if TYPE_CHECKING:
