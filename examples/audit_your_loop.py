@@ -3,7 +3,7 @@
     python examples/audit_your_loop.py           three loops over Pendulum-v1, and what the audit says of each
     python examples/audit_your_loop.py --short   the same, with fewer steps
 
-Each loop looks right, runs without an error, and fills a replay. The first two teach wrongly at the end of every
+Each loop looks right, runs without an error, and fills a replay. The first two go wrong at the end of every
 episode: under ``NEXT_STEP`` autoreset, Gymnasium's default, they store the step that the env ignores; under
 ``SAME_STEP`` autoreset, they store the next episode's first observation as the last one's final. The third is right.
 """

@@ -18,6 +18,7 @@ from relive import (
     Prioritized,
     Recent,
     ReplayBuffer,
+    RolloutBuffer,
     Schema,
     Sequence,
     SequenceBatch,
@@ -101,3 +102,19 @@ def test_a_loaded_buffer_has_what_was_passed(tmp_path: Path) -> None:
     assert_type(loaded, ReplayBuffer[Prioritized, NStep])
     loaded.sampler.beta = 1.0
     assert len(loaded) == 8
+
+
+class StepsOnly:
+    """An estimator as docs/returns.md writes one: it names its columns as keywords."""
+
+    reads = ("reward", "terminated")
+
+    def __call__(self, *, reward: Tensor, terminated: Tensor) -> dict[str, Tensor]:
+        return {"goal": reward * terminated}
+
+
+def test_an_estimator_may_name_its_columns() -> None:
+    rollout = RolloutBuffer(SCHEMA, 1, 1)
+    rollout.add(obs=np.zeros(2), reward=2.0, terminated=True, truncated=False)
+    rollout.finish(StepsOnly())
+    assert rollout["goal"].item() == 2.0

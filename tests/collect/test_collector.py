@@ -360,13 +360,16 @@ def test_a_reset_in_the_middle_of_a_rollout_joins_no_two_episodes(mode: Autorese
 # Errors
 
 
-def test_a_field_that_the_policy_leaves_out_is_named() -> None:
+def test_a_field_that_the_policy_leaves_out_is_named_before_the_envs_are_stepped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     envs = tagged.make_tagged(2, AutoresetMode.SAME_STEP, tagged.always(3))
+    monkeypatch.setattr(envs, "step", lambda actions: pytest.fail(f"stepped with {actions}"))
     buffer = make_buffer(envs, 4, log_prob=())
-    with pytest.raises(errors.FieldError, match="lacks 'log_prob'"):
+    with pytest.raises(errors.FieldError, match="policy's answer lacks 'log_prob'; it has 'action', 'value'"):
         Collector(envs, policy, buffer).collect()
     assert buffer.steps == 0
-    with pytest.raises(errors.FieldError, match="no 'action'; it has 'value', 'log_prob'"):
+    with pytest.raises(errors.FieldError, match="lacks 'action'; it has 'value', 'log_prob'"):
         Collector(envs, lambda obs: {"value": obs[:, 0], "log_prob": obs[:, 0]}, buffer).collect()
     with pytest.raises(errors.FieldError, match="lacks 'value', 'log_prob'"):
         Collector(envs, tagged.tagged_policy, buffer).collect()

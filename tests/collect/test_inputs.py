@@ -392,7 +392,7 @@ def test_a_policy_that_keeps_its_state_in_one_place_does_not_change_what_is_stor
         (lambda z: {"h": z, "c": z[:, :1]}, errors.ShapeError, r"'hidden\.c'.*expected \(2, 3, 4\).*got \(2, 1, 4\)"),
         (lambda z: {"h": z.transpose(0, 1), "c": z}, errors.ShapeError, r"'hidden\.h'.*expected \(2, 3, 4\)"),
         (lambda z: {"h": z}, errors.FieldError, r"hidden\.c"),
-        (lambda z: (z, z), errors.FieldError, r"hidden\.h"),
+        (lambda z: (z, z), errors.FieldError, r"hidden\.h.* got tuple; nest it as the schema does: \{'h': Field"),
         (lambda z: None, errors.FieldError, "'hidden'"),
     ],
     ids=["a batch of one", "batch first", "a member missing", "a tuple for a dict", "nothing"],

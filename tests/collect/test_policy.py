@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "an action and its probability": ((torch.zeros(2, 1), torch.zeros(2)), errors.ShapeError, r"'action'"),
     "a distribution": (torch.distributions.Normal(0.0, 1.0), errors.ShapeError, r"'action'.*got Normal"),
     "complex numbers": (torch.zeros(2, 1, dtype=torch.complex64), errors.DTypeError, r"'action'.*complex64"),
-    "a mapping without actions": ({"value": torch.zeros(2)}, errors.FieldError, "no 'action'; it has 'value'"),
+    "a mapping without actions": ({"value": torch.zeros(2)}, errors.FieldError, "lacks 'action'; it has 'value'"),
 }
 
 

@@ -239,6 +239,11 @@ def test_the_number_of_a_single_env_needs_no_axis(value: Any) -> None:
     assert one(Field(), value, num_envs=1).tolist() == [3.0]
 
 
+def test_several_rows_for_a_single_env_are_refused_with_the_number_of_envs() -> None:
+    with pytest.raises(errors.ShapeError, match="pass one row, as num_envs is 1"):
+        one(Field(), [1.0, 2.0], num_envs=1)
+
+
 def test_a_single_env_may_leave_out_the_leading_axis_of_any_field() -> None:
     rollout = RolloutBuffer(SCHEMA, 2, 1)
     full = {

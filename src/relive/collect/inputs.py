@@ -63,6 +63,9 @@ class Inputs:
         starts = ("is_start",) if self.has_start else ()
         self.keywords = (*self.from_info, *starts, *(f"last_{name}" for name in self.from_last))
         """The fields that the policy gets as keywords, without hidden states."""
+        elsewhere = {"obs", "reward", "terminated", "truncated", "hidden", *self.keywords}
+        self._from_policy = frozenset(schema.names) - elsewhere
+        """The fields that have no other source than the policy's answer; hidden states are looked at apart."""
         self.obs_paths = [path for path in schema.leaves if path[0] == "obs"]
 
     def _require_declared(self) -> None:
@@ -204,7 +207,8 @@ class Inputs:
                 leaves[path] = swap_layers(descend(given, path[1:])).clone()
             except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
                 raise FieldError(
-                    f"field '{dotted(path)}': missing from the hidden state the policy returned"
+                    f"field '{dotted(path)}': missing from the hidden state that the policy returned, got "
+                    f"{type(given).__name__}; nest it as the schema does: {self.schema['hidden']!r}"
                 ) from error
         for path, state in leaves.items():
             if state.shape != before[path].shape:
@@ -250,8 +254,12 @@ class Inputs:
 
     def require_fields(self, fields: dict[str, Any]) -> None:
         """Refuse a policy's answer before the envs see it."""
-        if "action" not in fields:
-            raise FieldError(f"the policy's answer has no 'action'; it has {', '.join(map(repr, fields))}")
+        if not self._from_policy <= fields.keys():
+            lacking = [name for name in self.names if name in self._from_policy and name not in fields]
+            raise FieldError(
+                f"the policy's answer lacks {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, fields))}. "
+                "Return one row per env of every field that only the policy knows, under the schema's name"
+            )
         if "hidden" in fields and not self.has_hidden:
             raise FieldError(
                 "the policy returns 'hidden', and the schema has no such field, so the state would be lost; add it, as "

@@ -25,7 +25,7 @@ def convert(
     source_format: Annotated[str | None, typer.Option("--from", help=FROM)] = None,
     target_format: Annotated[str | None, typer.Option("--to", help=TO)] = None,
 ) -> None:
-    """Read experience in one format and write it in another: exit status 0, or 2 if that cannot be done."""
+    """Read experience in one format and write it in another. Exit status: 0, or 2 if that cannot be done."""
     try:
         log = converted(source, target, source_format=source_format, target_format=target_format)
     except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:

@@ -45,7 +45,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     max_episode_steps: Annotated[int | None, typer.Option(help="the time limit of the env, if you know it")] = None,
 ) -> None:
-    """Report what would teach wrongly: exit status 0 if nothing is, 1 if something is, 2 if PATH cannot be read."""
+    """Report mistakes in stored steps. Exit status: 0 if there is none, 1 if there is, 2 if PATH cannot be read."""
     try:
         report = audited(path, max_episode_steps=max_episode_steps)
     except (ReliveError, OSError, ValueError) as error:
@@ -68,7 +68,7 @@ def inspect(
     html: Annotated[Path | None, typer.Option(help="write a page that opens offline")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
 ) -> None:
-    """Show what is stored: exit status 0, or 2 if PATH cannot be read or has no such steps."""
+    """Show what is stored. Exit status: 0, or 2 if PATH cannot be read or has no such steps."""
     try:
         found = inspected(path)
         chosen = _chosen(found, episode, steps)
@@ -100,7 +100,7 @@ def show(report: Report, console: Console) -> None:
     for lack in report.lacks:
         console.print(f"not looked at: {escape(lack)}", style="dim")
     if not report.findings:
-        console.print("nothing found that would teach wrongly", style="green")
+        console.print("no mistake was found", style="green")
         return
     for finding in report.findings:
         color = COLORS[finding.sure]

@@ -19,7 +19,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """One way in which stored steps would teach wrongly.
+    """A mistake in stored steps, which would teach the wrong thing.
 
     Args:
         rule: the name of the rule, such as "reset-as-final-observation".
@@ -62,7 +62,7 @@ class Report:
         source: what was read.
         rows: how many steps.
         episodes: how many episodes ended.
-        findings: what would teach wrongly, the surest first.
+        findings: the mistakes that were found, the surest first.
         lacks: what the source does not keep, so that it could not be looked at.
     """
 
@@ -84,7 +84,7 @@ class Report:
         lines = [f"{self.source}: {self.rows:,} steps, {self.episodes:,} episodes ended"]
         lines += [f"  not looked at: {lack}" for lack in self.lacks]
         lines += [f"  {str(finding).replace(chr(10), chr(10) + '  ')}" for finding in self.findings]
-        return "\n".join(lines + ([] if self.findings else ["  nothing found that would teach wrongly"]))
+        return "\n".join(lines + ([] if self.findings else ["  no mistake was found"]))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, numbers and strings."""

@@ -27,7 +27,7 @@ STEP = "obs", "action", "reward", "terminated", "truncated"
 """The fields from which a schema is inferred. Other fields need a schema."""
 
 CUTS_UNKNOWN = (
-    ". 'truncated' is also called 'timeouts' or 'truncations': without it and without next observations nobody knows "
+    ". 'truncated' is also called 'timeouts' or 'truncations': without it and without next observations, nothing shows "
     "where episodes were cut off. Pass zeros if none was"
 )
 """Advice for an error if the array of truncations is missing."""
@@ -41,7 +41,7 @@ def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema |
 
     With ``next_obs``, every row becomes a transition. If the next row does not go on from a row, the episode is
     interrupted there. Without ``next_obs``, the observation after a row is the observation of the next row. Then a
-    truncated row, and a last row that has not ended, are left out, since nobody knows what came after them. After a
+    truncated row, and a last row that has not ended, are left out, since it is not known what came after them. After a
     terminal, the row's own observation stands for the next one: the discount is 0, so no target reads it, but hindsight
     goals would.
 
@@ -156,7 +156,7 @@ class _Log:
 
     @property
     def unknown(self) -> Any:
-        """Rows that cannot be drawn, bool ``[S]``: training needs their next observation, and nobody knows it."""
+        """Rows that cannot be drawn, bool ``[S]``: training needs their next observation, which is not known."""
         return (self.truncated & ~self.terminated) | self.cut if self.after is None else np.zeros(self.size, np.bool_)
 
     def capacity(self, own: bool) -> int:

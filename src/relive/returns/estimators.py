@@ -26,7 +26,7 @@ class Estimator(Protocol):
         """The names of the columns, which are also the keywords of the call."""
         ...
 
-    def __call__(self, **columns: Any) -> dict[str, Tensor]:
+    def __call__(self, *_: Any, **columns: Any) -> dict[str, Tensor]:  # both stars: any keywords will do
         """Column -> ``[T, N, ...]``."""
         ...
 
@@ -62,7 +62,13 @@ class _Advantages(ABC):
 class GAE(_Advantages):
     """``finish(GAE(...))`` attaches ``advantage`` and ``return`` by :func:`gae`.
 
-    ``normalize`` scales the advantage over all real steps.
+    Args:
+        gamma: discount per step, from 0 to 1.
+        lam: λ, from 0 (the TD error) to 1 (the Monte-Carlo advantage).
+        normalize: scale the advantage over all real steps of the rollout: mean 0, standard deviation 1.
+
+    Raises:
+        ParameterError: a parameter is out of range.
     """
 
     gamma: float = 0.99
@@ -76,7 +82,16 @@ class GAE(_Advantages):
 @checked(gamma=GAMMA_RULE, lam=LAM_RULE, normalize=FLAG_RULE)
 @dataclass(frozen=True, slots=True)
 class TDLambda(_Advantages):
-    """``finish(TDLambda(...))`` attaches :func:`lambda_returns` as ``return``, and ``advantage`` = return - value."""
+    """``finish(TDLambda(...))`` attaches :func:`lambda_returns` as ``return``, and ``advantage`` = return - value.
+
+    Args:
+        gamma: discount per step, from 0 to 1.
+        lam: λ, from 0 (one reward, then the value) to 1 (all rewards).
+        normalize: scale the advantage over all real steps of the rollout: mean 0, standard deviation 1.
+
+    Raises:
+        ParameterError: a parameter is out of range.
+    """
 
     gamma: float = 0.99
     lam: float = 0.95
@@ -92,7 +107,13 @@ class TDLambda(_Advantages):
 class MonteCarlo(_Advantages):
     """``finish(MonteCarlo(...))`` attaches :func:`monte_carlo` as ``return``, and ``advantage`` = return - value.
 
-    ``critic=False`` needs no ``value``: the rest of a cut episode then counts as 0, and the advantage is the return.
+    Args:
+        gamma: discount per step, from 0 to 1.
+        normalize: scale the advantage over all real steps of the rollout: mean 0, standard deviation 1.
+        critic: False needs no ``value``: the rest of a cut episode then counts as 0, and the advantage is the return.
+
+    Raises:
+        ParameterError: a parameter is out of range.
     """
 
     gamma: float = 0.99
@@ -115,6 +136,16 @@ class VTrace(_Advantages):
     """``finish(VTrace(...))`` attaches :func:`vtrace` from the columns ``log_prob`` and ``target_log_prob``.
 
     ``log_prob`` comes from the acting policy. Set ``rollout["target_log_prob"]`` to that of the learner's policy.
+
+    Args:
+        gamma: discount per step, from 0 to 1.
+        lam: λ, from 0 to 1; it shortens the trace.
+        rho_clip: ρ̄, the upper limit of the importance ratio of a step.
+        c_clip: c̄, the upper limit of the ratio in the trace.
+        normalize: scale the advantage over all real steps of the rollout: mean 0, standard deviation 1.
+
+    Raises:
+        ParameterError: a parameter is out of range.
     """
 
     gamma: float = 0.99
@@ -136,7 +167,20 @@ class VTrace(_Advantages):
 @checked(group_size=COUNT_RULE, per=PER_RULE, gamma=GAMMA_RULE, until_first_done=FLAG_RULE, eps=EPS_RULE)
 @dataclass(frozen=True, slots=True)
 class GroupAdvantage:
-    """``finish(GroupAdvantage(...))`` attaches ``advantage``, ``return`` and ``mask`` by :func:`group_advantage`."""
+    """``finish(GroupAdvantage(...))`` attaches ``advantage``, ``return`` and ``mask`` by :func:`group_advantage`.
+
+    It needs no ``value``. The envs of a group start in the same state: ``collector.reset(seed=[0, 0, 1, 1])``.
+
+    Args:
+        group_size: consecutive envs of one group; divides N.
+        per: "step" compares the returns of the envs at the same time, "episode" those of their whole episodes.
+        gamma: discount per step, from 0 to 1.
+        until_first_done: only the first episode of each env counts; ``mask`` is False elsewhere.
+        eps: added to the standard deviation of a group.
+
+    Raises:
+        ParameterError: a parameter is out of range.
+    """
 
     group_size: int
     per: Literal["step", "episode"] = "step"

@@ -202,7 +202,11 @@ class StepChecker:
         elif len(shape) == 3 and given == (shape[1], shape[0], shape[2]):
             message += "; envs come first here, in recurrent states too: pass .transpose(0, 1)"
         elif given[:1] != shape[:1]:
-            message += f"; pass one row for each of the {shape[0]} envs"
+            message += (
+                f"; pass one row for each of the {shape[0]} envs"
+                if shape[0] > 1
+                else "; pass one row, as num_envs is 1"
+            )
         elif given == (*shape, 1):
             message += "; drop the last axis with .squeeze(-1)"
         else:

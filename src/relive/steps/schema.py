@@ -32,7 +32,15 @@ STEP_FIELDS: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a step: its shape per environment, without any batch axis, and its dtype."""
+    """One field of a step: its shape per environment, without any batch axis, and its dtype.
+
+    Args:
+        shape: such as ``()`` for one number, ``(17,)``, or ``(84, 84)``.
+        dtype: such as ``torch.uint8`` for images or ``torch.int64`` for discrete actions.
+
+    Raises:
+        SchemaError: the shape is not a tuple of ints, or the dtype not a ``torch.dtype``.
+    """
 
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32

@@ -89,5 +89,5 @@ class NStep:
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - named like the view it returns
-    """Single transitions: :class:`NStep` with n = 1."""
+    """Single transitions: :class:`NStep` with n = 1, so ``discount`` is ``gamma``, and 0 after a terminal."""
     return NStep(1, gamma)
