@@ -48,7 +48,7 @@ def require_start(call: str, num_envs: int, seed: Any, options: Any = None) -> A
     """
     require(call, (lambda options: options is None or isinstance(options, dict), "expected a dict"), options=options)
     if isinstance(seed, list | tuple):
-        seeds = cast("list[Any]", list(seed))
+        seeds = [*cast("list[Any]", seed)]
         if len(seeds) != num_envs:
             raise ParameterError(
                 f"{call}(seed={seed!r:.200}): expected {num_envs} seeds, one for each env, or one seed"
