@@ -12,11 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 import pytest
 import torch
 
+import relive
 from attacks.tally import attempt
 from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
@@ -29,6 +31,9 @@ FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 SCHEMA = Schema({"obs": {"state": (3,), "camera": Field((40, 40), torch.uint8)}, "reward": (), **FLAGS})
 ENVS, ROWS = 2, 40
 FORGED = "a forged directory of a replay in files"
+LOOKED_AT = "a forged directory of a replay in files, inspected"
+ONLY_WRITERS = "a hard link for a file", "a symbolic link for the lock"
+"""What does no harm to a reader."""
 
 MAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "uniform, 3-step": (Uniform, lambda: NStep(3, gamma=0.5)),
@@ -188,6 +193,9 @@ def test_a_forged_directory_is_refused_with_the_reason_and_left_alone(name: str,
     with attempt(FORGED), pytest.raises(FileFormatError, match=reason) as caught:
         ReplayBuffer.open(path)
     assert str(path) in str(caught.value)
+    if name not in ONLY_WRITERS:
+        with attempt(LOOKED_AT), pytest.raises(FileFormatError, match=reason):
+            relive.inspect(path)
     assert {file.name: file.stat().st_size for file in path.iterdir()} == before
 
 
@@ -211,15 +219,23 @@ def test_a_forged_directory_is_refused_with_the_reason_and_left_alone(name: str,
         ("errors-undo", 0, np.array([1.0, 1.0, 1e9]).tobytes()),
     ],
 )
-def test_forged_numbers_of_a_process_that_died_are_refused(file: str, at: int, raw: bytes, tmp_path: Path) -> None:
+def test_forged_numbers_of_a_process_that_died_are_refused(
+    file: str, at: int, raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.replay.copied.PATIENCE", 0.02)
     path = made(tmp_path / "r", close=False)
     poke(array(path, file), at, raw)
+    with attempt(LOOKED_AT), suppress(FileFormatError):  # what only draws may be read as it is
+        relive.inspect(path)
     with attempt(FORGED), pytest.raises(FileFormatError, match="contradicts itself"):
         ReplayBuffer.open(path)
 
 
 def use(path: Path) -> None:
     """Call everything that reads or writes rows; errors of relive are right answers."""
+    with suppress(ReliveError), catch_warnings(action="ignore"):
+        relive.audit(path)
+        relive.inspect(path)
     with suppress(ReliveError):
         replay = ReplayBuffer.open(path, check_ends=False)
         for number in range(30):

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import ParameterError
 from ..files.format import MANIFEST
+from ..look.npz import read_npz
 from ..replay.buffer import ReplayBuffer
 from .lerobot import from_lerobot, to_lerobot
 from .live import log_of
@@ -23,16 +22,10 @@ from .velora import from_velora
 __all__ = ["READERS", "WRITERS", "convert", "format_of"]
 
 
-def _arrays(path: str) -> Log:
-    """The arrays of an .npz file, which are never unpickled."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return log_of(dict(arrays))
-
-
 READERS: dict[str, Callable[[str], Log]] = {
     "lerobot": from_lerobot,
     "minari": from_minari,
-    "npz": _arrays,
+    "npz": lambda path: log_of(read_npz(Path(path))),
     "relive": lambda path: log_of(Path(path)),
     "rlds": from_rlds,
     "stable_baselines3": from_stable_baselines3,
@@ -83,11 +76,15 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
         the steps that were read, with what the source lacks.
 
     Raises:
-        ParameterError: there is no such format.
+        ParameterError: there is no such format; or source and target are one path.
         FieldError, ShapeError, FileFormatError: the source cannot be read.
     """
     read, origin = _side(source, READERS, source_format, "source")
     write, destination = _side(target, WRITERS, target_format, "target")
+    if write is WRITERS["relive"] and Path(origin).exists() and Path(origin).resolve() == Path(destination).resolve():
+        raise ParameterError(
+            f"convert: '{destination}' is the source; give another path, as nothing else has its steps"
+        )
     log = read(origin)
     write(log.replay(), destination)
     return log

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,6 +23,7 @@ __all__ = [
     "Reader",
     "make_directory",
     "open_file",
+    "open_to_read",
     "open_to_write",
     "read_manifest",
     "sync_path",
@@ -52,6 +54,10 @@ AHEAD = 1 << 23
 
 WAITERS = 8
 """How many files are synced at once."""
+
+
+LOOKED_AT = 1000
+"""How many names of a directory are looked at to find the saves in it."""
 
 
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -200,10 +206,10 @@ def usable(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         FileFormatError: the path contains a zero byte.
-        ParameterError: this is no path.
+        ParameterError: this is no path, or empty text, which is hardly meant for the directory of the process.
     """
-    if not isinstance(cast("object", path), str | os.PathLike):
-        raise ParameterError(f"path={path!r:.200}: expected text or a pathlib.Path")
+    if not isinstance(cast("object", path), str | os.PathLike) or not os.fspath(path):
+        raise ParameterError(f"path={path!r:.200}: expected text or a pathlib.Path; pass '.' for this directory")
     if "\0" in os.fspath(path):
         raise FileFormatError(f"{os.fspath(path)!r:.200}: expected a path, got a zero byte in it; give another path")
     return Path(path)
@@ -216,7 +222,12 @@ def open_file(path: Path) -> io.FileIO:
         FileFormatError: the path is not a regular file.
         FileNotFoundError: nothing is at the path.
     """
-    return io.FileIO(_open_regular(path, os.O_RDONLY))
+    return io.FileIO(open_to_read(path))
+
+
+def open_to_read(path: Path) -> int:
+    """The same as a descriptor, which the caller closes."""
+    return _open_regular(path, os.O_RDONLY)
 
 
 def open_to_write(path: Path, *, create: bool = False) -> int:
@@ -268,7 +279,17 @@ def read_manifest(path: Path) -> bytes:
         raise FileFormatError(f"'{path}': expected the directory of a save, got a file; give that directory") from error
     except FileNotFoundError as error:
         got = f"a directory without {MANIFEST}" if path.is_dir() else "nothing"
-        raise NoSaveError(f"'{path}': expected a save, got {got}; no save was ever completed there") from error
+        raise NoSaveError(
+            f"'{path}': expected a save, got {got}; no save was ever completed there{_others(path)}"
+        ) from error
+
+
+def _others(path: Path) -> str:
+    """A word on the saves in a directory of saves; empty if there is none."""
+    found: list[str] = []
+    with suppress(OSError), os.scandir(path) as entries:
+        found += [entry.name for entry in islice(entries, LOOKED_AT) if (path / entry.name / MANIFEST).is_file()]
+    return f", but in it: give {' or '.join(repr(str(path / name)) for name in sorted(found)[:3])}" if found else ""
 
 
 class Reader:

@@ -22,7 +22,7 @@ from ..errors import FileFormatError
 from . import disk
 from .sealed import damaged
 
-__all__ = ["Journal", "Record"]
+__all__ = ["Journal", "Record", "last_record"]
 
 
 MARK = b"relive/j"
@@ -87,49 +87,12 @@ class Journal:
 
     def _read(self) -> None:
         """Find the last whole record, and cut off the bytes after it."""
-        size = os.fstat(self._descriptor).st_size
-        if size > ROTATED + LONGEST + HEAD.size + TAIL.size:
-            raise damaged(self._path, f"at most {ROTATED + LONGEST} bytes", size)
-        raw = os.pread(self._descriptor, size, 0) if size else b""
-        at, found = 0, self._record(raw, 0)
-        if found is None:
-            raise damaged(self._path, f"a journal of the run {self._run.decode()}", "something else")
-        while found is not None:
-            if self.last is not None and found.number != self.last.number + 1:
-                raise damaged(self._path, f"record {self.last.number + 1}", f"record {found.number}")
-            self.last = found
-            at += HEAD.size + len(found.payload) + TAIL.size
-            found = self._record(raw, at)
-        rest = raw.find(MARK, at + 1)
-        while rest >= 0:  # a whole record after a damaged one: the file was damaged, and not cut short
-            if self._record(raw, rest) is not None:
-                raise damaged(self._path, f"a whole record at byte {at}", f"a damaged one, and a whole one at {rest}")
-            rest = raw.find(MARK, rest + 1)
-        self._end, self._size = at, size
-        if raw.count(0, at) < size - at:  # not only room for more records
+        raw = _bytes_of(self._descriptor, self._path)
+        self.last, at = _last_in(raw, self._path, self._run)
+        self._end, self._size = at, len(raw)
+        if raw.count(0, at) < len(raw) - at:  # not only room for more records
             os.ftruncate(self._descriptor, at)
             self._size = at
-
-    def _record(self, raw: bytes, at: int) -> Record | None:
-        """The whole record of this run at a byte; None if there is none.
-
-        Raises:
-            FileFormatError: a whole record of another run is there.
-        """
-        if len(raw) - at < HEAD.size + TAIL.size:
-            return None
-        mark, run, number, length = HEAD.unpack_from(raw, at)
-        end = at + HEAD.size + length
-        if mark != MARK or length > LONGEST or end + TAIL.size > len(raw):
-            return None
-        if TAIL.unpack_from(raw, end)[0] != zlib.crc32(memoryview(raw)[at:end]):
-            return None
-        if run != self._run:
-            raise FileFormatError(
-                f"'{self._path}': expected a journal of the run {self._run.decode()}, got one of {run!r}; it belongs "
-                "to another replay: restore the whole directory from a copy"
-            )
-        return Record(number, raw[at + HEAD.size : end])
 
     def append(self, payload: bytes) -> int:
         """Add a record; it is on the disk when this returns. Returns its number.
@@ -196,6 +159,71 @@ class Journal:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+def last_record(path: Path, run: str) -> Record:
+    """The last whole record of the journal of a run, to which another process may append meanwhile.
+
+    Raises:
+        FileFormatError: the file is missing, of another run, altered or damaged.
+    """
+    try:
+        with disk.open_file(path) as stream:
+            return _last_in(_bytes_of(stream.fileno(), path), path, run.encode())[0]
+    except FileNotFoundError as error:
+        raise damaged(path, "a journal", "nothing") from error
+
+
+def _bytes_of(descriptor: int, path: Path) -> bytes:
+    size = os.fstat(descriptor).st_size
+    if size > ROTATED + LONGEST + HEAD.size + TAIL.size:
+        raise damaged(path, f"at most {ROTATED + LONGEST} bytes", size)
+    return os.pread(descriptor, size, 0) if size else b""
+
+
+def _last_in(raw: bytes, path: Path, run: bytes) -> tuple[Record, int]:
+    """The last whole record, and the byte after it.
+
+    Raises:
+        FileFormatError: there is none; or a record is of another run, is missing, or is damaged.
+    """
+    at, last, found = 0, None, _record(raw, 0, path, run)
+    while found is not None:
+        if last is not None and found.number != last.number + 1:
+            raise damaged(path, f"record {last.number + 1}", f"record {found.number}")
+        last = found
+        at += HEAD.size + len(found.payload) + TAIL.size
+        found = _record(raw, at, path, run)
+    if last is None:
+        raise damaged(path, f"a journal of the run {run.decode()}", "something else")
+    rest = raw.find(MARK, at + 1)
+    while rest >= 0:  # a whole record after a damaged one: the file was damaged, and not cut short
+        if _record(raw, rest, path, run) is not None:
+            raise damaged(path, f"a whole record at byte {at}", f"a damaged one, and a whole one at {rest}")
+        rest = raw.find(MARK, rest + 1)
+    return last, at
+
+
+def _record(raw: bytes, at: int, path: Path, run: bytes) -> Record | None:
+    """The whole record of this run at a byte; None if there is none.
+
+    Raises:
+        FileFormatError: a whole record of another run is there.
+    """
+    if len(raw) - at < HEAD.size + TAIL.size:
+        return None
+    mark, its_run, number, length = HEAD.unpack_from(raw, at)
+    end = at + HEAD.size + length
+    if mark != MARK or length > LONGEST or end + TAIL.size > len(raw):
+        return None
+    if TAIL.unpack_from(raw, end)[0] != zlib.crc32(memoryview(raw)[at:end]):
+        return None
+    if its_run != run:
+        raise FileFormatError(
+            f"'{path}': expected a journal of the run {run.decode()}, got one of {its_run!r}; it belongs "
+            "to another replay: restore the whole directory from a copy"
+        )
+    return Record(number, raw[at + HEAD.size : end])
 
 
 def _with_room(whole: bytes) -> bytes:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +20,19 @@ from ..errors import FileFormatError, NoSaveError
 from . import disk, sealed
 from .format import MANIFEST, encode
 from .holder import LOCK, Holder
-from .journal import Journal
-from .mapping import CODES, MappedArray, MappedSpec, create, map_file
+from .journal import Journal, Record
+from .mapped_manifest import FILE, FORMAT, VERSION, parse
+from .mapping import MappedArray, MappedSpec, create, map_file
 from .sealed import damaged
 
-__all__ = ["MappedDirectory"]
-
-
-FORMAT, VERSION = "relive mapped arrays", 1
+__all__ = ["JOURNAL", "MappedDirectory"]
 
 
 JOURNAL = "journal"
-_FILE = re.compile(r"[0-9]{3}-[a-z0-9-]{1,40}\.safetensors")
-_OWN = re.compile(rf"{_FILE.pattern}|{LOCK}|{JOURNAL}|{JOURNAL}\.tmp|{re.escape(MANIFEST)}\.tmp")
+"""The file that says what was flushed, and when."""
 
 
-ARRAYS = 512
-"""The most arrays of a directory."""
+_OWN = re.compile(rf"{FILE.pattern}|{LOCK}|{JOURNAL}|{JOURNAL}\.tmp|{re.escape(MANIFEST)}\.tmp")
 
 
 class MappedDirectory:
@@ -87,13 +83,7 @@ class MappedDirectory:
             self.run = os.urandom(8).hex()
             self.journal = Journal(self.path / JOURNAL, self.run, create=True)
             return
-        path = self.path / MANIFEST
-        advice = "give the directory of a replay in files; a save is opened by load"
-        found = sealed.parse(path, raw, FORMAT, (VERSION,), advice)
-        try:
-            self.run, self.content, self._known = _parsed(found)
-        except ValueError as error:
-            raise damaged(path, "a consistent manifest", error) from error
+        self.run, self.content, self._known = parse(self.path / MANIFEST, raw)
         self.journal = Journal(self.path / JOURNAL, self.run)
 
     def has(self, name: str) -> bool:
@@ -110,6 +100,11 @@ class MappedDirectory:
         for name, spec in self._known.items():
             if name not in self._arrays and name not in self._ready:
                 self._ready[name] = map_file(self.path, spec, self.run)
+
+    @property
+    def last(self) -> Record | None:
+        """The last record of the journal; None in a new one."""
+        return self.journal.last
 
     @property
     def names(self) -> list[str]:
@@ -151,7 +146,7 @@ class MappedDirectory:
         return self._arrays[name][1]
 
     def _new_name(self, name: str) -> str:
-        taken = [int(found[:3]) for found in os.listdir(self.path) if _FILE.fullmatch(found)]
+        taken = [int(found[:3]) for found in os.listdir(self.path) if FILE.fullmatch(found)]
         text = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "array"
         return f"{max(taken, default=-1) + 1:03d}-{text}.safetensors"
 
@@ -177,7 +172,7 @@ class MappedDirectory:
         disk.sync_path(self.path)
         self.content, self._known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
         kept = {spec.file for spec in self._known.values()}
-        self._remove([name for name in os.listdir(self.path) if _FILE.fullmatch(name) and name not in kept])
+        self._remove([name for name in os.listdir(self.path) if FILE.fullmatch(name) and name not in kept])
 
     def require_held(self) -> None:
         """Refuse to write into a directory that was released, or into another one that has taken its place.
@@ -228,36 +223,3 @@ class MappedDirectory:
         for name in names:
             with suppress(OSError):
                 os.unlink(self.path / name)
-
-
-def _parsed(found: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, MappedSpec]]:
-    """The run, the content and the arrays of a manifest.
-
-    Raises:
-        ValueError: something in it makes no sense.
-    """
-    if set(found) != {"format", "version", "run", "arrays", "content", "checksum"}:
-        raise ValueError(f"the keys {', '.join(found)}")
-    run, arrays, content = found["run"], found["arrays"], found["content"]
-    if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
-        raise ValueError(f"the run {run!r:.80}")
-    if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
-        raise ValueError("arrays or content of another kind")
-    sealed.require_shallow(content)
-    specs = [_spec(note) for note in cast("list[Any]", arrays)]
-    if len({spec.name for spec in specs}) != len(specs) or len({spec.file for spec in specs}) != len(specs):
-        raise ValueError("two arrays of one name or in one file")
-    return run, cast("dict[str, Any]", content), {spec.name: spec for spec in specs}
-
-
-def _spec(note: Any) -> MappedSpec:
-    if isinstance(note, dict) and set(cast("dict[str, Any]", note)) == {"name", "file", "dtype", "shape"}:
-        name, file, dtype, shape = (cast("dict[str, Any]", note)[key] for key in ("name", "file", "dtype", "shape"))
-        texts = all(isinstance(text, str) for text in (name, file, dtype))
-        if texts and _FILE.fullmatch(file) and dtype in CODES and isinstance(shape, list):
-            sizes = cast("list[Any]", shape)
-            if len(sizes) <= 32 and all(type(size) is int and 0 < size < 2**48 for size in sizes):
-                spec = MappedSpec(name, file, dtype, tuple(sizes))
-                if spec.nbytes < 2**60:
-                    return spec
-    raise ValueError(f"{note!r:.80} for an array")

@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ..errors import FileFormatError
 from . import disk
 from .sealed import damaged
 
-__all__ = ["CODES", "MappedArray", "MappedSpec", "create", "free_bytes", "map_file"]
+__all__ = ["CODES", "MappedArray", "MappedSpec", "create", "free_bytes", "map_file", "map_to_read"]
 
 
 PAGE = 4096
@@ -96,26 +97,63 @@ def map_file(directory: Path, spec: MappedSpec, run: str) -> MappedArray:
         FileFormatError: the file is missing, is not a regular file, or is not the one that the manifest describes.
         OSError: the file may not be written, or the disk is full.
     """
+    descriptor = _opened(directory, spec, run, disk.open_to_write)
+    try:
+        size = os.fstat(descriptor).st_size
+        _allocate(descriptor, size, directory / spec.file)  # a copied file may have holes; a write into one can fail
+        memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return _over(spec, memory, descriptor)
+
+
+def map_to_read(directory: Path, spec: MappedSpec, run: str, *, copy: bool) -> MappedArray:
+    """The array in a file, to which another process may be writing. The file is never changed.
+
+    Without ``copy``, the array shows what the other process writes. With it, the array may be written to. A page that
+    was written to is this process's own from then on. The other pages may or may not show what the other one writes.
+
+    Raises:
+        FileFormatError: as :func:`map_file`.
+    """
+    descriptor = _opened(directory, spec, run, disk.open_to_read)
+    try:
+        access = mmap.ACCESS_COPY if copy else mmap.ACCESS_READ
+        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=access)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return _over(spec, memory, descriptor)
+
+
+def _opened(directory: Path, spec: MappedSpec, run: str, opener: Callable[[Path], int]) -> int:
+    """The descriptor of the file that the manifest describes.
+
+    Raises:
+        FileFormatError: the file is missing, is not a regular file, or is another one.
+    """
     path, header = directory / spec.file, spec.header(run)
     try:
-        descriptor = disk.open_to_write(path)
+        descriptor = opener(path)
     except FileNotFoundError as error:
         raise damaged(path, f"the file of the array {spec.name!r}", "nothing") from error
     try:
-        size = os.fstat(descriptor).st_size
-        if size != len(header) + spec.nbytes:
+        if (size := os.fstat(descriptor).st_size) != len(header) + spec.nbytes:
             raise damaged(path, f"{len(header) + spec.nbytes} bytes", size)
         if os.pread(descriptor, len(header), 0) != header:
             raise FileFormatError(
                 f"'{path}': expected the array {spec.name!r} of the run {run}, got another header; the file belongs to "
                 "another replay or was altered: restore the whole directory from a copy"
             )
-        _allocate(descriptor, size, path)  # a copied file may have holes, and a write into a hole can fail
-        memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except BaseException:
         os.close(descriptor)
         raise
-    flat = np.frombuffer(memory, np.uint8, spec.nbytes, len(header))
+    return descriptor
+
+
+def _over(spec: MappedSpec, memory: mmap.mmap, descriptor: int) -> MappedArray:
+    flat = np.frombuffer(memory, np.uint8, spec.nbytes, len(memory) - spec.nbytes)
     return MappedArray(flat.view(np.dtype(spec.dtype)).reshape(spec.shape), memory, descriptor)
 
 

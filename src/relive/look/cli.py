@@ -21,13 +21,14 @@ from .findings import Report
 from .inspection import Inspection
 from .inspection import inspect as inspected
 from .page import page
-from .readers import experience_of
 from .rerun import export
 from .words import number, plain
 
 __all__ = ["UNREADABLE", "app"]
 
 app = typer.Typer(help="Look at stored experience.", no_args_is_help=True, add_completion=False)
+
+PATH = "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, or an .npz file of arrays"
 
 CLEAN, FOUND, UNREADABLE = 0, 1, 2
 """Exit statuses."""
@@ -40,13 +41,13 @@ def commands() -> None:
 
 @app.command()
 def audit(
-    path: Annotated[Path, typer.Argument(help="a save of a ReplayBuffer or RolloutBuffer, or an .npz of arrays")],
+    path: Annotated[Path, typer.Argument(help=PATH)],
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     max_episode_steps: Annotated[int | None, typer.Option(help="the time limit of the env, if you know it")] = None,
 ) -> None:
     """Report mistakes in stored steps. Exit status: 0 if there is none, 1 if there is, 2 if PATH cannot be read."""
     try:
-        report = audited(_source(path), max_episode_steps=max_episode_steps)
+        report = audited(path, max_episode_steps=max_episode_steps)
     except (ReliveError, OSError, ValueError) as error:
         typer.echo(f"relive audit: {error}", err=True)
         raise typer.Exit(UNREADABLE) from error
@@ -59,7 +60,7 @@ def audit(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="a save of a ReplayBuffer or RolloutBuffer, or an .npz of arrays")],
+    path: Annotated[Path, typer.Argument(help=PATH)],
     episode: Annotated[int | None, typer.Option(help="also print the steps of this episode, from 0")] = None,
     steps: Annotated[str | None, typer.Option(help="also print the steps A:B, from A up to, not including, B")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the distributions into this file (.pdf, .png, .svg)")] = None,
@@ -69,7 +70,7 @@ def inspect(
 ) -> None:
     """Show what is stored. Exit status: 0, or 2 if PATH cannot be read or has no such steps."""
     try:
-        found = inspected(_source(path))
+        found = inspected(path)
         chosen = _chosen(found, episode, steps)
         if plot is not None:
             found.plot(plot)
@@ -86,16 +87,6 @@ def inspect(
         typer.echo(json.dumps(found.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
     else:
         show_inspection(found, chosen, Console())
-
-
-def _source(path: Path) -> Any:
-    """A save, or the arrays of an .npz file. Nothing is ever unpickled."""
-    if path.suffix != ".npz":
-        return path
-    with np.load(path, allow_pickle=False) as arrays:
-        found = experience_of(dict(arrays))
-    found.source = f"'{path}', {found.source}"
-    return found
 
 
 COLORS = {"certain": "bold red", "likely": "red", "possible": "yellow"}

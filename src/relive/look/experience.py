@@ -206,11 +206,25 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
     if not {"terminated", "done"} & set(named):
         named["done"] = _ends_before(as_host(named["episode_start"]), last)
     leaves = {name: leaves_of(value, name=str(name)) for name, value in named.items()}
+    _require_numbers(leaves)
     fitted = {name: {path: _by_env(x, (steps, envs), vector, name, path) for path, x in part.items()}
               for name, part in leaves.items()}  # fmt: skip
     found = _assembled(fitted, source, steps, envs)
     found.last_flags = known
     return found
+
+
+def _require_numbers(fields: dict[str, Leaves]) -> None:
+    """Require numbers or flags in the fields that rules compute with.
+
+    Raises:
+        DTypeError: a leaf is of something else, such as dates.
+    """
+    for name in ("obs", "next_obs", "final_obs", "action"):
+        for path, leaf in fields.get(name, {}).items():
+            if leaf.dtype.kind not in "biufc":
+                where = dotted((name, *path))
+                raise DTypeError(f"the source's field '{where}': expected numbers or flags, got {leaf.dtype}")
 
 
 ALIASES = {

@@ -156,12 +156,17 @@ class Inspection:
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed; ``pip install 'relive[plot]'``.
-            ParameterError: ``path`` is no path.
+            ParameterError: ``path`` is no path, or has no ending, or one of no format.
         """
         from .plot import figure_of
 
         figure = figure_of(self)
         if path is not None:
+            known = sorted(figure.canvas.get_supported_filetypes())
+            if usable(path).suffix.removeprefix(".") not in known:
+                raise ParameterError(
+                    f"plot: expected a file that ends in .pdf, .png, .svg or one of {', '.join(known)}, got '{path}'"
+                )
             figure.savefig(usable(path))
         return figure
 

@@ -10,8 +10,11 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import FieldError, FileFormatError, ParameterError
+from ..files.disk import read_manifest, usable
+from ..files.mapped_manifest import is_of_mapped
 from ..files.save import Save
 from ..replay.buffer import ReplayBuffer
+from ..replay.copied import copied
 from ..replay.mixture import Mixture
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
@@ -21,6 +24,7 @@ from ..views.transitions import Transition
 from .experience import Bools, Experience, from_arrays, leaves_of
 from .hosts import cleanrl_arrays, is_cleanrl, read_host, readable_hosts
 from .monitor import Monitor, counts_in, is_state
+from .npz import read_npz
 
 __all__ = ["experience_of"]
 
@@ -30,12 +34,12 @@ def experience_of(source: Any) -> Experience:
 
     Raises:
         FieldError: relive cannot read it, or it lacks a field.
-        FileFormatError: it is a path without a save.
+        FileFormatError: it is a path with neither a save, nor a replay in files, nor arrays (.npz).
     """
     if isinstance(source, Experience):
         return source
     if isinstance(source, str | os.PathLike):
-        return of_save(FilePath(cast("str", source)))
+        return of_path(usable(cast("str", source)))
     if isinstance(source, Monitor):
         return of_monitor(source)
     if isinstance(source, ReplayBuffer):
@@ -54,9 +58,26 @@ def experience_of(source: Any) -> Experience:
         return found
     raise FieldError(
         f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
-        "of a save, a dict of arrays (obs, action, reward, terminated, ...), or a live buffer of one of these classes, "
+        "of a save or of a replay in files, a dict of arrays (obs, action, reward, terminated, ...), or a live buffer "
+        "of one of these classes, "
         f"or of a copy of one ({readable_hosts()})"
     )
+
+
+def of_path(path: FilePath) -> Experience:
+    """The arrays of an .npz file, a save, or a replay in files.
+
+    A replay in files may be open in another process. What that one overwrites meanwhile is left out.
+    """
+    if path.suffix == ".npz" and not path.is_dir():
+        found = experience_of(read_npz(path))
+    elif is_of_mapped(read_manifest(path)):
+        found = of_replay(copied(ReplayBuffer, path))
+        found.source += " in files"
+    else:
+        found = of_save(path)
+    found.source = f"'{path}', {found.source}"
+    return found
 
 
 def of_save(path: FilePath) -> Experience:
@@ -71,7 +92,6 @@ def of_save(path: FilePath) -> Experience:
             view = Transition()
         replay = ReplayBuffer.load(path, sampler=sampler, view=view)
         found = of_replay(replay) if (state := state_in(replay.extra)) is None else of_monitor(counted(replay, state))
-    found.source = f"'{path}', {found.source}"
     return found
 
 

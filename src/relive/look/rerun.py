@@ -48,6 +48,7 @@ def export(found: Inspection, path: str | os.PathLike[str], report: Report | Non
     Raises:
         ModuleNotFoundError: rerun-sdk is not installed; ``pip install 'relive[rerun]'``.
         ParameterError: the file has another ending.
+        OSError: the file cannot be written.
     """
     if os.path.splitext(path)[1] != ".rrd":
         raise ParameterError(f"rerun: expected a file that ends in .rrd, got '{os.fspath(path)}'")
@@ -56,7 +57,10 @@ def export(found: Inspection, path: str | os.PathLike[str], report: Report | Non
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("rerun needs rerun-sdk: pip install 'relive[rerun]'", name=error.name) from error
     recording = rerun.RecordingStream("relive", recording_id=found.source)
-    recording.save(path)
+    try:
+        recording.save(path)
+    except RuntimeError as error:
+        raise OSError(f"rerun: cannot write '{os.fspath(path)}' ({error})") from error
     times, leaves, left_out = timelines(found), leaves_of_steps(found.experience), list[str]()
     with progress_bar(len(leaves), None, "recording", "fields") as tick:
         for leaf_path, leaf in leaves.items():

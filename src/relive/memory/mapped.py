@@ -1,4 +1,4 @@
-"""MappedKeeper: the memory of a replay in mapped files, which outlives the process."""
+"""Keepers of a replay in mapped files, which outlive the process: MappedKeeper, and CopiedKeeper for a copy of them."""
 
 from __future__ import annotations
 
@@ -10,36 +10,30 @@ from weakref import WeakSet
 
 from ..files.format import MANIFEST
 from ..files.mapped import MappedDirectory
+from ..files.mapped_copy import MappedCopy
 from ..files.sealed import damaged
 from ..steps.arrays import Array
 from .keeper import Keeper
 
-__all__ = ["MappedKeeper"]
+__all__ = ["CopiedKeeper", "FileKeeper", "MappedKeeper"]
 
 
 LATER = frozenset(("errors", "nodes", "facts", "errors.undo"))
 """Arrays that a replay which is there may lack, as its sampler had none."""
 
 
-class MappedKeeper(Keeper):
-    """Gives a replay arrays in the files of a directory.
-
-    A forked child has the same memory, not a copy. So there the keeper lets go of the directory, and calls
-    :attr:`on_fork`, which has to see to it that nothing is written.
+class FileKeeper(Keeper):
+    """Gives a replay arrays that lie in the files of a directory.
 
     Args:
-        path: the directory; see :class:`relive.files.mapped.MappedDirectory`, and the errors there.
+        directory: the directory.
     """
 
     durable = True
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.directory = MappedDirectory(path)
+    def __init__(self, directory: MappedDirectory | MappedCopy) -> None:
+        self.directory = directory
         self.died = False
-        self.on_fork: Callable[[], object] = bool
-        self.random = False
-        """Whether the system was told that rows are read in random order."""
-        _KEEPERS.add(self)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """See :class:`Keeper`. A new array takes its space on the disk at once.
@@ -60,6 +54,39 @@ class MappedKeeper(Keeper):
         """An array that was taken or that was kept before, of whatever shape and dtype; None if there is none."""
         spec = self.directory.spec(name)
         return None if spec is None else self.take(name, spec.shape, spec.dtype)
+
+
+class CopiedKeeper(FileKeeper):
+    """Gives a replay a copy of the files, in private memory. Another process may have the directory open.
+
+    Args:
+        path: the directory; see :class:`relive.files.mapped_copy.MappedCopy`, and the errors there.
+    """
+
+    directory: MappedCopy
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(MappedCopy(path))
+
+
+class MappedKeeper(FileKeeper):
+    """Gives a replay arrays in the files of a directory.
+
+    A forked child has the same memory, not a copy. So there the keeper lets go of the directory, and calls
+    :attr:`on_fork`, which has to see to it that nothing is written.
+
+    Args:
+        path: the directory; see :class:`relive.files.mapped.MappedDirectory`, and the errors there.
+    """
+
+    directory: MappedDirectory
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(MappedDirectory(path))
+        self.on_fork: Callable[[], object] = bool
+        self.random = False
+        """Whether the system was told that rows are read in random order."""
+        _KEEPERS.add(self)
 
     def expect_random(self, random: bool) -> None:
         """Tell the system how rows are read: in random order, or also one after another, as it assumes at first.

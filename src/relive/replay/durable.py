@@ -17,17 +17,28 @@ from ..errors import FileFormatError, ParameterError
 from ..files.format import MANIFEST
 from ..files.sealed import damaged
 from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
-from ..memory.mapped import MappedKeeper
+from ..memory.mapped import FileKeeper, MappedKeeper
 from ..parameters import is_count
 from ..ring.ring import Ring
 from ..ring.state import undo_words
 from ..ring.undo import note_mark
-from ..steps.arrays import Array
+from ..steps.arrays import Array, Ints
 from .marks import Kind, Mark, mark_of
 from .progress import Progress
 from .progress_slots import ProgressSlots
 
-__all__ = ["Durable", "FlushPolicy", "recover", "require_policy", "whereabouts"]
+__all__ = [
+    "SMALL",
+    "Durable",
+    "FlushPolicy",
+    "go_back",
+    "is_here",
+    "last_mark",
+    "newest_of",
+    "recover",
+    "require_policy",
+    "whereabouts",
+]
 
 
 FlushPolicy = int | timedelta | None
@@ -125,7 +136,7 @@ class Durable:
         return policy is not None and self._rows >= policy
 
 
-def whereabouts(keeper: MappedKeeper) -> list[Any]:
+def whereabouts(keeper: FileKeeper) -> list[Any]:
     """What identifies this boot of the machine and these files. A copy of a directory has other files."""
     found = os.fstat(keeper.directory.memory("state").descriptor)
     return [_boot(), found.st_dev, found.st_ino]
@@ -140,7 +151,7 @@ def _boot() -> str:
         return ""
 
 
-def recover(keeper: MappedKeeper, num_envs: int, rows: int) -> Mark:
+def recover(keeper: FileKeeper, num_envs: int, rows: int) -> Mark:
     """Make ready the files that another process left, before anything uses them.
 
     After a clean end, the files are as the journal says. If only the process died, the files have everything that it
@@ -153,34 +164,58 @@ def recover(keeper: MappedKeeper, num_envs: int, rows: int) -> Mark:
     Raises:
         FileFormatError: the files contradict the journal.
     """
-    directory = keeper.directory
-    journal = directory.path / "journal"
-    directory.check()  # before anything changes
-    packed = keeper.kept("rows")
-    if packed is None or packed.ndim != 2 or len(packed) != num_envs * rows:
-        raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
-    if directory.journal.last is None:
-        raise damaged(journal, "a record", "none")
-    mark, kind, where = Mark.decode(directory.journal.last.payload, num_envs)
+    mark, kind, where = last_mark(keeper, num_envs, rows)
     state = keeper.take("state", (num_envs, COLUMNS), np.int64)
     counters = keeper.take("counters", (COUNTERS,), np.int64)
     if kind == "close":
         if not (np.array_equal(state, mark.state) and np.array_equal(counters, mark.counters)):
-            raise damaged(journal, "the cursors that it closed with", "files of another time")
-        _require_unmixed(packed, rows, mark)
+            raise damaged(keeper.directory.path / "journal", "the cursors that it closed with", "files of another time")
+        packed: Any = keeper.kept("rows")
+        if not np.array_equal(newest_of(packed, rows, mark.state), mark.newest):
+            raise FileFormatError(
+                "the newest rows are not those that the journal knows: files of several times are mixed"
+            )
         return mark
     keeper.died = True
-    here = whereabouts(keeper)
-    if where != here or not here[0]:
-        state[:], counters[:] = mark.state, mark.counters
-        _restore_small(keeper, mark.small)
-        places = np.arange(num_envs) * rows + (mark.state[:, HEAD] - 1) % rows
-        note_mark(keeper.take("undo", (undo_words(num_envs, rows),), np.int64), mark.state, mark.counters,
-                  mark.dead + rows, places, mark.newest)  # fmt: skip
+    if not is_here(keeper, where):
+        go_back(keeper, mark, rows)
     return mark
 
 
-def _restore_small(keeper: MappedKeeper, small: Mapping[str, list[Any]]) -> None:
+def last_mark(keeper: FileKeeper, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
+    """The last mark of the journal, with its kind and where it was made, as :meth:`Mark.decode` gives them.
+
+    Raises:
+        FileFormatError: the files are not those of so many rows, or the journal has no mark.
+    """
+    directory = keeper.directory
+    directory.check()  # before anything changes
+    packed = keeper.kept("rows")
+    if packed is None or packed.ndim != 2 or len(packed) != num_envs * rows:
+        raise damaged(directory.path / MANIFEST, f"{num_envs * rows} rows", None if packed is None else packed.shape)
+    if directory.last is None:
+        raise damaged(directory.path / "journal", "a record", "none")
+    return Mark.decode(directory.last.payload, num_envs)
+
+
+def is_here(keeper: FileKeeper, where: list[Any]) -> bool:
+    """Whether a mark was made on this boot of this machine, in these files: then they show all that was written."""
+    here = whereabouts(keeper)
+    return where == here and bool(here[0])
+
+
+def go_back(keeper: FileKeeper, mark: Mark, rows: int) -> None:
+    """Put the cursors back to a mark, and note for the ring which rows may have been overwritten since."""
+    num_envs = len(mark.state)
+    keeper.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
+    keeper.take("counters", (COUNTERS,), np.int64)[:] = mark.counters
+    _restore_small(keeper, mark.small)
+    places = np.arange(num_envs) * rows + (mark.state[:, HEAD] - 1) % rows
+    note_mark(keeper.take("undo", (undo_words(num_envs, rows),), np.int64), mark.state, mark.counters,
+              mark.dead + rows, places, mark.newest)  # fmt: skip
+
+
+def _restore_small(keeper: FileKeeper, small: Mapping[str, list[Any]]) -> None:
     for name in SMALL:
         array = keeper.kept(name)
         if array is None:
@@ -193,17 +228,14 @@ def _restore_small(keeper: MappedKeeper, small: Mapping[str, list[Any]]) -> None
         noted[:] = 0.0
 
 
-def _require_unmixed(packed: Array, rows: int, mark: Mark) -> None:
-    """Refuse rows of another time than the cursors. Only the newest row of each env is compared.
+def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
+    """Stamp, step and order ``[N, 3]`` of the newest row of each env, zeros if it has none, as marks have them.
 
     The bookkeeping of a row is in its last 16 bytes: stamp (int64), step and order (int32 each).
-
-    Raises:
-        FileFormatError: the rows are of another time.
     """
-    heads = mark.state[:, HEAD]
-    envs = np.flatnonzero(heads > 0)
-    newest = packed[envs * rows + (heads[envs] - 1) % rows, -16:]
+    heads = state[:, HEAD]
+    newest = packed[np.arange(len(heads)) * rows + (heads - 1) % rows, -16:]
     stamps, others = newest[:, :8].copy().view(np.int64), newest[:, 8:].copy().view(np.int32)
-    if not np.array_equal(np.concatenate([stamps, others.astype(np.int64)], axis=1), mark.newest[envs]):
-        raise FileFormatError("the newest rows are not those that the journal knows: files of several times are mixed")
+    found = np.concatenate([stamps, others.astype(np.int64)], axis=1)
+    found[heads <= 0] = 0
+    return found

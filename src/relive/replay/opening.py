@@ -25,7 +25,7 @@ from .savable import SavableReplay
 from .typed import S_co, V_co
 from .validate import require_reach
 
-__all__ = ["OpenedReplay", "opened"]
+__all__ = ["OpenedReplay", "kept_arguments", "opened"]
 
 
 KIND = "relive.ReplayBuffer"
@@ -169,7 +169,7 @@ def _opened(
         buffer = cls(**given, sampler=sampler, view=view, seed=seed, store=keeper)
         return _begun(buffer, keeper, flush, None)
     with contradictions(directory.path, ParameterError, SchemaError):
-        arguments = _kept_arguments(content, sampler, view)
+        arguments = kept_arguments(content, sampler, view)
     _require_same(directory.path, arguments, wanted)
     first = whole(content, "first")
     with contradictions(directory.path):
@@ -218,7 +218,7 @@ def _end_in_child(ring: ReferenceType[Ring]) -> None:
         )
 
 
-def _kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
+def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
     """The constructor's arguments for the replay that is kept; ``sampler`` and ``view`` where they are not None."""
     if entry(content, "kind", str) != KIND:
         raise InvariantError(f"its kind is {content['kind']!r:.80}")

@@ -12,6 +12,7 @@ from .. import files
 from ..errors import FileFormatError, NoSaveError
 from ..files.entries import entry, fitting
 from ..files.mapped import MappedDirectory
+from ..files.mapped_copy import MappedCopy
 from ..ring.ring import Ring
 from ..ring.span import Span
 from ..samplers.prioritized import Prioritized
@@ -49,7 +50,7 @@ def write_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
     files.write(directory.path / SAMPLER, arrays | {"span": np.stack(ring.span)}, content)
 
 
-def read_sampler(directory: MappedDirectory, ring: Ring, sampler: Any) -> None:
+def read_sampler(directory: MappedDirectory | MappedCopy, ring: Ring, sampler: Any) -> None:
     """Give a sampler the state that was saved last, if the sampler is of the same kind.
 
     Rows may have been added and overwritten since that save.
