@@ -54,6 +54,13 @@ def test_counts_are_exact_while_rows_are_overwritten(make: Any) -> None:
     assert monitor.draws([gone]).tolist() == [-1]
 
 
+def test_the_repr_of_a_monitor_is_the_call_that_makes_it() -> None:
+    monitor = Monitor(made(), counts=True, every=7)
+    again = eval(repr(monitor), {**vars(relive), "torch": torch})
+    assert (again.counts, again.every, again.replay.capacity) == (True, 7, 60)
+    assert repr(again) == repr(monitor)
+
+
 def test_counts_start_again_after_clear_and_after_a_rewind() -> None:
     replay, rng = made(own_next_obs=True), np.random.default_rng(1)
     monitor = Monitor(replay, counts=True)

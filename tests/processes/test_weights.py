@@ -26,6 +26,7 @@ def network() -> nn.Module:
 def test_what_was_published_is_fetched_once() -> None:
     learner, actor = network(), network()
     weights = Weights(learner)
+    assert repr(weights) == "<Weights: version 0 of 9 tensors>"
     other = pickle.loads(pickle.dumps(weights))
     assert not other.fetch(actor)
     assert not other.wait(0)

@@ -48,6 +48,12 @@ def test_a_capacity_of_less_than_two_rows_per_env_is_refused(capacity: int, num_
         ReplayBuffer(PLAIN, capacity, num_envs)
 
 
+def test_the_capacity_is_what_all_envs_got_together() -> None:
+    assert ReplayBuffer(PLAIN, 100, num_envs=3).capacity == 99
+    sized = ReplayBuffer(PLAIN, num_envs=2, capacity_bytes=10_000)
+    assert ReplayBuffer(PLAIN, sized.capacity, num_envs=2).nbytes == sized.nbytes <= 10_000
+
+
 @pytest.mark.parametrize("seed", [True, 1.5, "7"], ids=repr)
 def test_a_seed_that_is_none_is_refused_at_once(seed: Any) -> None:
     with pytest.raises(ParameterError, match="seed is an int"):

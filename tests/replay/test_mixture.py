@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import relive
 from relive import (
     FrameStack,
     Hindsight,
@@ -96,6 +97,13 @@ def test_a_mixture_of_one_hands_out_the_buffers_own_batches() -> None:
     alone = twin(10, seed=0)
     for _ in range(3):
         assert same_batches(mixture.sample(7).exclude("source"), alone.buffer.sample(7))
+
+
+def test_the_repr_of_a_mixture_is_the_call_that_makes_it() -> None:
+    mixture, _ = mixed({"a": 1.0, "b": 3.0})
+    again = eval(repr(mixture), {**vars(relive), "torch": torch})
+    assert again.shares == mixture.shares == {"a": 0.25, "b": 0.75}
+    assert repr(again) == repr(mixture)
 
 
 def test_each_buffer_draws_as_it_would_alone_with_its_own_sampler_and_view() -> None:

@@ -71,6 +71,9 @@ class Monitor:
         figures = replay.stats()
         self._since = figures["sampled"], figures["completed"]
 
+    def __repr__(self) -> str:
+        return f"Monitor({self.replay!r}, counts={self.counts}, every={self.every})"
+
     @property
     def counts(self) -> bool:
         """Whether it counts the draws of each transition."""

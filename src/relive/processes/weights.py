@@ -49,6 +49,10 @@ class Weights:
         size = _layout(facts).nbytes
         self._share(facts, SharedBlock.create(2 * LINE + COPIES * -(-size // LINE) * LINE))
 
+    def __repr__(self) -> str:
+        """Not a call: the network is not kept."""
+        return f"<Weights: version {self.version} of {len(self._facts)} tensors>"
+
     def _share(self, facts: dict[str, tuple[tuple[int, ...], torch.dtype]], block: SharedBlock) -> None:
         """Use the weights that lie in a block."""
         layout = _layout(facts)

@@ -129,6 +129,9 @@ class Mixture:
             raise ParameterError(f"Mixture: expected what state_dict() gave, with its 'shares', got {state!r:.200}")
         self.shares = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
 
+    def __repr__(self) -> str:
+        return f"Mixture({self.buffers!r}, {self.shares!r})"
+
     def __str__(self) -> str:
         return text(self._summary())
 

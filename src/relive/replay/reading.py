@@ -101,6 +101,11 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             come.slots.on_seed()
 
     @property
+    def capacity(self) -> int:
+        """Rows of all envs together, the same number for each env; an episode of k transitions takes k + 1."""
+        return self._plan.rows
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all rows and of the full buffer's sampler, as :meth:`plan` computes them."""
         return replace(self._plan, sampler_bytes=self._sampler.nbytes(self._plan.rows)).total_bytes
