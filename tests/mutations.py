@@ -616,15 +616,15 @@ MUTATIONS = [
     Mutation(
         "goals of other episodes come from the stream that draws the batch",
         "views/hindsight.py",
-        "ring.draw(len(plan.places), stream(key, OTHERS))",
-        "ring.draw(len(plan.places), key)",
+        "ring.draw(len(places), stream(key, OTHERS))",
+        "ring.draw(len(places), key)",
         "views/test_hindsight.py",
     ),
     Mutation(
         "hindsight takes rewards that are not finite",
         "kernels/cpu/hindsight.py",
-        "if not np.isfinite(steps.rewards[entry]):",
-        "if np.isinf(steps.rewards[entry]):",
+        "if not np.isfinite(rewards[entry]):",
+        "if np.isinf(rewards[entry]):",
         "views/test_goals.py kernels/test_hindsight.py views/test_hindsight.py",
     ),
     Mutation(

@@ -118,7 +118,7 @@ def test_nested_leaves_become_a_nested_tensordict_of_the_same_memory(
 ) -> None:
     x = torch.zeros(2, 3)
     if checked:  # where TensorDict has no other way to be made
-        monkeypatch.setattr(tensordicts, "_tensordict", lambda: TensorDict)
+        monkeypatch.setattr(tensordicts, "_tensordict", lambda: (TensorDict, {}))
     tree = as_tensordict({("a", "b", "0"): x, ("a", "c"): torch.ones(2), ("d",): torch.ones(2, 1)}, (2,))
     assert tree["a", "b", "0"].data_ptr() == x.data_ptr()
     assert tree["a"].batch_size == torch.Size([2])
