@@ -87,7 +87,7 @@ class Writer:
         self.check_ends, leaves = check, self.ring.store.leaves
         self.ends = EndCheck(leaves) if check and self.ordered else None
         shares = not self.own_next_obs and self.device.type == "cpu"  # elsewhere it would wait for the device
-        self.resets = ResetCheck(leaves, self.ring.num_envs) if check and shares else None
+        self.resets = ResetCheck(leaves, self.all_envs) if check and shares else None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
