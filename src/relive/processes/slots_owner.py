@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,8 +21,8 @@ from ..replay.buffer import ReplayBuffer
 from ..replay.progress import Drawn
 from .lanes import Lanes
 from .rate import RateLimit
-from .shared import SharedBlock
-from .slots import BatchForm, Packed, Slot, form_of, is_batch
+from .slots import Packed, form_of, is_batch
+from .slots_seat import Seat
 from .wire import HELLO, Address, Failure, Line, Parcel, accept
 
 __all__ = ["Order", "Owner", "run_owner"]
@@ -55,29 +55,6 @@ class Order:
     batch_size: int
     depth: int
     learners: int
-
-
-@dataclass
-class Seat:
-    """A learner, as the owner sees it."""
-
-    line: Line | None = None
-    gone: bool = False
-    """Whether it was connected once and has left. Then its turns are passed over; one that never came is waited for."""
-    wants: bool = False
-    """Whether it has asked for a batch, and was sent no error since."""
-    slots: list[Slot | None] = field(default_factory=list[Any])
-    free: deque[int] = field(default_factory=deque[int])
-    ready: deque[Drawn] = field(default_factory=deque[Drawn])
-    """Batches that were drawn for it, and that it has not asked for yet."""
-    errors: int = 0
-    """How many errors it was sent."""
-    asked: int = 0
-    """How many batches it has asked for that are not drawn yet."""
-    unread: int = 0
-    """How many errors of calls it was sent since it was last known to read."""
-    late: deque[Failure] = field(default_factory=deque[Failure])
-    """Errors of calls that are still to be sent."""
 
 
 class Owner:
@@ -304,7 +281,7 @@ class Owner:
         assert self._held is not None
         form, tensors = form_of(self._held.batch)
         try:
-            place, changed = self._slot_for(seat, form)
+            place, changed = seat.slot_for(form)
         except Exception as error:  # no memory, or too many open files: the learner may ask again
             self._fail(seat, Failure.of(error))
             return False
@@ -343,26 +320,6 @@ class Owner:
             return True
         self._blocked = time.monotonic() if self._blocked is None else self._blocked
         return False
-
-    def _slot_for(self, seat: Seat, form: BatchForm) -> tuple[int, Any]:
-        """Make the learner's next free slot ready for a batch.
-
-        Returns:
-            the slot's number; and the name of its memory with the form of the batch if they are new to the learner,
-            otherwise None.
-
-        Raises:
-            OSError, ParameterError: there is no memory for it, or too many files are open. Nothing has changed.
-        """
-        place = seat.free[0]
-        slot = seat.slots[place]
-        if slot is not None and slot.form == form:
-            return place, None
-        block = None if slot is None else slot.block
-        if block is None or block.nbytes < form.nbytes:
-            block = SharedBlock.create(max(form.nbytes, 1))
-        seat.slots[place] = Slot(block.array, form, block)
-        return place, (block.name, form)
 
     def _hand_over(self, seat: Seat, drawn: Drawn, place: int, changed: Any, tensors: list[torch.Tensor]) -> None:
         """Copy a batch into a slot of a learner, and send the learner the slot's number."""
