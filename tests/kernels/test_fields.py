@@ -6,6 +6,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fields import LEAVES, bits
 from forked import in_fork
@@ -92,6 +94,17 @@ def test_rows_that_lie_apart_are_split_and_rows_with_gaps_are_not(hot: Any) -> N
     )  # fmt: skip
     wide = torch.zeros(3, layout.nbytes + 4, dtype=torch.uint8)[:, : layout.nbytes]  # no multiple of an int64
     assert [split(hot, layout, some) for some in (*wrong[:4], wide, *wrong[5:])] == [None] * len(wrong)
+
+
+def test_tensors_without_memory_are_not_split() -> None:
+    layout, mode = RowLayout(MIXED), FakeTensorMode()
+    with mode:  # a sample inside of torch's own tracing
+        found = layout.tensors(np.zeros((4, layout.nbytes), np.uint8))
+    assert {type(field) for field in found.values()} == {FakeTensor}
+    fake = mode.from_tensor(torch.zeros(4, layout.nbytes, dtype=torch.uint8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: its address was asked for
+        assert [split(hot, layout, fake) for hot in (kernels.fast(), kernels.reference)] == [None, None]
 
 
 def test_where_torch_has_no_such_functions_numpy_makes_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,10 @@ def _split_rows(describing: int, lending: int, adopting: int, rows: int, paths: 
     The caller holds ``rows``, ``paths`` and ``found``. From ``lend`` to ``adopt``, nothing else of Python runs. What
     a loan points to may be gone after ``adopt``: torch copies sizes and strides.
     """
-    failed, _, device, axes, sizes, strides, offset = describe(describing, rows)
+    failed, data, device, axes, sizes, strides, offset = describe(describing, rows)
     lead = (axes & 0xFFFFFFFF) - 1
-    if failed or device != CPU or axes >> 32 != BYTES or lead < 0 or offset != 0:
-        return False
+    if failed or data == 0 or device != CPU or axes >> 32 != BYTES or lead < 0 or offset != 0:
+        return False  # a FakeTensor says that it is in RAM, at the address 0
     shape, apart = addressed(sizes, lead + 1, np.int64), addressed(strides, lead + 1, np.int64)
     if not _can_be_split(shape, apart, table):
         return False

@@ -34,10 +34,10 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, paths: int, tabl
 
     Returns:
         whether the rows are in RAM and lie so that this can be done: W bytes without gaps, and rows that begin at
-        multiples of each number's size. False, too, if there are none. Then ``found`` is as it was.
+        multiples of each number's size. False, too, if there are none, or no numbers. Then ``found`` is as it was.
     """
     packed, keys, tensors = (ctypes.cast(address, ctypes.py_object).value for address in (rows, paths, found))
-    if not packed.is_cpu or packed.dtype is not torch.uint8 or not packed.dim() or not packed.numel():
+    if not packed.is_cpu or packed.dtype is not torch.uint8 or not packed.dim() or not packed.data_ptr():
         return False
     *lead, width = packed.shape
     *apart, gap = packed.stride()
