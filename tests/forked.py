@@ -33,6 +33,9 @@ def in_fork(work: Callable[..., Any], *args: Any, seconds: float = SECONDS, name
         try:
             process.join(seconds)
             code = process.exitcode
+            if code is None:  # faulthandler writes where its threads are
+                os.kill(process.pid, signal.SIGABRT)
+                process.join(5)
         finally:
             _end(process)
         output.seek(0)
