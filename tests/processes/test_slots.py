@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -356,7 +357,10 @@ def test_a_learner_whose_calls_all_fail_holds_up_neither_itself_nor_others(stop:
             assert len(next(second)["reward"]) == 4
 
 
-@pytest.mark.parametrize("sent", [b"\0\0\0\7garbage", b"\0\0\4\0half a message"])
+NEXT = pickle.dumps(("next",))
+
+
+@pytest.mark.parametrize("sent", [b"\0\0\0\7garbage", b"\0\0\4\0half a message", len(NEXT).to_bytes(4, "big") + NEXT])
 def test_a_learner_that_sends_no_whole_message_loses_its_place_and_the_others_go_on(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ):

@@ -384,6 +384,21 @@ def cut(before: Path, after: Path, seed: int) -> None:
         later.tofile(new)
 
 
+@pytest.mark.parametrize("laps", [0, 1, 100])
+def test_a_power_cut_many_laps_after_the_last_flush_leaves_an_empty_replay(laps: int, tmp_path: Path) -> None:
+    replay = filled(tmp_path / "r", 20, capacity=2 * 16)
+    replay.flush()
+    completed = replay.stats()["completed"]
+    for number in range(20, 20 + 16 * laps):
+        replay.add(step(number))
+    shutil.copytree(tmp_path / "r", tmp_path / "cut")
+    with ReplayBuffer.open(tmp_path / "cut", verify=True) as again:
+        assert again.stats()["completed"] == completed
+        assert (len(again) == 0) == (laps > 0)
+        again.add(step(0))
+        again.check()
+
+
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 @pytest.mark.parametrize("flushes", ["never again", "by rows", "by time"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 25))])

@@ -44,6 +44,9 @@ UNREAD = 4
 KEPT = 1000
 """Errors of calls that wait until the learner reads. Those after them are left out."""
 
+PARTS = {"next": 3, "call": 3, "rate": 2, "add": 2}
+"""What learners send, and how many parts it has."""
+
 REFUSED = 10.0
 """Seconds within which a process must say who it is after it has connected."""
 
@@ -191,7 +194,10 @@ class Owner:
             return  # as in _greet
         try:
             message = line.receive()
+            known = PARTS[message[0]] == len(message)
         except Exception:  # it is gone, stands still within a message, or sends something else
+            known, message = False, cast("Any", None)
+        if not known:
             self._hang_up(line)
             return
         if message[0] in ("next", "call"):  # from here on it reads until it has the answer

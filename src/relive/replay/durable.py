@@ -209,9 +209,11 @@ def go_back(keeper: FileKeeper, mark: Mark, rows: int) -> None:
     keeper.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
     keeper.take("counters", (COUNTERS,), np.int64)[:] = mark.counters
     _restore_small(keeper, mark.small)
-    places = np.arange(num_envs) * rows + (mark.state[:, HEAD] - 1) % rows
+    heads = mark.state[:, HEAD]
+    places = np.arange(num_envs) * rows + (heads - 1) % rows
+    after = np.minimum(mark.dead, heads) + rows  # laps after the one in which all rows were overwritten change nothing
     note_mark(keeper.take("undo", (undo_words(num_envs, rows),), np.int64), mark.state, mark.counters,
-              mark.dead + rows, places, mark.newest)  # fmt: skip
+              after, places, mark.newest)  # fmt: skip
 
 
 def _restore_small(keeper: FileKeeper, small: Mapping[str, list[Any]]) -> None:
