@@ -8,17 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from numba.core.compiler_lock import global_compiler_lock
 
-from forked import in_fork
 from relive.kernels import cpu
 from relive.kernels.cpu import cache
 
@@ -30,30 +26,6 @@ def test_what_was_compiled_before_any_kernel_changed_is_compiled_again() -> None
     for kernel in kernels:
         assert kernel._cache._cache_file._source_stamp == cache.SOURCES
     assert cache.SOURCES[0] == newest
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_a_fork_waits_for_a_thread_that_compiles() -> None:
-    began, lock = threading.Event(), global_compiler_lock
-
-    def compiles() -> None:
-        with lock:
-            began.set()
-            time.sleep(0.1)
-
-    def is_free() -> bool:
-        free = lock._lock.acquire(timeout=1)
-        if free:
-            lock._lock.release()
-        return free
-
-    assert in_fork(is_free)  # with the kernels loaded
-    thread = threading.Thread(target=compiles)
-    thread.start()
-    began.wait()
-    assert in_fork(is_free)
-    thread.join()
-    assert is_free()
 
 
 TWICE = "from relive.kernels.cpu.jit import jit\n\n\n@jit\ndef twice(x):\n    return 2 * x\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from threading import RLock, local
 from typing import Any
 from weakref import ReferenceType, ref
@@ -37,6 +38,7 @@ def shared_lock() -> Any:
 def _hold() -> None:
     """Take all locks. Release all before waiting for a busy one, so that its owner can take others."""
     locks = [lock for lock in (reference() for reference in list(_locks.values())) if lock is not None]
+    locks += _compiler_lock()
     held = _held.locks
     busy = locks[:1]
     while busy:
@@ -50,6 +52,13 @@ def _hold() -> None:
                 _release()
                 break
             held.append(lock)
+
+
+def _compiler_lock() -> list[Any]:
+    """What a thread that compiles or loads a kernel holds, once numba is there. It may hold locks of ours as well."""
+    module = sys.modules.get("numba.core.compiler_lock")
+    lock = getattr(getattr(module, "global_compiler_lock", None), "_lock", None)
+    return [] if lock is None else [lock]
 
 
 def _release() -> None:

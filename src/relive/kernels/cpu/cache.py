@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import numba
 from numba.core import caching, event, registry
-from numba.core.compiler_lock import global_compiler_lock
 
 __all__ = ["PROGRESS", "KernelCache", "load_target", "private_directory", "warn_once"]
 
@@ -91,12 +90,6 @@ def _is_kernel(event: Any) -> bool:
 
 PROGRESS = Progress()
 cast("Any", event).register("numba:compile", PROGRESS)
-
-
-# a fork waits for a thread that compiles or loads a kernel: the child would find numba's lock held by nobody, forever
-_lock: Any = global_compiler_lock
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def load_target() -> None:
