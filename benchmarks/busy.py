@@ -41,7 +41,17 @@ def table(idle: Sequence[dict[str, Any]], busy: Sequence[dict[str, Any]]) -> str
     """The markdown of the comparison; only a sentence if nothing was measured on a busy machine."""
     if not busy:
         return "Not measured yet."
-    quiet = leads(idle)
+    environment = busy[0]["environment"]
+    beside = environment["neighbours"]
+    made = (
+        f"Made by `python benchmarks/run.py --busy`, beside {beside} processes that copy memory and multiply "
+        f"matrices, on {tables.machine(environment)}."
+    )
+    quiet = leads([report for report in idle if report["environment"]["cpu"] == environment["cpu"]])
+    if not quiet:  # times of two machines say nothing together
+        out = ["| best peer / relive | busy |", "|---|---:|"]
+        out += [f"| {title}: {name} | {tables.ratio(work)} |" for (title, name), work in leads(busy).items()]
+        return "\n".join([*out, "", made + " The other tables are from another machine."])
     out = ["| best peer / relive | idle | busy | relive takes so many times as long |", "|---|---:|---:|---:|"]
     for (title, name), work in leads(busy).items():
         if (title, name) in quiet:
@@ -49,13 +59,4 @@ def table(idle: Sequence[dict[str, Any]], busy: Sequence[dict[str, Any]]) -> str
             longer = own_time(work) / own_time(before)
             cells = [tables.ratio(before), tables.ratio(work), f"{tables.three_digits(longer)} ×"]
             out.append("| " + " | ".join([f"{title}: {name}", *cells]) + " |")
-    environment = busy[0]["environment"]
-    beside = environment["neighbours"]
-    return "\n".join(
-        [
-            *out,
-            "",
-            f"Made by `python benchmarks/run.py --busy`, beside {beside} processes that copy memory and multiply "
-            f"matrices, on {tables.machine(environment)}.",
-        ]
-    )
+    return "\n".join([*out, "", made])

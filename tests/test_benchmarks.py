@@ -169,8 +169,11 @@ def test_the_leads_on_a_busy_machine_stand_beside_those_on_an_idle_one(pages: An
     busy = report("gae", ("relive", "ours", 2e-6), ("b", "peer", 6e-6)) | {"title": "gae"}
     busy["environment"] = {"neighbours": 2, "cpu": "c", "cores": 2, "system": "s", "python": "3", "packages": {}}
     busy["environment"]["date"] = "today"
+    idle["environment"] = {"cpu": "c"}
     assert "| gae: one | 4.00 × (a) | 3.00 × (b) | 2.00 × |" in pages.busy.table([idle], [busy]).splitlines()
     assert pages.busy.table([idle], []) == "Not measured yet."
+    idle["environment"] = {"cpu": "another"}
+    assert "| gae: one | 3.00 × (b) |" in pages.busy.table([idle], [busy]).splitlines()
 
 
 def test_neighbours_keep_a_core_busy_and_end_with_the_run_or_its_process(harness: Any) -> None:

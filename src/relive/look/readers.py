@@ -69,7 +69,7 @@ def of_path(path: FilePath) -> Experience:
 
     A replay in files may be open in another process. What that one overwrites meanwhile is left out.
     """
-    if path.suffix == ".npz" and not path.is_dir():
+    if path.suffix.lower() == ".npz" and not path.is_dir():
         found = experience_of(read_npz(path))
     elif is_of_mapped(read_manifest(path)):
         found = of_replay(copied(ReplayBuffer, path))
