@@ -24,13 +24,13 @@ from support.cluster import add_address, start_ray
 from support.common import Goal, Run, command_line
 
 ENV = "CartPole-v1"
-GOAL = Goal(random=22, target=450, stop=475, steps=600_000, short=(150_000, 150))
+GOAL = Goal(random=22, target=450, stop=475, steps=600_000, short=(300_000, 150))
 WORKERS = 2
 NUM_ENVS = 16  # of each worker
 NUM_STEPS = 32  # of each env, in a rollout
 MAX_STALENESS = 8
 GAMMA = 0.99
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 1e-3
 ENTROPY = 0.01
 
 

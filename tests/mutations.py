@@ -416,8 +416,8 @@ MUTATIONS = [
     Mutation(
         "the schedule of beta is one draw ahead",
         "samplers/prioritized.py",
-        "self.beta_at(self._draws) if",
-        "self.beta_at(self._draws + 1) if",
+        "self.stratified, self.beta_at(self._draws), lowest",
+        "self.stratified, self.beta_at(self._draws + 1), lowest",
         "samplers/test_prioritized.py",
     ),
     Mutation(

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fields import LEAVES, bits
 from forked import in_fork
 from relive import Field, kernels
+from relive.kernels.reference.fields import INTO
 from relive.kernels.tensor_calls import SHARED, TensorCalls, made_code, tensor_calls
 from relive.memory.layout import RowLayout
 from relive.steps.trees import Path
@@ -40,8 +41,13 @@ MIXED: dict[Path, Field] = {
 def split(hot: Any, layout: RowLayout, rows: Tensor) -> dict[Path, Tensor] | None:
     """The fields of rows, made by the functions of a module of kernels; None if it refuses."""
     found: dict[Path, Tensor] = {}
-    paths, calls = tuple(layout.fields), known()
-    there = hot.split_rows(calls.describe, calls.lend, calls.adopt, id(rows), id(paths), layout.table, id(found))
+    other: dict[Path, Tensor] = {}
+    paths, calls, into = tuple(layout.fields), known(), (other, found)
+    table = None if layout.table is None else layout.table.copy()
+    if table is not None:
+        table[:, INTO] = 1
+    there = hot.split_rows(calls.describe, calls.lend, calls.adopt, id(rows), id(paths), table, id(into))
+    assert not other
     assert there or not found
     return found if there else None
 

@@ -36,7 +36,7 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
             for array in steps:
                 array[...] = 0
             key, noted = (77 + t, steps) if kernels is reference else (np.uint64(77 + t), handle)
-            batch = fit.handle
+            batch = fit.batch.handle
             pairs = np.zeros((2, 16 * n, fit.nbytes), np.uint8)
             found = kernels.plan_goals(taken, batch, places, n, 0.7, key, 0.7, others, out, last, noted, pairs)
             total = int(steps.begin[found])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from ..steps.trees import Path
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["as_tensordict"]
+__all__ = ["Members", "as_tensordict"]
 
 
 @cache
@@ -47,6 +47,41 @@ def as_tensordict(
     except ValueError:  # some are nested
         tree = _tree(leaves, size, device)
     return make(tree, size, device, **options)
+
+
+class Members:
+    """The dicts of a nested TensorDict, which compiled code fills: the first has the fields, the others its branches.
+
+    Args:
+        paths: the fields in their order, each a name, or a branch and a name.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        places = [*paths]
+        self._branches = tuple(dict.fromkeys(path[0] for path in places if len(path) > 1))
+        self._fields: dict[str, Any] = dict.fromkeys(path[0] for path in places)
+        self._nothing = ((),) * len(self._branches)
+        self.names = tuple(path[-1] for path in places)
+        """What each field is called in its dict."""
+        self.into = [self._branches.index(path[0]) + 1 if len(path) > 1 else 0 for path in places]
+        """Which dict has it."""
+
+    @staticmethod
+    def suit(paths: Iterable[Path]) -> bool:
+        """Whether no field is nested more deeply."""
+        return all(len(path) <= 2 for path in paths)
+
+    def empty(self) -> tuple[dict[str, Any], ...]:
+        """New dicts. The first has its names already, so that they stay in order."""
+        return self._fields.copy(), *map(dict, self._nothing)
+
+    def tensordict(self, found: tuple[dict[str, Any], ...], count: int) -> TensorDict:
+        """The TensorDict of these dicts, which are full."""
+        size, (make, options) = torch.Size((count,)), _tensordict()
+        fields = found[0]
+        for name, members in zip(self._branches, found[1:], strict=True):
+            fields[name] = make(members, size, None, **options)
+        return make(fields, size, None, **options)
 
 
 def _tree(leaves: Mapping[Path, Tensor], size: torch.Size, device: torch.device | None) -> dict[str, Any]:

@@ -34,6 +34,7 @@ __all__ = [
     "UNFIT",
     "USED_UP",
     "WEIGH",
+    "DirectBatch",
     "DirectStep",
     "RingArrays",
     "StagedRows",
@@ -124,6 +125,38 @@ class DirectStep(NamedTuple):
     the block, the bytes of a row there, and 1 if the field is of the final observation, else 0."""
     mode: int
     """The way of adding the rows."""
+
+
+class DirectBatch(NamedTuple):
+    """What the kernels of :mod:`relive.kernels.reference.sample` need to draw a batch and to make its tensors."""
+
+    describe: int
+    """The address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`."""
+    lend: int
+    """Likewise."""
+    adopt: int
+    """Likewise."""
+    ring: Any
+    """The arrays of the ring; compiled code takes their handle."""
+    seed: NDArray[np.uint64]
+    """uint64 ``[1]``: the seed of the draws, modulo 2**64."""
+    weights: Any
+    """The :class:`relive.kernels.reference.priorities.Priorities` by which rows are drawn, or an empty array: all
+    alike. Compiled code takes their handle."""
+    tops: NDArray[np.int64]
+    """int64: the nodes whose leaves are drawn from, where there are priorities."""
+    until: NDArray[np.float64]
+    """float64: the running sum of their weights."""
+    weight_at: int
+    """The byte of a batch's row at which its weight, float32, goes."""
+    probability_at: int
+    """That of its probability, float64."""
+    batch: NDArray[np.int64]
+    """int64: the layout of a row of the batch, as :mod:`relive.kernels.reference.nstep` says."""
+    table: NDArray[np.int64]
+    """int64: the fields of such a row, as :func:`relive.kernels.reference.fields.split_rows` takes them."""
+    names: int
+    """The address (``id``) of a tuple with the names of these fields."""
 
 
 HEAD = 0

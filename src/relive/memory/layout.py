@@ -58,6 +58,7 @@ class RowLayout:
     """
 
     def __init__(self, *groups: Mapping[Path, Field]) -> None:
+        self.groups = groups
         self.fields: dict[Path, Field] = {}
         self.offsets: dict[Path, int] = {}
         self.starts: list[int] = []
@@ -103,9 +104,9 @@ class RowLayout:
         found: dict[Path, Tensor] = {}
         calls = tensor_calls()
         if calls is not None and self.table is not None:
-            whole = _from_numpy(rows)
+            whole, into = _from_numpy(rows), (found,)
             if kernels.fast().split_rows(
-                calls.describe, calls.lend, calls.adopt, id(whole), id(self._paths), self.table, id(found)
+                calls.describe, calls.lend, calls.adopt, id(whole), id(self._paths), self.table, id(into)
             ):
                 return found
         for path, array in self.arrays(rows).items():
@@ -138,6 +139,7 @@ def _table(fields: Mapping[Path, Field], offsets: Mapping[Path, int], width: int
             width,
             field.dtype.itemsize,
             code,
+            0,
             len(field.shape),
             *field.shape,
         )

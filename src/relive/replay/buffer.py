@@ -27,6 +27,7 @@ from ..steps.trees import Path
 from ..views.transitions import Transition
 from .arguments import require_alike
 from .arrays import filled
+from .direct import DirectSample
 from .fields import stored_fields
 from .locked import one_at_a_time
 from .opening import OpenedReplay, opened
@@ -102,8 +103,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         require("ReplayBuffer", FLAG_RULE, ordered=ordered, own_next_obs=own_next_obs, debug=debug)
         self.schema, self.ordered = schema, ordered
         self.own_next_obs = own_next_obs or not ordered
-        self.device = torch_device("ReplayBuffer", device)
-        self._progress = Progress(seed_or_drawn(seed))
+        self.device, self._progress = torch_device("ReplayBuffer", device), Progress(seed_or_drawn(seed))
         stored = stored_fields(schema, self.own_next_obs)
         refuse_class("sampler", sampler)
         self._given_sampler = Uniform() if sampler is None else sampler  # one of the user's may have the length 0
@@ -118,12 +118,12 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, home, ordered)
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, self.own_next_obs, debug)
         self._ratings = Ratings(self._ring, self._sampler, self._progress)
-        self.lock = shared_lock()
+        self.lock, self.extra = shared_lock(), None
         self._writer.watch_ends(check_ends)
         self._sampler.attach(self._ring)
         self._reader = Reader(self._ring, self._sampler, schema, Transition() if view is None else view)
+        self._direct = DirectSample.of(self._ring, self._sampler, self._progress)
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
-        self.extra = None
 
     @staticmethod
     def plan(

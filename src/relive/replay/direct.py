@@ -1,21 +1,56 @@
-"""DirectAdd: adds a step that can be copied as it is, in one compiled call."""
+"""DirectAdd and DirectSample: a step that is added, and a batch that is drawn and read, in one compiled call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
 
 from .. import kernels
-from ..kernels.ring_state import ALONE, COMPLETED, FINALS, LINKED, NO_FINALS, DirectStep
+from ..batches.tensordicts import Members
+from ..kernels.reference.fields import INTO
+from ..kernels.ring_state import ALONE, COMPLETED, FINALS, LINKED, NO_FINALS, DirectBatch, DirectStep
+from ..kernels.tensor_calls import tensor_calls
 from ..memory.copier import SHORT, Plan
+from ..memory.layout import BatchLayout, RowLayout
+from ..memory.ram import ReplayRows
 from ..memory.store import Staging
+from ..parameters import is_own
 from ..ring.ring import Ring
 from ..ring.rule import Rule
 from ..samplers.contract import Sampler
+from ..samplers.weighing import Binding
 from ..steps.arrays import Ints
 from ..steps.checker import StepChecker
+from ..steps.schema import Field
+from ..steps.trees import Path
+from ..views.contract import DirectReader, View
+from ..views.hindsight import Hindsight
+from ..views.transitions import NStep
+from .progress import Progress
 
-__all__ = ["DirectAdd"]
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+__all__ = ["DirectAdd", "DirectSample"]
+
+
+LONG = 2**18
+"""A batch of more bytes is drawn and read without the GIL, which takes more calls."""
+
+WEIGHT: Path = ("weight",)
+PROBABILITY: Path = ("probability",)
+WEIGHED: dict[Path, Field] = {WEIGHT: Field((), torch.float32), PROBABILITY: Field((), torch.float64)}
+"""The fields that draws by priority add to a batch."""
+
+SINGLE = Rule()
+"""Every transition can be drawn."""
+
+_empty: Any = cast("Any", torch).empty
+_BYTE, _CPU = torch.uint8, torch.device("cpu")
 
 
 class DirectAdd:
@@ -88,3 +123,77 @@ class DirectAdd:
         self._step = DirectStep(plan.table, ring.handle, self._adding.handle, large, self._mode)
         self._handle = kernels.fast().handle_of(self._step)
         self._rule, self._watches, self._plan = ring.rule, watches, plan
+
+
+class DirectSample:
+    """Draws and reads batches in RAM: one compiled call, or two with functions of goals in between.
+
+    Args:
+        ring: has the rows.
+        sampler: one of relive's own.
+        progress: says which batch is next.
+    """
+
+    def __init__(self, ring: Ring, sampler: Sampler, progress: Progress) -> None:
+        self._ring, self._sampler, self._progress = ring, sampler, progress
+        self._weighed = {path: field for path, field in WEIGHED.items() if path[0] in sampler.extras}
+        self._known: tuple[Any, ...] = ()
+        self._members: Members | None = None
+
+    @classmethod
+    def of(cls, ring: Ring, sampler: Sampler, progress: Progress) -> Self | None:
+        """One for these, if they allow it: small fields in RAM, and one of relive's own samplers."""
+        store = ring.store
+        in_ram = type(store) is ReplayRows and not store.apart and ring.undo is None
+        return cls(ring, sampler, progress) if in_ram and is_own(sampler) and tensor_calls() is not None else None
+
+    def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | None:
+        """The next batch; or None, if that takes more than compiled code can do. Then nothing has changed.
+
+        Raises:
+            ReliveError: as the view says.
+        """
+        kind, ring, come = view.__class__, self._ring, self._progress
+        if (kind is not NStep and kind is not Hindsight) or get_worker_info() is not None:
+            return None
+        reader: DirectReader = cast("Any", view)
+        layout, terms = reader.batch_of(ring), self._sampler.terms(update, of)
+        if layout is None or terms is None:
+            return None
+        known = layout, terms[1], come.seed, ring.rule
+        if known != self._known:
+            self._prepare(*known)
+        newest, weights, *weighing = terms
+        width, members = self._width, self._members
+        if members is None or count * width > LONG:
+            return None
+        rows, found, drawn = _empty((count, width), dtype=_BYTE, device=_CPU), members.empty(), True
+        try:
+            draw = come.draws - come.first, newest, *weighing
+            drawn = reader.sample(self._handle, ring, draw, count, rows, found)
+        finally:  # a function of goals that fails has got what was drawn
+            if drawn:
+                come.draws += 1
+                come.sampled += count
+                if weights is not None:
+                    self._sampler.count_draw()
+        return members.tensordict(found, count) if drawn else None
+
+    def _prepare(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule) -> None:
+        """Make ready for batches of this layout; there are no ``members`` if they cannot be made so."""
+        self._known = ()  # an interrupt on the way leaves the handle and what it points to apart
+        whole, calls, none = RowLayout(*layout.groups, self._weighed), tensor_calls(), np.zeros(0, np.int64)
+        self._members, self._width = None, whole.nbytes
+        if rule == SINGLE and calls is not None and whole.table is not None and Members.suit(whole.fields):
+            paths, at = [*layout.fields, *self._weighed], whole.offsets
+            members, seeds = Members(paths), np.array([seed % 2**64], np.uint64)
+            table = whole.table[[[*whole.fields].index(path) for path in paths]]
+            table[:, INTO] = members.into
+            tops, until = (none, np.zeros(0)) if weights is None else weights.whole
+            self._direct = DirectBatch(
+                calls.describe, calls.lend, calls.adopt, self._ring.handle, seeds,
+                none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
+                layout.handle, table, id(members.names),
+            )  # fmt: skip
+            self._handle, self._members = kernels.fast().handle_of(self._direct), members
+        self._known = layout, weights, seed, rule

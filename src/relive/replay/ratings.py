@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .. import kernels
@@ -42,13 +41,8 @@ class Ratings:
         """Set the errors of the transitions ``index``. Returns how many of them were overwritten meanwhile."""
         sampler = self.prioritized or self._require_priorities()
         late = UNUSUAL
-        if mask is None and _are_plain(index, td_error):
-            try:
-                where, errors = (index.data_ptr(), index.stride(0)), (td_error.data_ptr(), td_error.stride(0))
-            except RuntimeError:  # inside torch.func.vmap, for one
-                where = errors = 0, 0
-            if where[0] and errors[0]:  # others have no numbers in memory
-                late = sampler.rate(index.shape[0], where, errors, td_error.dtype is torch.float64)
+        if mask is None and type(index) is Tensor and type(td_error) is Tensor:
+            late = sampler.rate_tensors(index, td_error)
         if late == UNUSUAL:
             late = self._update_checked(sampler, view, index, td_error, mask)
         come = self.progress
@@ -116,20 +110,6 @@ def _complete(ring: Ring, env: int) -> Ints:
     """The places of an env's complete transitions, in the order of time."""
     places = ring.live_places(env)
     return places[ring.stamp[places] >= 0]
-
-
-def _are_plain(index: Any, td_error: Any) -> bool:
-    """Whether compiled code can read both tensors where they are: ``[B]``, in RAM. Signs do not matter to it."""
-    return (
-        type(index) is Tensor
-        and type(td_error) is Tensor
-        and index.dtype is torch.int64
-        and (td_error.dtype is torch.float32 or td_error.dtype is torch.float64)
-        and index.is_cpu
-        and td_error.is_cpu
-        and index.ndim == 1
-        and index.shape == td_error.shape
-    )
 
 
 def _address(array: Any) -> int:

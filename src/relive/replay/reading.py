@@ -24,6 +24,7 @@ from ..steps.summary import Summary, html, text
 from ..views.contract import View
 from .arguments import require_rows, whole_numbers
 from .coming import Coming
+from .direct import DirectSample
 from .episodes import Episode, Run, read_run, runs_of, table
 from .figures import figures, summary
 from .locked import one_at_a_time
@@ -52,6 +53,8 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
     _ahead: Ahead | None = None
     _coming: Coming | None = None
     """Asks for the rows of the next batch of a replay in files; None for any other replay."""
+    _direct: DirectSample | None
+    """Draws and reads a batch in one call, where that can be done."""
     _given_sampler: Any
     _own_sampler: bool
     _plan: StoragePlan
@@ -357,6 +360,9 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
         with self.lock:
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()
+            direct = self._direct
+            if direct is not None and (batch := direct.sample(self._reader.view, batch_size, update, of)) is not None:
+                return batch
             self._reader.keep_rule()
             come = self._progress
             seed = come.seed if get_worker_info() is None else stream_of(come.seed)

@@ -11,11 +11,20 @@ from ..errors import LifecycleError, ParameterError
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 
-__all__ = ["AnySampler", "Extras", "Sampler", "completed", "refuse_weights", "require_own_ring"]
+__all__ = ["AnySampler", "Extras", "Sampler", "Terms", "completed", "refuse_weights", "require_own_ring"]
 
 
 Extras = dict[str, NDArray[Any]]
 """Further fields of a batch, ``[B]``: weight, probability."""
+
+
+Terms = tuple[int, Any, bool, float, float]
+"""How compiled code draws a batch, so that it can read it in the same call.
+
+- From how many of the newest transitions, all alike; 0 is from all.
+- The :class:`relive.samplers.weighing.Binding` of the priorities by which it draws; None: all alike.
+- ``stratified``, ``beta`` and ``lowest`` of :func:`relive.kernels.reference.priorities.draw_weighted`.
+"""
 
 
 class AnySampler(Protocol):
@@ -67,7 +76,14 @@ class Sampler(ABC):
             EmptyError: there is nothing to draw.
         """
 
-    def changed(self, places: Ints, drawable: Any) -> None:  # noqa: B027 - a default, not an omission
+    def terms(self, update: int, of: int) -> Terms | None:
+        """How compiled code draws what :meth:`draw` would draw now; None if only that method can."""
+        return None
+
+    def count_draw(self) -> None:  # noqa: B027 - a default, not an omission
+        """Count a draw by :meth:`terms`."""
+
+    def changed(self, places: Ints, drawable: Any) -> None:  # noqa: B027
         """Note that the rows at ``places``, int64 ``[K]``, can be drawn from now on (1) or no more (0), in order.
 
         ``drawable`` is uint8 ``[K]``. Only called if :attr:`watches` is True.

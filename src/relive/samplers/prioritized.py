@@ -7,16 +7,18 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .. import kernels
 from ..errors import EmptyError, NotFiniteError, ShapeError
-from ..kernels.reference.priorities import ALPHA, DRAWS, EPS, LARGEST, LARGEST_ERROR
+from ..kernels.reference.priorities import ALPHA, DRAWS, EPS, LARGEST, LARGEST_ERROR, UNUSUAL
 from ..kernels.ring_state import DRAWABLE
+from ..kernels.tensor_calls import tensor_calls
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Doubles, Ints
-from .contract import Extras, Sampler, refuse_weights, require_own_ring
+from .contract import Extras, Sampler, Terms, refuse_weights, require_own_ring
 from .kept import KeptPriorities, rebuilding, require_usable
 from .sequence_weights import nothing_to_draw, recent_leaves, require_weights
 from .sumtree import Cover, SumTree
@@ -192,7 +194,21 @@ class Prioritized(Sampler):
             and :meth:`update` may take them.
         """
         bound = self._bound()
-        late: int = kernels.fast().rate(bound.handle, count, *index, *errors, wide)
+        return self._rated(bound, kernels.fast().rate(bound.handle, count, *index, *errors, wide))
+
+    def rate_tensors(self, index: Tensor, errors: Tensor) -> int:
+        """:meth:`rate` of the errors of a few transitions, ``[B]``, in tensors that may be anywhere.
+
+        Returns:
+            as :meth:`rate`; also UNUSUAL if compiled code cannot read the tensors.
+        """
+        bound, calls = self._bound(), tensor_calls()
+        if calls is None:
+            return UNUSUAL
+        late = kernels.fast().rate_tensors(bound.handle, calls.describe, id(index), id(errors))
+        return self._rated(bound, late)
+
+    def _rated(self, bound: Binding, late: int) -> int:
         largest = bound.facts.item(LARGEST)
         if largest != self._largest:  # every assignment is checked, which takes longer than this
             self._largest = largest
@@ -220,6 +236,13 @@ class Prioritized(Sampler):
         lowest = bound.tree.minimum_positive() if self.normalize == "buffer" else 0.0
         return self._drawn(bound, count, key, lowest, bound.whole)
 
+    def terms(self, update: int, of: int) -> Terms | None:
+        """See :class:`Sampler`."""
+        bound, lowest = self._bound(), 0.0
+        if self.normalize == "buffer" and bound.tree.total > 0:
+            lowest = bound.tree.minimum_positive()
+        return 0, bound, self.stratified, self.beta_at(self._draws), lowest
+
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
         ring = self._ring
@@ -233,14 +256,20 @@ class Prioritized(Sampler):
     def _drawn(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
         """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
         places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
-        beta = self.beta_at(self._draws) if isinstance(self.beta, tuple) else float(self.beta)
         found = kernels.fast().draw_weighted(
-            bound.handle, np.uint64(key), self.stratified, beta, lowest, *among, places, probability, weight
+            bound.handle,
+            np.uint64(key),
+            self.stratified,
+            self.current_beta,
+            lowest,
+            *among,
+            places,
+            probability,
+            weight,
         )
         if not found:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
-        object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
-        bound.facts[DRAWS] = self._draws
+        self.count_draw()
         return places, {"weight": weight, "probability": probability}
 
     # -- as the sampler of one shard of several -----------------------------------------------------------------
@@ -280,7 +309,7 @@ class Prioritized(Sampler):
         return places, self._tree.get(places)
 
     def count_draw(self) -> None:
-        """Count a draw of all shards, which moves a scheduled beta on."""
+        """Count a draw by :meth:`terms` or :meth:`draw_at`, which moves a scheduled beta on."""
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
         self._bound().facts[DRAWS] = self._draws
 

@@ -12,7 +12,7 @@ from ..errors import NotFiniteError, ParameterError
 from ..parameters import Rule, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
-from .contract import Extras, Sampler, require_own_ring
+from .contract import Extras, Sampler, Terms, require_own_ring
 from .prioritized import Prioritized
 from .uniform import Uniform
 
@@ -101,6 +101,17 @@ class Recent(Sampler):
         if ring is None or newest >= ring.transitions:
             return self.inner.draw(count, key, update, of)
         return self.inner.draw_recent(count, key, newest)
+
+    def terms(self, update: int, of: int) -> Terms | None:
+        """See :class:`Sampler`."""
+        newest, ring, inner = self.window(update, of), self._ring, self._inner.terms(update, of)
+        if ring is None or newest >= ring.transitions or inner is None:
+            return inner
+        return (newest, *inner[1:]) if inner[1] is None else None
+
+    def count_draw(self) -> None:
+        """See :class:`Sampler`."""
+        self._inner.count_draw()
 
     def observe(self, episode_return: float) -> None:
         """Report the return of an ended episode. With ``adapt``, eta follows the trend of the last 20 returns.

@@ -10,11 +10,15 @@ from .. import kernels
 from ..errors import InvariantError, ParameterError
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
-from .contract import Extras, Sampler, refuse_weights, require_own_ring
+from .contract import Extras, Sampler, Terms, refuse_weights, require_own_ring
 from .sequence_weights import WindowWeights, nothing_to_draw
 from .sumtree import SumTree
 
 __all__ = ["Uniform", "WithoutReplacement"]
+
+
+ALIKE: Terms = 0, None, False, 0.0, 0.0
+"""All transitions alike."""
 
 
 class Uniform(Sampler):
@@ -45,6 +49,10 @@ class Uniform(Sampler):
     def draw(self, count: int, key: int, update: int, of: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]``."""
         return self.draw_recent(count, key, 0)
+
+    def terms(self, update: int, of: int) -> Terms | None:
+        """See :class:`Sampler`."""
+        return None if self._windows is not None else ALIKE
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..memory.layout import BatchLayout
 from ..ring.ring import Ring
 from ..ring.rule import Rule
 from ..steps.arrays import Ints
 from ..steps.trees import Path
 
-__all__ = ["SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
+__all__ = ["DirectReader", "SequenceReader", "View", "require_readable", "rule_of", "time_first_of"]
 
 
 class View(Protocol):
@@ -50,6 +51,30 @@ class SequenceReader(View, Protocol):
     @property
     def time_first(self) -> bool:
         """Whether time is the first axis of a batch or the second."""
+        ...
+
+
+class DirectReader(View, Protocol):
+    """A view of relive's own whose batches compiled code can draw as well as read."""
+
+    def batch_of(self, ring: Ring) -> BatchLayout | None:
+        """The layout of the batches that :meth:`sample` makes; None if only :meth:`read` can make them."""
+        ...
+
+    def sample(self, batch: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+        """Draw a batch and make its tensors, by the kernels of :mod:`relive.kernels.reference.sample`.
+
+        Args:
+            batch: the handle of a :class:`relive.kernels.ring_state.DirectBatch` with the layout of :meth:`batch_of`.
+            ring: the ring.
+            draw: what the kernels take from ``number`` to ``lowest``.
+            count: B.
+            rows: uint8 ``[B, W]``, the memory of the batch.
+            found: the dicts that get its tensors.
+
+        Returns:
+            False if there is nothing to draw; then nothing has changed.
+        """
         ...
 
 

@@ -60,6 +60,8 @@ class Scratch(NamedTuple):
 class GoalBytes:
     """Where the goals are in a ring's rows and in a batch's, and their shape and dtype; and the layout of that batch.
 
+    What kernels take for the layout ends with what :mod:`relive.kernels.reference.hindsight` lists.
+
     Args:
         ring: the ring.
         achieved: the field with the achieved goal.
@@ -78,20 +80,19 @@ class GoalBytes:
         self.shape, self.dtype, self.nbytes = field.shape, numpy_dtype(field.dtype), field.nbytes
         places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
         own = *places, written["relabelled",], strategy, finished
-        self.handle = np.array([*self.batch.handle, *own], np.int64)
-        """What kernels take for it: see :mod:`relive.kernels.reference.hindsight`."""
+        self.batch.handle = np.array([*self.batch.handle, *own], np.int64)
         self._scratch: tuple[tuple[int, int], Scratch] | None = None
 
     def scratch(self, count: int, n: int) -> Scratch:
         """Memory for the steps of a batch, reused by the next batch."""
         if self._scratch is None or self._scratch[0] != (count, n):
             size = count * n
-            which, begin, now, after, used = (
-                np.empty(length, np.int64) for length in (count, count + 1, size, size, count)
+            which, begin, now, after, used, places, last = (
+                np.empty(length, np.int64) for length in (count, count + 1, size, size, count, count, count)
             )
             rewards, flags = np.empty(size, np.float32), np.empty((2, size), np.uint8)
             spans = np.empty((3, count), np.int64)
-            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, used)
+            steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, used, places, last)
             results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
             self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), results)
         return self._scratch[1]

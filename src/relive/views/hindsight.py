@@ -10,28 +10,26 @@ from typing import Any, Literal, get_args
 from weakref import ref
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import FieldError, ParameterError, SchemaError, ShapeError
-from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, PAST, RANDOM
+from ..errors import ParameterError, SchemaError
+from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, OTHERS, PAST, RANDOM
 from ..kernels.reference.random import key as stream
+from ..memory.layout import BatchLayout
 from ..memory.store import Plan, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
 from ..ring.ring import Ring
-from ..steps.arrays import Array, Ints, as_host, numpy_dtype
+from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Field
-from ..steps.trees import Path, dotted, nest
+from ..steps.trees import Path, dotted
+from .copies import copied
 from .goals import (
     Arrays,
     GoalBytes,
     GoalFunction,
     Scratch,
-    aims,
     arrays_of,
-    first_not_finite,
-    flat,
     put,
     read_info,
     refuse_reward,
@@ -47,14 +45,10 @@ Strategy = Literal["future", "final", "episode", "past", "random"]
 STRATEGIES: dict[str, int] = {"future": FUTURE, "final": FINAL, "episode": EPISODE, "past": PAST, "random": RANDOM}
 
 
-OTHERS, COPIES = 2**32 + 1, 2**32 + 2
-"""Numbers of further random streams: of a batch for other episodes' goals, and of an episode for copies. Samplers and
-the choice of goals use the batch's own stream."""
-
+COPIES = 2**32 + 2
+"""The number of an episode's further random stream, for copies."""
 
 RESULTS = ("reward", "terminated", "truncated")
-
-
 REWARD: Path = ("reward",)
 FLOAT32 = np.dtype(np.float32)
 
@@ -236,9 +230,9 @@ class Hindsight:
         fit, functions = self._fit(ring)
         store, kernel, n, gamma = ring.store, kernels.fast(), self.n, self.gamma
         plan = store.plan(vector(places), fit.batch)
-        rows, last, places = plan.rows, plan.last, plan.places
+        rows, last, places, batch = plan.rows, plan.last, plan.places, fit.batch.handle
         if key is None or self.ratio == 0:
-            require_rows(places, kernel.windows(ring.handle, fit.handle, places, n, gamma, rows, last), store.num_rows)
+            require_rows(places, kernel.windows(ring.handle, batch, places, n, gamma, rows, last), store.num_rows)
             plan.column("relabelled")[...] = False
             return store.fields(plan)
         scratch, pairs = fit.scratch(len(places), n), np.empty((2, len(places) * n, fit.nbytes), np.uint8)
@@ -246,7 +240,7 @@ class Hindsight:
             ring.ends()
         others = ring.draw(len(places), stream(key, OTHERS)) if self.strategy == "random" else None
         found = kernel.plan_goals(
-            ring.handle, fit.handle, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
+            ring.handle, batch, places, n, gamma, np.uint64(key), self.ratio, places if others is None else others,
             rows, last, scratch.handle, pairs,
         )  # fmt: skip
         if found < 0:
@@ -265,7 +259,7 @@ class Hindsight:
 
         Returns the fields that the kernel cannot write, by path, for each step.
         """
-        steps, total, rewards = scratch.steps, scratch.steps.begin.item(found), scratch.steps.rewards
+        total, rewards = scratch.steps.begin.item(found), scratch.steps.rewards
         if self.relabel is not None:
             changed = self._relabelled(self.relabel, ring, scratch, found, total)
             judged = ("reward",) in changed
@@ -274,24 +268,71 @@ class Hindsight:
                     kept[:total] = changed.pop((name,))
         else:
             goals = fit.opened(pairs, total) if fit.packed else scratch.goals(ring, ("obs", self.achieved), found)
-            info: Any = {} if self.info is None else read_info(ring, self.info, steps.now[:total])
-            for function in functions:
-                spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
-                achieved, desired = goals if spare else [x.copy() for x in goals]
-                result = function(achieved, desired, info)
-                if function.path == REWARD and result.dtype is FLOAT32 and result.flags.carray:
-                    rewards = result
-                else:
-                    scratch.results[function.path[0]][:total] = result
-            judged, changed = True, Arrays()
+            rewards, judged, changed = self._judged(ring, fit, functions, scratch, goals, total), True, Arrays()
             if not fit.packed:
                 changed = {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
         bad = kernels.fast().relabel_windows(
-            ring.handle, fit.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle, rewards
+            ring.handle, fit.batch.handle, self.gamma, found, judged, plan.rows, plan.last, scratch.handle, rewards
         )
         if bad >= 0:
             refuse_reward(functions[0] if functions else "Hindsight(relabel=...)", rewards[:total], bad)
         return changed
+
+    def _judged(
+        self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], scratch: Scratch, goals: list[Array],
+        total: int,
+    ) -> Array:  # fmt: skip
+        """The rewards of ``total`` steps by these goals, ``[M]`` or more; flags are put into ``scratch``."""
+        rewards: Array = scratch.steps.rewards
+        info: Any = {} if self.info is None else read_info(ring, self.info, scratch.steps.now[:total])
+        for function in functions:
+            spare = fit.packed and function is functions[-1]  # nobody reads these goals afterwards
+            achieved, desired = goals if spare else [x.copy() for x in goals]
+            result = function(achieved, desired, info)
+            if function.path == REWARD and result.dtype is FLOAT32 and result.flags.carray:
+                rewards = result
+            else:
+                scratch.results[function.path[0]][:total] = result
+        return rewards
+
+    def batch_of(self, ring: Ring) -> BatchLayout | None:
+        """See :class:`relive.views.contract.DirectReader`."""
+        fit, _ = self._fit(ring)
+        if self.relabel is not None or not fit.packed or self.ratio == 0 or not ring.notes_ends:
+            return None
+        return fit.batch
+
+    def sample(self, batch: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+        """Draw a batch, and make its tensors in two compiled calls, with the functions of goals in between.
+
+        Args:
+            batch: the handle of a :class:`relive.kernels.ring_state.DirectBatch` with the layout of :meth:`batch_of`.
+            ring: the ring.
+            draw: what the kernels of :mod:`relive.kernels.reference.sample` take from ``number`` to ``lowest``.
+            count: B.
+            rows: uint8 ``[B, W]``, the memory of the batch.
+            found: the dicts that get its tensors.
+
+        Returns:
+            False if there is nothing to draw; then nothing has changed.
+
+        Raises:
+            ShapeError, DTypeError, NotFiniteError: a function returned a wrong result.
+        """
+        _, _, fit, functions = self._fitted
+        n, gamma, kernel = self.n, float(self.gamma), kernels.fast()
+        scratch, pairs = fit.scratch(count, n), np.empty((2, count * n, fit.nbytes), np.uint8)
+        chosen = kernel.sample_goals(batch, *draw, n, gamma, float(self.ratio), id(rows), scratch.handle, pairs)
+        if chosen < 0:
+            return False
+        rewards = scratch.steps.rewards
+        if chosen:
+            total = scratch.steps.begin.item(chosen)
+            rewards = self._judged(ring, fit, functions, scratch, fit.opened(pairs, total), total)
+        bad = kernel.finish_goals(batch, gamma, chosen, chosen > 0, id(rows), scratch.handle, rewards, id(found))
+        if bad >= 0:
+            refuse_reward(functions[0], rewards[: scratch.steps.begin.item(chosen)], bad)
+        return True
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:
         """The offsets of the ring's goals, once checked, and the functions of goals; kept until a parameter changes."""
@@ -351,43 +392,7 @@ class Hindsight:
                 "Hindsight.copies: expected k of at least 1 and a strategy of one episode, "
                 f"got k={k!r}, {self.strategy!r}"
             )
-        steps = self._episode(episode)
-        count = len(steps["reward",])
-        at, aim = aims(self.strategy, count, k, stream(stream(seed, number), COPIES))
-        chosen = {path: array[at] for path, array in steps.items()}
-        if self.relabel is not None:
-            fields = {path: Field(array.shape[1:], torch.from_numpy(array[:0]).dtype) for path, array in steps.items()}
-            after = {("obs", *path[1:]): array for path, array in steps.items() if path[0] == "next_obs"}
-            first = {path: array[at * 0] for path, array in steps.items() if path[0] == "obs"}
-            seen = first, *({path: x[rows] for path, x in after.items()} for rows in (at * 0 + count - 1, aim))
-            changed = relabelled(self.relabel, fields, chosen, *seen)
-        else:
-            achieved = steps["next_obs", self.achieved]
-            info: Any = nest(chosen)[self.info] if self.info is not None else {}
-            goals = achieved[at], achieved[aim]
-            changed = Arrays()
-            for function in self._goal_functions():
-                result = function(goals[0].copy(), goals[1].copy(), info)
-                changed[function.path] = np.array(result, FLOAT32 if function.path == REWARD else np.uint8)
-            changed |= {(name, self.desired): goals[1] for name in ("obs", "next_obs")}
-        if ("reward",) in changed:
-            rewards = changed["reward",]
-            called = "Hindsight(relabel=...)" if self.relabel is not None else "Hindsight's function of reward"
-            refuse_reward(called, rewards, first_not_finite(rewards))
-        flags = {path: x.view(np.bool_) for path, x in changed.items() if path[0] in RESULTS[1:]}
-        return nest({path: array[:, None] for path, array in (chosen | changed | flags).items()})
-
-    def _episode(self, episode: Mapping[str, Any]) -> Arrays:
-        """The fields of an episode by path, ``[T, ...]``."""
-        steps = {path: as_host(value) for path, value in flat(dict(episode)).items()}
-        wanted: list[Path] = [("reward",), ("terminated",), ("truncated",)]
-        wanted += [(name, member) for name in ("obs", "next_obs") for member in (self.achieved, self.desired)]
-        wanted = wanted if self.relabel is None else wanted[:3]
-        wanted += [("next_obs", *path[1:]) for path in steps if path[0] == "obs"]
-        missing = [dotted(path) for path in wanted if path not in steps]
-        if missing:
-            raise FieldError(f"Hindsight.copies: the episode lacks {', '.join(missing)}; pass every field of its steps")
-        shapes = {array.shape[:2] for array in steps.values()}
-        if len(shapes) != 1 or any(len(shape) < 2 or shape[0] < 1 or shape[1] != 1 for shape in shapes):
-            raise ShapeError(f"Hindsight.copies: expected (steps, 1) in front of every field, got {sorted(shapes)}")
-        return {path: array[:, 0] for path, array in steps.items()}
+        return copied(
+            episode, self.strategy, k, stream(stream(seed, number), COPIES), relabel=self.relabel,
+            functions=self._goal_functions(), info=self.info, achieved=self.achieved, desired=self.desired,
+        )  # fmt: skip

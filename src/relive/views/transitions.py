@@ -9,7 +9,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from torch import Tensor
 
+from .. import kernels
 from ..errors import DTypeError, SchemaError, ShapeError
+from ..memory.layout import BatchLayout
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count
 from ..ring.ring import Ring
@@ -60,6 +62,16 @@ class NStep:
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``."""
         return ring.read(self.plan(ring, places))
+
+    def batch_of(self, ring: Ring) -> BatchLayout | None:
+        """See :class:`relive.views.contract.DirectReader`."""
+        if self.each_reward is not None or (self.n > 1 and ring.alone and not ring.linked):
+            return None
+        return ring.store.batch
+
+    def sample(self, batch: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+        """See :class:`relive.views.contract.DirectReader`."""
+        return kernels.fast().sample_windows(batch, *draw, self.n, float(self.gamma), id(rows), id(found))
 
     def plan(self, ring: Ring, places: Ints) -> Plan:
         """The windows that start at ``places``, before they are read.

@@ -13,11 +13,12 @@ from .hindsight import plan_goals, relabel_windows
 from .jit import cache_folder
 from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
-from .priorities import draw_weighted, note_drawable, powers, rate, set_errors
+from .priorities import draw_weighted, note_drawable, powers, rate, rate_tensors, set_errors
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step, take_step
 from .rule import ends_full, window_start
+from .sample import finish_goals, sample_goals, sample_windows
 from .sequences import read_sequences
 from .tree import magnitudes, tree_cover, tree_find, tree_get, tree_lowest, tree_set, tree_shares
 from .windows import gather_pairs, gather_rows, stack_places, windows
@@ -45,6 +46,7 @@ __all__ = [
     "ends_full",
     "episode_starts",
     "fill_gae",
+    "finish_goals",
     "gae",
     "gather_pairs",
     "gather_rows",
@@ -67,9 +69,12 @@ __all__ = [
     "publish",
     "published",
     "rate",
+    "rate_tensors",
     "read_sequences",
     "relabel_windows",
     "ring_bell",
+    "sample_goals",
+    "sample_windows",
     "scatter_rows",
     "set_errors",
     "split_rows",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.fields import CODE, DIMS, ITEM, NDIM, OFFSET, WIDTH
+from ..reference.fields import CODE, DIMS, INTO, ITEM, NDIM, OFFSET, WIDTH
 from ..tensor_calls import CPU, DESCRIBED, LOAN
 from .jit import addressed, inlined, jit
 from .tensors import adopt, describe, lend
 
-__all__ = ["split_rows"]
+__all__ = ["BYTES", "split_rows"]
 
 Ints = NDArray[np.int64]
 
@@ -20,10 +22,10 @@ FIRST_ITEM = tuple.__basicsize__
 """The byte of a tuple at which its first item is, where torch's functions are known: ``step_table.first_item``."""
 
 
-def _split_rows(describing: int, lending: int, adopting: int, rows: int, paths: int, table: Ints, found: int) -> bool:
+def _split_rows(describing: int, lending: int, adopting: int, rows: int, names: int, table: Ints, found: int) -> bool:
     """See :func:`relive.kernels.reference.fields.split_rows`.
 
-    The caller holds ``rows``, ``paths`` and ``found``. From ``lend`` to ``adopt``, nothing else of Python runs. What
+    The caller holds ``rows``, ``names`` and ``found``. From ``lend`` to ``adopt``, nothing else of Python runs. What
     a loan points to may be gone after ``adopt``: torch copies sizes and strides.
     """
     failed, data, device, axes, sizes, strides, offset = describe(describing, rows)
@@ -47,8 +49,14 @@ def _split_rows(describing: int, lending: int, adopting: int, rows: int, paths: 
         words[0] += table[i, OFFSET]
         words[2] = (table[i, CODE] << 32) + lead + rank
         words[3], words[4] = dims.ctypes.data, steps.ctypes.data
-        adopt(adopting, loan, found, addressed(paths + FIRST_ITEM + 8 * i, 1, np.int64)[0])
+        adopt(adopting, loan, _item(found, table[i, INTO]), _item(names, i))
     return True
+
+
+@inlined
+def _item(items: int, k: int) -> Any:
+    """The address of item ``k`` of the tuple at an address."""
+    return addressed(items + FIRST_ITEM + 8 * k, 1, np.int64)[0]
 
 
 @inlined

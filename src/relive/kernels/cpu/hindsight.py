@@ -38,7 +38,7 @@ from .places import oldest, place_after, place_of, row_at
 from .random import uniform
 from .windows import windows
 
-__all__ = ["plan_goals", "relabel_windows"]
+__all__ = ["open_steps", "plan_goals", "relabel_windows"]
 
 FIRST, END, AIM = range(3)
 """What the rows of ``spans`` are in the end: the places of an episode's first and last live row, and of the goal."""
@@ -58,6 +58,8 @@ def open_steps(handle: Ints) -> RelabelledSteps:
         vector_of(handle, 5, np.float32),
         matrix_of(handle, 6, np.uint8),
         vector_of(handle, 7, np.int64),
+        vector_of(handle, 8, np.int64),
+        vector_of(handle, 9, np.int64),
     )
 
 

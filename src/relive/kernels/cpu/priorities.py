@@ -19,6 +19,7 @@ from ..reference.priorities import (
     EPS,
     LARGEST,
     LARGEST_ERROR,
+    MANY,
     RATED,
     RATED_LARGEST,
     RATED_START,
@@ -28,14 +29,18 @@ from ..reference.priorities import (
 )
 from ..reference.tree import FANOUT
 from ..ring_state import HEAD
+from ..tensor_calls import CPU
 from .handles import Ints, open_ring, vector_of
 from .jit import addressed, f32, fence, fetch, jit, prefetch
 from .places import oldest, place_of
 from .random import masses
+from .tensors import describe
 from .tree import Doubles, climb, heaviest_of, tree_find, tree_shares
 
-__all__ = ["draw_weighted", "note_drawable", "powers", "rate", "set_errors"]
+__all__ = ["draw_weighted", "note_drawable", "powers", "rate", "rate_tensors", "set_errors"]
 
+INT64, FLOAT32, FLOAT64 = 1 << 16 | 64 << 8, 1 << 16 | 32 << 8 | 2, 1 << 16 | 64 << 8 | 2
+"""What DLPack calls these dtypes: one number, of so many bits, kDLInt or kDLFloat."""
 _i64: Any = np.int64
 _u64: Any = np.uint64
 _WIDTH: Any = np.uint64(FANOUT)
@@ -200,6 +205,24 @@ def rate(
             return _UNUSUAL
     _set(memory, places, sizes, weights)
     return count - alive
+
+
+def _rate_tensors(handle: Ints, describing: int, index: int, errors: int) -> int:
+    """See :func:`relive.kernels.reference.priorities.rate_tensors`. The caller holds both tensors."""
+    failed, first, at, kind, sizes, strides, offset = describe(describing, index)
+    wrong, others, there, what, lengths, steps, apart = describe(describing, errors)
+    if failed | wrong or not first or not others or at != CPU or there != CPU or offset | apart:
+        return _UNUSUAL
+    if kind != INT64 << 32 | 1 or (what != FLOAT32 << 32 | 1 and what != FLOAT64 << 32 | 1):
+        return _UNUSUAL
+    count = addressed(sizes, 1, np.int64)[0]
+    if count != addressed(lengths, 1, np.int64)[0] or count > MANY:
+        return _UNUSUAL
+    stride, step = addressed(strides, 1, np.int64)[0], addressed(steps, 1, np.int64)[0]
+    return rate(handle, count, first, stride, others, step, what == FLOAT64 << 32 | 1)
+
+
+rate_tensors = jit(_rate_tensors, nogil=False)
 
 
 @jit

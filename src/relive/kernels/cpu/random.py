@@ -12,7 +12,7 @@ from torch import Tensor
 from ..reference.random import MASK
 from .jit import jit, mix
 
-__all__ = ["masses", "permutation", "uniform", "uniforms"]
+__all__ = ["key", "masses", "permutation", "uniform", "uniforms"]
 
 DRAWN = 256
 """How many numbers of a permutation are drawn at once."""
@@ -23,6 +23,12 @@ def permutation(n: int, seed: int, counter: int) -> Tensor:
     order = torch.empty(n, dtype=torch.int64)
     _permutation(np.uint64(seed & MASK), np.uint64(counter), order.numpy())
     return order
+
+
+@jit
+def key(seed: Any, counter: Any) -> Any:
+    """See :func:`relive.kernels.reference.random.key`; ``seed`` is uint64."""
+    return mix(mix(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(counter))
 
 
 @jit
@@ -55,7 +61,7 @@ def _permutation(seed: Any, counter: Any, order: NDArray[np.int64]) -> None:
     golden, picks = np.uint64(0x9E3779B97F4A7C15), np.empty(DRAWN, np.int64)
     for i in range(order.size):
         order[i] = i
-    first, high = mix(mix(seed) + counter * golden), order.size
+    first, high = key(seed, counter), order.size
     while high > 1:  # the places below are still to be swapped, the last one first
         count = min(DRAWN, high - 1)
         for k in range(count):

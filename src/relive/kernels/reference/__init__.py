@@ -9,11 +9,12 @@ from .fields import split_rows
 from .hindsight import plan_goals, relabel_windows
 from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
-from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, set_errors
+from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, rate_tensors, set_errors
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
 from .rows import accept_step, copy_row, copy_step, take_step
 from .rule import ends_full, window_start
+from .sample import finish_goals, sample_goals, sample_windows
 from .sequences import read_sequences
 from .tree import (
     heaviest,
@@ -50,6 +51,7 @@ __all__ = [
     "draw_weighted",
     "ends_full",
     "episode_starts",
+    "finish_goals",
     "gae",
     "gather_pairs",
     "gather_rows",
@@ -72,10 +74,13 @@ __all__ = [
     "publish",
     "published",
     "rate",
+    "rate_tensors",
     "read_sequences",
     "refuse_missing",
     "relabel_windows",
     "ring_bell",
+    "sample_goals",
+    "sample_windows",
     "scatter_rows",
     "set_errors",
     "split_rows",

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from ..tensor_calls import made_code
 
-__all__ = ["CODE", "DIMS", "ITEM", "NDIM", "OFFSET", "WIDTH", "split_rows"]
+__all__ = ["CODE", "DIMS", "INTO", "ITEM", "NDIM", "OFFSET", "WIDTH", "split_rows"]
 
-OFFSET, WIDTH, ITEM, CODE, NDIM, DIMS = range(6)
+OFFSET, WIDTH, ITEM, CODE, INTO, NDIM, DIMS = range(7)
 """The entries of a line of ``table``: the byte of a row at which the field begins; how many bytes a row has, and each
-number of the field; what DLPack calls its dtype; how many axes it has, and from here on their sizes."""
+number of the field; what DLPack calls its dtype; which of the dicts gets it; how many axes it has, and from here on
+their sizes."""
 
 
-def split_rows(describe: int, lend: int, adopt: int, rows: int, paths: int, table: NDArray[Any], found: int) -> bool:
+def split_rows(describe: int, lend: int, adopt: int, rows: int, names: int, table: NDArray[Any], found: int) -> bool:
     """Make a tensor for each field of packed rows, over the same memory.
 
     Args:
@@ -28,15 +29,15 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, paths: int, tabl
         lend: likewise.
         adopt: likewise. No tensor holds another one: the memory is given back after the last has gone.
         rows: the address (``id``) of a tensor, uint8 ``[..., W]``.
-        paths: that of a tuple with the paths of the fields.
+        names: that of a tuple with what each field is called.
         table: int64, a line for each field, of the entries above.
-        found: that of a dict, which gets path -> tensor ``[..., *shape]``.
+        found: that of a tuple of dicts, which get name -> tensor ``[..., *shape]``.
 
     Returns:
         whether the rows are in RAM and lie so that this can be done: W bytes without gaps, and rows that begin at
-        multiples of each number's size. False, too, if there are none, or no numbers. Then ``found`` is as it was.
+        multiples of each number's size. False, too, if there are none, or no numbers. Then the dicts are as they were.
     """
-    packed, keys, tensors = (ctypes.cast(address, ctypes.py_object).value for address in (rows, paths, found))
+    packed, keys, dicts = (ctypes.cast(address, ctypes.py_object).value for address in (rows, names, found))
     if not packed.is_cpu or packed.dtype is not torch.uint8 or not packed.dim() or not packed.data_ptr():
         return False
     *lead, width = packed.shape
@@ -44,13 +45,13 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, paths: int, tabl
     if gap != 1 or any(line[WIDTH] != width or any(step % line[ITEM] for step in apart) for line in table):
         return False
     dtypes = _dtypes()
-    for path, line in zip(keys, table.tolist(), strict=True):
+    for name, line in zip(keys, table.tolist(), strict=True):
         dims = line[DIMS : DIMS + line[NDIM]]
         strides = [step // line[ITEM] for step in apart]
         strides += [prod(max(size, 1) for size in dims[axis + 1 :]) for axis in range(len(dims))]
         memory = torch.empty(0, dtype=dtypes[line[CODE]]).set_(packed.untyped_storage())
         begin = (packed.storage_offset() + line[OFFSET]) // line[ITEM]
-        tensors[path] = memory.as_strided([*lead, *dims], strides, begin)
+        dicts[line[INTO]][name] = memory.as_strided([*lead, *dims], strides, begin)
     return True
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "INTO_NEXT",
     "INTO_OBS",
     "MARK",
+    "OTHERS",
     "PAST",
     "RANDOM",
     "STRATEGY",
@@ -44,6 +45,8 @@ both observations are, and the flag that marks relabelled rows; the strategy; an
 count."""
 GOALS = 2**32
 """The first number of a batch's stream that decides on goals; samplers stay below."""
+OTHERS = 2**32 + 1
+"""The number of a batch's further stream, by which the goals of RANDOM are drawn."""
 
 
 class RelabelledSteps(NamedTuple):
@@ -68,6 +71,10 @@ class RelabelledSteps(NamedTuple):
     """uint8 ``[2, M]``: terminated and truncated, as recorded and then with the new goal."""
     used: Ints
     """int64 ``[B]``: the last step of each window with its new goal."""
+    places: Ints
+    """int64 ``[B]``: the anchors of a batch that is drawn and read in one call."""
+    last: Ints
+    """int64 ``[B]``: the places of the rows after its windows."""
 
 
 def plan_goals(

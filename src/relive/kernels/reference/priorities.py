@@ -7,11 +7,14 @@ float32, and everything computed from it is float64.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..ring_state import HEAD, RingArrays
 from .places import Ints, oldest, place_of
@@ -26,6 +29,7 @@ __all__ = [
     "FACTS",
     "LARGEST",
     "LARGEST_ERROR",
+    "MANY",
     "RATED",
     "RATED_LARGEST",
     "RATED_START",
@@ -35,6 +39,7 @@ __all__ = [
     "note_drawable",
     "powers",
     "rate",
+    "rate_tensors",
     "set_errors",
 ]
 
@@ -62,6 +67,9 @@ RATED_START = 2
 """Where these pairs begin in ``undo``."""
 ALL_RATED = -1.0
 """In RATED: there were more errors than ``undo`` has room for, and none was noted."""
+
+MANY = 4096
+"""More errors than this are set without the GIL."""
 
 UNUSUAL = -1
 """What :func:`rate` returns for a batch that it does not take."""
@@ -182,6 +190,26 @@ def rate(memory: Priorities, index: Ints, errors: Doubles | Floats) -> int:
     if not (memory.nodes[where] > 0.0).all():
         return UNUSUAL
     return UNUSUAL if set_errors(memory, where, np.array(sizes, np.float32)) >= 0 else late
+
+
+def rate_tensors(memory: Priorities, describe: int, index: int, errors: int) -> int:
+    """:func:`rate` of two tensors, which this reads where they are. The GIL is held all the time.
+
+    Args:
+        memory: the priorities.
+        describe: the address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`.
+        index: the address (``id``) of a tensor, int64 ``[B]``. If its numbers are negated lazily, they are all wrong.
+        errors: that of another, float32 or float64 ``[B]``.
+
+    Returns:
+        what :func:`rate` returns; UNUSUAL, too, if they are other tensors, not in RAM, or more than ``MANY``.
+    """
+    given: list[Tensor] = [ctypes.cast(address, ctypes.py_object).value for address in (index, errors)]
+    known = given[0].dtype is torch.int64 and given[1].dtype in (torch.float32, torch.float64)
+    in_ram = all(x.dim() == 1 and x.is_cpu and x.data_ptr() and len(x) <= MANY for x in given)
+    if not known or not in_ram or len(given[0]) != len(given[1]):
+        return UNUSUAL
+    return rate(memory, *(x.detach().numpy() for x in given))
 
 
 def note_drawable(memory: Priorities, places: Ints, drawable: NDArray[np.uint8], error: float, weight: float) -> None:

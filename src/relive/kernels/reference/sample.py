@@ -1,0 +1,119 @@
+"""Batches in one call, or in two with functions of the user's in between: drawn, read, and made tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..ring_state import UNFIT, DirectBatch
+from .draw import draw
+from .fields import split_rows
+from .hindsight import OTHERS, RANDOM, STRATEGY, RelabelledSteps, plan_goals, relabel_windows
+from .nstep import column
+from .places import Ints
+from .priorities import draw_weighted
+from .random import key
+from .windows import windows
+
+__all__ = ["draw_rows", "finish_goals", "sample_goals", "sample_windows"]
+
+
+def draw_rows(
+    direct: DirectBatch, stream: int, newest: int, stratified: bool, beta: float, lowest: float, places: Ints, out: Any
+) -> bool:
+    """Draw anchors, and write their weights and probabilities, if they have any, into the rows ``out`` of a batch."""
+    if not len(direct.weights):
+        return draw(direct.ring, stream, newest, places)
+    probability, weight = np.empty(len(places)), np.empty(len(places), np.float32)
+    found = draw_weighted(
+        direct.weights, stream, stratified, beta, lowest, direct.tops, direct.until, places, probability, weight
+    )
+    column(out, direct.weight_at, np.float32)[:] = weight
+    column(out, direct.probability_at, np.float64)[:] = probability
+    return found
+
+
+def sample_windows(
+    direct: DirectBatch, number: int, newest: int, stratified: bool, beta: float, lowest: float, steps: int,
+    gamma: float, rows: int, found: int,
+) -> bool:  # fmt: skip
+    """Draw n-step windows, read them, and make a tensor for each field of the batch. The GIL is held all the time.
+
+    Args:
+        direct: the rest.
+        number: which draw of the seed this is.
+        newest: draw from this many of the newest transitions (0: from all), if there are no priorities.
+        stratified: see :func:`relive.kernels.reference.priorities.draw_weighted`, as for the next two.
+        beta: likewise.
+        lowest: likewise.
+        steps: see :func:`relive.kernels.reference.windows.windows`.
+        gamma: likewise.
+        rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, which the batch will lie in.
+        found: see :func:`relive.kernels.reference.fields.split_rows`.
+
+    Returns:
+        whether that was done. If not, the dicts are as they were: there is nothing to draw, or ``rows`` are not in RAM.
+    """
+    out = _rows_at(rows)
+    if out is None:
+        return False
+    places, last = np.empty(len(out), np.int64), np.empty(len(out), np.int64)
+    if not draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+        return False
+    windows(direct.ring, direct.batch, places, steps, gamma, out, last)
+    return split_rows(direct.describe, direct.lend, direct.adopt, rows, direct.names, direct.table, found)
+
+
+def sample_goals(
+    direct: DirectBatch, number: int, newest: int, stratified: bool, beta: float, lowest: float, n: int, gamma: float,
+    ratio: float, rows: int, steps: RelabelledSteps, pairs: Any,
+) -> int:  # fmt: skip
+    """Draw n-step windows, read them, and plan other goals for some: :func:`plan_goals`. The GIL is held all the time.
+
+    The arguments are those of :func:`sample_windows` and :func:`relive.kernels.reference.hindsight.plan_goals`.
+
+    Returns:
+        the number of rows with another goal, or UNFIT where :func:`sample_windows` returns False.
+    """
+    out = _rows_at(rows)
+    if out is None:
+        return UNFIT
+    stream, places = _stream(direct, number), steps.places
+    if not draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
+        return UNFIT
+    others = places
+    if direct.batch[STRATEGY] == RANDOM:
+        others = np.empty(len(out), np.int64)
+        draw(direct.ring, key(stream, OTHERS), 0, others)
+    return plan_goals(
+        direct.ring, direct.batch, places, n, gamma, stream, ratio, others, out, steps.last, steps, pairs
+    )  # fmt: skip
+
+
+def finish_goals(
+    direct: DirectBatch, gamma: float, chosen: int, judged: bool, rows: int, steps: RelabelledSteps, rewards: Any,
+    found: int,
+) -> int:  # fmt: skip
+    """Rewrite ``chosen`` windows and make the tensors of the batch. The GIL is held all the time.
+
+    The arguments, and what is returned, are those of :func:`relive.kernels.reference.hindsight.relabel_windows` and
+    :func:`sample_windows`.
+    """
+    out: Any = _rows_at(rows)
+    bad = relabel_windows(direct.ring, direct.batch, gamma, chosen, judged, out, steps.last, steps, rewards)
+    if bad < 0:
+        split_rows(direct.describe, direct.lend, direct.adopt, rows, direct.names, direct.table, found)
+    return bad
+
+
+def _stream(direct: DirectBatch, number: int) -> int:
+    return key(int(direct.seed[0]), number)
+
+
+def _rows_at(rows: int) -> Any:
+    """The tensor at an address as an array; None if it is not in RAM."""
+    packed: Tensor = ctypes.cast(rows, ctypes.py_object).value
+    return packed.numpy() if packed.is_cpu and packed.data_ptr() else None
