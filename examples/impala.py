@@ -29,7 +29,7 @@ WORKERS = 2
 NUM_ENVS = 16  # of each worker
 NUM_STEPS = 32  # of each env, in a rollout
 MAX_STALENESS = 8
-GAMMA = 0.99
+GAMMA = 0.98
 LEARNING_RATE = 1e-3
 ENTROPY = 0.01
 

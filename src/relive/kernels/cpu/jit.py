@@ -22,6 +22,7 @@ __all__ = [
     "address_t",
     "addressed",
     "cache_folder",
+    "copy_short",
     "f32",
     "fence",
     "fetch",
@@ -132,6 +133,21 @@ def memcpy(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         pointers = [builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2]]
         cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.intp), codegen
+
+
+@intrinsic
+def copy_short(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Copy a multiple of 16 bytes, 16 at a time: for some hundred bytes, quicker than the call of :func:`memcpy`."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        piece, number = _ir.VectorType(_ir.IntType(64), 2), _ir.IntType(64)
+        pieces = cast("Any", cgutils).for_range_slice(builder, number(0), args[2], number(16), intp=number)
+        with pieces as (offset, _):
+            here, there = (builder.inttoptr(builder.add(x, offset), piece.as_pointer()) for x in (args[1], args[0]))
+            builder.store(builder.load(here, align=1), there, align=1)
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.intp), codegen

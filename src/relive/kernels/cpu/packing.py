@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .jit import Bytes, address_t, inlined, jit, memcpy, prefetch
+from .jit import Bytes, address_t, copy_short, inlined, jit, memcpy, prefetch
 
 __all__ = ["pack_rows", "take_rows"]
 
@@ -22,6 +22,8 @@ AHEAD = 16
 """A row is loaded this many rows before its turn: enough for memory to answer, and few enough for the nearest cache."""
 FORESEEN = 1024
 """Bytes of a row that are loaded ahead; the processor itself loads the rest of a longer one."""
+SHORT = 512
+"""Rows of at most this many bytes are copied without a call."""
 BLOCK = 64
 """Envs, or steps, that are packed together: field after field, while they stay in a near cache."""
 NARROW_BLOCK = 8
@@ -57,19 +59,24 @@ def take_rows(source: Bytes, index: Ints, out: Any) -> int:
     """See :func:`relive.kernels.reference.packing.take_rows`."""
     count, width = source.shape
     flat, here, there = source.reshape(-1), source.ctypes.data, out.ctypes.data
+    short, loaded = width % 16 == 0 and width <= SHORT, min(width, FORESEEN)
     for b in range(min(AHEAD, index.size)):
-        _load_ahead(flat, index[b] * width, width)
+        _load_ahead(flat, index[b] * width, loaded)
     for b in range(index.size):
         if b + AHEAD < index.size:
-            _load_ahead(flat, index[b + AHEAD] * width, width)
+            _load_ahead(flat, index[b + AHEAD] * width, loaded)
         if not 0 <= index[b] < count:
             return b
-        memcpy(address_t(there + b * width), address_t(here + index[b] * width), np.intp(width))
+        target, row = address_t(there + b * width), address_t(here + index[b] * width)
+        if short:
+            copy_short(target, row, np.intp(width))
+        else:
+            memcpy(target, row, np.intp(width))
     return -1
 
 
 @inlined
-def _load_ahead(flat: Bytes, start: int, width: int) -> None:
-    """Begin to load the row at this byte, which need not exist."""
-    for byte in range(start, start + min(width, FORESEEN), LINE):
+def _load_ahead(flat: Bytes, start: int, nbytes: int) -> None:
+    """Begin to load these bytes, which need not exist."""
+    for byte in range(start, start + nbytes, LINE):
         prefetch(flat, byte)
