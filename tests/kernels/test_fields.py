@@ -216,7 +216,8 @@ def test_a_forked_child_reads_and_drops_them() -> None:
 @pytest.mark.slow
 def test_an_interpreter_ends_while_tensors_are_alive() -> None:
     code = (
-        "import sys, numpy as np, torch, relive\n"
+        "import logging, sys, numpy as np, torch, relive\n"
+        "logging.disable()\n"  # else the line about kernels that are compiled is there, too
         "from relive.memory.layout import RowLayout\n"
         "layout = RowLayout({('x',): relive.Field((3,), torch.float32), ('n',): relive.Field((), torch.int64)})\n"
         "def fresh(): return layout.tensors(np.ones((1000, layout.nbytes), np.uint8))\n"
