@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawing import EVERY_SAMPLER, GOALS, World, assert_same, both, state
+from drawing import EVERY_SAMPLER, GOALS, World, assert_same, both, facts, state
 from relabelling import worth
 from relive import Hindsight, NStep
 from relive.errors import EmptyError, ReliveError
@@ -114,7 +115,11 @@ def test_a_function_of_goals_may_use_the_replay_and_draw_from_it(within: str) ->
 
         view = buffer.view = Hindsight(judge, n=2)
         for _ in range(4):
+            plain = copy.deepcopy(buffer)
+            plain.view.reward_fn = worth
+            wanted = facts(plain.sample(12))
             world.look()
+            assert within == "add" or world.seen[-2] == wanted  # the outer batch does not notice
             buffer.view = view
         found.append(world.seen)
     assert_same(*found)
