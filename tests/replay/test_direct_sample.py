@@ -65,7 +65,8 @@ def test_a_size_that_is_a_numpy_integer_is_that_number(size: Any) -> None:
         for _ in range(9):
             world.add()
         assert [facts(world.buffer.sample(size))[1:3] for _ in range(2)] == [((int(size),), [int])] * 2
-        assert sum(1 for _ in world.buffer.serve(size, count=2)) == 2
+        served = iter(world.buffer.serve(size, depth=3))
+        assert [next(served).batch_size[0], next(served).batch_size[0]] == [size, size]
         assert world.buffer.stats()["sampled"] == 4 * int(size)
 
 

@@ -323,6 +323,19 @@ def test_plain_tensors_are_read_where_they_are(index: str, errors: str, monkeypa
     assert isinstance(found, int)
 
 
+class Mine(torch.Tensor):
+    """A tensor whose numbers are what its own methods say."""
+
+
+@pytest.mark.parametrize("kind", [Mine, torch.nn.Parameter])
+def test_tensors_of_another_class_are_asked_for_their_numbers(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x.as_subclass(kind)
+
+    monkeypatch.setattr(Prioritized, "rate_tensors", None)
+    assert [type(rated(*which)[0]) for which in ((same, other), (other, same))] == [int, int]
+
+
 @pytest.mark.parametrize("count", [1, MANY, MANY + 1])
 def test_many_errors_are_set_without_the_lock_of_python(
     count: int, unread: Callable[[], None], monkeypatch: pytest.MonkeyPatch
