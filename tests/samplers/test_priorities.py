@@ -212,9 +212,13 @@ def test_indices_and_errors_of_every_kind_mean_the_same(kind: str) -> None:
 # TD errors in tensors, which one compiled call reads where they are
 
 
+PRIVATE: Any = torch
+"""Its stubs lack what is not public."""
+
+
 def lazily_negated(x: torch.Tensor) -> torch.Tensor:
     """The same numbers, of which torch keeps the negatives."""
-    return torch._neg_view(-x)
+    return PRIVATE._neg_view(-x)
 
 
 ERRORS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -236,7 +240,7 @@ OTHER_ERRORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "bool": lambda x: x > 2,
     "complex": lambda x: x + 0j,
     "a parameter": lambda x: torch.nn.Parameter(x.clone()),
-    "zeros without memory": lambda x: torch._efficientzerotensor(len(x)),
+    "zeros without memory": lambda x: PRIVATE._efficientzerotensor(len(x)),
     "meta": lambda x: x.to("meta"),
     "fake": lambda x: FakeTensorMode().from_tensor(x),
     "sparse": lambda x: x.to_sparse(),
