@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from .. import kernels
 from ..batches.tensordicts import Members
 from ..kernels.reference.fields import INTO
 from ..kernels.ring_state import ALONE, COMPLETED, FINALS, LINKED, NO_FINALS, DirectBatch, DirectStep
-from ..kernels.tensor_calls import tensor_calls
+from ..kernels.tensor_calls import TensorCalls, tensor_calls
 from ..memory.copier import SHORT, Plan
 from ..memory.layout import BatchLayout, RowLayout
 from ..memory.ram import ReplayRows
@@ -125,6 +125,21 @@ class DirectAdd:
         self._rule, self._watches, self._plan = ring.rule, watches, plan
 
 
+class _Ready(NamedTuple):
+    """What batches take, as long as nothing of ``known`` changes."""
+
+    known: tuple[BatchLayout, Binding | None, int, Rule]
+    """The layout of what the view reads, the priorities, the seed, and what can be drawn."""
+    members: Members | None
+    """The dicts of a batch; None if such batches are not made directly."""
+    width: int = 0
+    """W, the bytes of a row of a batch."""
+    batch: DirectBatch | None = None
+    """What :attr:`handle` points to."""
+    handle: Any = None
+    """What compiled kernels take for :attr:`batch`."""
+
+
 class DirectSample:
     """Draws and reads batches in RAM: one compiled call, or two with functions of goals in between.
 
@@ -132,68 +147,70 @@ class DirectSample:
         ring: has the rows.
         sampler: one of relive's own.
         progress: says which batch is next.
+        calls: torch's functions that make tensors.
     """
 
-    def __init__(self, ring: Ring, sampler: Sampler, progress: Progress) -> None:
-        self._ring, self._sampler, self._progress = ring, sampler, progress
+    def __init__(self, ring: Ring, sampler: Sampler, progress: Progress, calls: TensorCalls) -> None:
+        self._ring, self._sampler, self._progress, self._calls = ring, sampler, progress, calls
         self._weighed = {path: field for path, field in WEIGHED.items() if path[0] in sampler.extras}
-        self._known: tuple[Any, ...] = ()
-        self._members: Members | None = None
+        self._ready: _Ready | None = None
 
     @classmethod
     def of(cls, ring: Ring, sampler: Sampler, progress: Progress) -> Self | None:
         """One for these, if they allow it: small fields in RAM, and one of relive's own samplers."""
-        store = ring.store
+        store, calls = ring.store, tensor_calls()
         in_ram = type(store) is ReplayRows and not store.apart and ring.undo is None
-        return cls(ring, sampler, progress) if in_ram and is_own(sampler) and tensor_calls() is not None else None
+        return cls(ring, sampler, progress, calls) if in_ram and is_own(sampler) and calls is not None else None
 
     def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | None:
         """The next batch; or None, if that takes more than compiled code can do. Then nothing has changed.
 
         Raises:
-            ReliveError: as the view says.
+            ReliveError: as the view says. The batch counts as drawn then.
         """
-        kind, ring, come = view.__class__, self._ring, self._progress
+        kind, ring, sampler, come = type(view), self._ring, self._sampler, self._progress
         if (kind is not NStep and kind is not Hindsight) or get_worker_info() is not None:
             return None
         reader: DirectReader = cast("Any", view)
-        layout, terms = reader.batch_of(ring), self._sampler.terms(update, of)
+        layout, terms = reader.batch_of(ring), sampler.terms(update, of)
         if layout is None or terms is None:
             return None
-        known = layout, terms[1], come.seed, ring.rule
-        if known != self._known:
-            self._prepare(*known)
-        newest, weights, *weighing = terms
-        width, members = self._width, self._members
-        if members is None or count * width > LONG:
+        weights, how = terms
+        known, ready = (layout, weights, come.seed, ring.rule), self._ready
+        if ready is None or ready.known != known:
+            ready = self._ready = self._prepared(*known)
+        members = ready.members
+        if members is None or count * ready.width > LONG:
             return None
-        rows, found, drawn = _empty((count, width), dtype=_BYTE, device=_CPU), members.empty(), True
-        try:
-            draw = come.draws - come.first, newest, *weighing
-            drawn = reader.sample(self._handle, ring, draw, count, rows, found)
-        finally:  # a function of goals that fails has got what was drawn
-            if drawn:
-                come.draws += 1
-                come.sampled += count
-                if weights is not None:
-                    self._sampler.count_draw()
-        return members.tensordict(found, count) if drawn else None
+        rows, found = _empty((count, ready.width), dtype=_BYTE, device=_CPU), members.empty()
+        number, before = come.draws - come.first, None
+        come.draws += 1  # before the draw, as functions of goals may look, or draw another batch
+        come.sampled += count
+        if weights is not None:
+            before = sampler.draw_state()
+            sampler.count_draw()
+        if reader.sample(ready.handle, ring, (number, *how), count, rows, found):
+            return members.tensordict(found, count)
+        come.draws -= 1
+        come.sampled -= count
+        if weights is not None:
+            sampler.undo_draws(before)
+        return None
 
-    def _prepare(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule) -> None:
-        """Make ready for batches of this layout; there are no ``members`` if they cannot be made so."""
-        self._known = ()  # an interrupt on the way leaves the handle and what it points to apart
-        whole, calls, none = RowLayout(*layout.groups, self._weighed), tensor_calls(), np.zeros(0, np.int64)
-        self._members, self._width = None, whole.nbytes
-        if rule == SINGLE and calls is not None and whole.table is not None and Members.suit(whole.fields):
-            paths, at = [*layout.fields, *self._weighed], whole.offsets
-            members, seeds = Members(paths), np.array([seed % 2**64], np.uint64)
-            table = whole.table[[[*whole.fields].index(path) for path in paths]]
-            table[:, INTO] = members.into
-            tops, until = (none, np.zeros(0)) if weights is None else weights.whole
-            self._direct = DirectBatch(
-                calls.describe, calls.lend, calls.adopt, self._ring.handle, seeds,
-                none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
-                layout.handle, table, id(members.names),
-            )  # fmt: skip
-            self._handle, self._members = kernels.fast().handle_of(self._direct), members
-        self._known = layout, weights, seed, rule
+    def _prepared(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule) -> _Ready:
+        """What batches of this layout take."""
+        known, calls, none = (layout, weights, seed, rule), self._calls, np.zeros(0, np.int64)
+        whole = RowLayout(*layout.groups, self._weighed)
+        if rule != SINGLE or whole.table is None or not Members.suit(whole.fields):
+            return _Ready(known, None)
+        paths, at = [*layout.fields, *self._weighed], whole.offsets
+        members, seeds = Members(paths), np.array([seed % 2**64], np.uint64)
+        table = whole.table[[[*whole.fields].index(path) for path in paths]]
+        table[:, INTO] = members.into
+        tops, until = (none, np.zeros(0)) if weights is None else weights.whole
+        batch = DirectBatch(
+            calls.describe, calls.lend, calls.adopt, self._ring.handle, seeds,
+            none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
+            layout.handle, table, id(members.names),
+        )  # fmt: skip
+        return _Ready(known, members, whole.nbytes, batch, kernels.fast().handle_of(batch))

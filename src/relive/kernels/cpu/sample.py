@@ -23,17 +23,17 @@ from .random import key
 from .tensors import describe
 from .windows import windows
 
-__all__ = ["draw_rows", "finish_goals", "sample_goals", "sample_windows"]
+__all__ = ["finish_goals", "sample_goals", "sample_windows"]
 
 DESCRIBE, LEND, ADOPT, RING, SEED, WEIGHTS, TOPS, UNTIL, WEIGHT_AT, PROBABILITY_AT, BATCH, TABLE, NAMES = range(13)
 """The positions of :class:`relive.kernels.ring_state.DirectBatch`'s members."""
 
 
 @jit
-def draw_rows(
+def _draw_rows(
     direct: Ints, stream: Any, newest: int, stratified: bool, beta: float, lowest: float, places: Ints, out: Any
 ) -> bool:
-    """See :func:`relive.kernels.reference.sample.draw_rows`."""
+    """See :func:`relive.kernels.reference.sample._draw_rows`."""
     weights = vector_of(direct, WEIGHTS, np.int64)
     if weights.size == 0:
         return draw(vector_of(direct, RING, np.int64), stream, newest, places)
@@ -76,11 +76,9 @@ def _sample_windows(
     rows: int, found: int,
 ) -> bool:  # fmt: skip
     """See :func:`relive.kernels.reference.sample.sample_windows`; ``direct`` is a handle. The caller holds ``rows``."""
-    out = _rows_at(direct, rows)
+    out, stream = _rows_at(direct, rows), _stream(direct, number)
     places, last = np.empty(out.shape[0], np.int64), np.empty(out.shape[0], np.int64)
-    if not out.shape[0] or not draw_rows(
-        direct, _stream(direct, number), newest, stratified, beta, lowest, places, out
-    ):
+    if not out.shape[0] or not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
         return False
     windows(vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
     return _split(direct, rows, found)
@@ -93,7 +91,7 @@ def _sample_goals(
     """See :func:`relive.kernels.reference.sample.sample_goals`. The caller holds ``rows``."""
     out, steps, stream = _rows_at(direct, rows), open_steps(steps_handle), _stream(direct, number)
     places, ring, batch = steps.places, vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64)
-    if not out.shape[0] or not draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
+    if not out.shape[0] or not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
         return UNFIT
     others = places
     if batch[STRATEGY] == RANDOM:
