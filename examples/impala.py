@@ -30,6 +30,7 @@ NUM_ENVS = 16  # of each worker
 NUM_STEPS = 32  # of each env, in a rollout
 MAX_STALENESS = 8
 GAMMA = 0.98
+REWARD_SCALE = 0.1  # returns up to 50 would have the critic use up the gradient's norm
 LEARNING_RATE = 1e-3
 ENTROPY = 0.01
 
@@ -80,7 +81,7 @@ def losses_of(policy: Policy, data: dict[str, Tensor]) -> dict[str, Tensor]:
     log_prob, mask = pi.log_prob(data["action"]), data["mask"]
     advantage, target = relive.returns.vtrace(
         (log_prob - data["log_prob"]).detach(),
-        data["reward"],
+        REWARD_SCALE * data["reward"],
         torch.cat([value.detach(), next_value[-1:]]),  # [T + 1, N]
         data["terminated"],
         data["truncated"],
@@ -88,7 +89,6 @@ def losses_of(policy: Policy, data: dict[str, Tensor]) -> dict[str, Tensor]:
         mask=mask,
         gamma=GAMMA,
     )
-    advantage = (advantage - advantage[mask].mean()) / (advantage[mask].std() + 1e-8)
     return {
         "policy_loss": -(log_prob * advantage)[mask].mean(),
         "value_loss": 0.5 * (value - target)[mask].square().mean(),
