@@ -404,7 +404,7 @@ def test_a_killed_writers_place_is_free_at_once() -> None:
     kill(process)
     waiting = lanes.waiting[0]
     with lanes.writer(0, timeout=0) as writer:
-        if waiting == lanes.steps:
+        if waiting > lanes.steps - 2:  # there is no room for both
             lanes.drain(replay)
         writer.add(counted(5000))
         writer.add(counted(5001))
