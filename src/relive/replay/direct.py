@@ -12,11 +12,12 @@ from torch.utils.data import get_worker_info
 from .. import kernels
 from ..batches.tensordicts import Members
 from ..kernels.reference.fields import INTO
+from ..kernels.reference.sample import LINE
 from ..kernels.ring_state import ALONE, COMPLETED, FINALS, LINKED, NO_FINALS, DirectBatch, DirectStep
 from ..kernels.tensor_calls import tensor_calls
 from ..memory.copier import SHORT, Plan
 from ..memory.layout import BatchLayout, RowLayout
-from ..memory.ram import ReplayRows
+from ..memory.ram import ReplayRows, with_next
 from ..memory.store import Staging
 from ..parameters import is_own
 from ..ring.ring import Ring
@@ -28,6 +29,7 @@ from ..steps.checker import StepChecker
 from ..steps.schema import Field
 from ..steps.trees import Path
 from ..views.contract import DirectReader, View
+from ..views.frames import FrameStack
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
 from .progress import Progress
@@ -45,9 +47,6 @@ WEIGHT: Path = ("weight",)
 PROBABILITY: Path = ("probability",)
 WEIGHED: dict[Path, Field] = {WEIGHT: Field((), torch.float32), PROBABILITY: Field((), torch.float64)}
 """The fields that draws by priority add to a batch."""
-
-SINGLE = Rule()
-"""Every transition can be drawn."""
 
 _empty: Any = cast("Any", torch).empty
 _BYTE, _CPU = torch.uint8, torch.device("cpu")
@@ -142,9 +141,8 @@ class DirectSample:
 
     @classmethod
     def of(cls, ring: Ring, sampler: Sampler, progress: Progress) -> Self | None:
-        """One for these, if they allow it: small fields in RAM, and one of relive's own samplers."""
-        store = ring.store
-        in_ram = type(store) is ReplayRows and not store.apart and ring.undo is None
+        """One for these, if they allow it: rows in RAM, and one of relive's own samplers."""
+        in_ram = type(ring.store) is ReplayRows and ring.undo is None
         return cls(ring, sampler, progress) if in_ram and is_own(sampler) and tensor_calls() is not None else None
 
     def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | None:
@@ -154,13 +152,15 @@ class DirectSample:
             ReliveError: as the view says.
         """
         kind, ring, come = view.__class__, self._ring, self._progress
-        if (kind is not NStep and kind is not Hindsight) or get_worker_info() is not None:
+        if kind is not FrameStack and ((kind is not NStep and kind is not Hindsight) or ring.store.apart):
             return None
-        reader: DirectReader = cast("Any", view)
+        if get_worker_info() is not None:
+            return None
+        reader: Any = view  # a DirectReader
         layout, terms = reader.batch_of(ring), self._sampler.terms(update, of)
         if layout is None or terms is None:
             return None
-        known = layout, terms[1], come.seed, ring.rule
+        known = layout, terms[1], come.seed, ring.rule, reader.history
         if known != self._known:
             self._prepare(*known)
         newest, weights, *weighing = terms
@@ -179,21 +179,25 @@ class DirectSample:
                     self._sampler.count_draw()
         return members.tensordict(found, count) if drawn else None
 
-    def _prepare(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule) -> None:
+    def _prepare(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule, history: int) -> None:
         """Make ready for batches of this layout; there are no ``members`` if they cannot be made so."""
         self._known = ()  # an interrupt on the way leaves the handle and what it points to apart
         whole, calls, none = RowLayout(*layout.groups, self._weighed), tensor_calls(), np.zeros(0, np.int64)
         self._members, self._width = None, whole.nbytes
-        if rule == SINGLE and calls is not None and whole.table is not None and Members.suit(whole.fields):
-            paths, at = [*layout.fields, *self._weighed], whole.offsets
-            members, seeds = Members(paths), np.array([seed % 2**64], np.uint64)
-            table = whole.table[[[*whole.fields].index(path) for path in paths]]
-            table[:, INTO] = members.into
+        stacks = cast("ReplayRows", self._ring.store).stack_table()  # all large fields are read as stacks
+        suit = rule == Rule(history) and Members.suit((*whole.fields, *self._ring.store.apart))
+        if suit and calls is not None and whole.table is not None and stacks is not None:
+            small, at, (stacked, frames) = [*layout.fields, *self._weighed], whole.offsets, stacks
+            members = Members([*layout.fields, *with_next(self._ring.store.apart), *self._weighed])
+            table = whole.table[[[*whole.fields].index(path) for path in small]]
+            table[:, INTO] = [members.into[path] for path in small]
+            frames[:, LINE + INTO] = [members.into[path] for path in stacked]
+            self._names = tuple(path[-1] for path in small), tuple(path[-1] for path in stacked)
             tops, until = (none, np.zeros(0)) if weights is None else weights.whole
             self._direct = DirectBatch(
-                calls.describe, calls.lend, calls.adopt, self._ring.handle, seeds,
+                calls.describe, calls.lend, calls.adopt, self._ring.handle, np.array([seed % 2**64], np.uint64),
                 none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
-                layout.handle, table, id(members.names),
+                layout.handle, table, id(self._names[0]), frames, id(self._names[1]),
             )  # fmt: skip
             self._handle, self._members = kernels.fast().handle_of(self._direct), members
-        self._known = layout, weights, seed, rule
+        self._known = layout, weights, seed, rule, history
