@@ -155,11 +155,12 @@ class ReplayRows(Store):
         return typed(target[:count], dtype), typed(target[count:], dtype)
 
     def stack_memory(self, frames: int) -> Tensor:
-        """Memory of a batch for so many frames of each large field, uint8 ``[1, N]``."""
-        nbytes = frames * self._large_bytes
-        if nbytes < SMALL:
-            return torch.empty((1, nbytes), dtype=torch.uint8)
-        return _from_numpy(self._batches.take(nbytes).reshape(1, nbytes))
+        """Memory of a batch for so many frames of each large field, uint8 ``[N]``."""
+        return _from_numpy(self._memory(frames * self._large_bytes))
+
+    def _memory(self, nbytes: int) -> Array:
+        # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
+        return np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
 
     def stack_table(self) -> tuple[list[Path], Ints] | None:
         """The large fields, each with that of the next observation, and the same as kernels take them.
@@ -178,9 +179,7 @@ class ReplayRows(Store):
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
         field, source, dtype, width = self._sources[path]
-        nbytes = where.size * width
-        # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
-        memory = np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
+        memory = self._memory(where.size * width)
         target = memory.view(dtype).reshape(*where.shape, *field.shape)
         return source, target, memory.reshape(where.size, width)
 

@@ -22,6 +22,7 @@ __all__ = [
     "address_t",
     "addressed",
     "cache_folder",
+    "copy_ahead",
     "f32",
     "fence",
     "fetch",
@@ -45,6 +46,9 @@ Addresses = NDArray[np.uint64]
 
 f32 = np.float32
 address_t = np.uintp
+LINE, LINES = 64, 4
+"""Bytes of a cache line, and how many are copied in one turn of a loop."""
+
 _carray: Any = cast("Any", numba).carray
 _arrays: Any = arrayobj
 _ir: Any = cast("Any", cgutils).ir
@@ -156,6 +160,29 @@ def stream(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
 
 
 @intrinsic
+def copy_ahead(_context: Any, target: Any, source: Any, nbytes: Any, ahead: Any) -> Any:
+    """Copy bytes, and meanwhile start to load as many at the address ``ahead``, which need not exist."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        block, number = _ir.VectorType(_ir.IntType(64), 8), _ir.IntType(64)
+        target, source, nbytes, ahead = args
+        whole = builder.and_(nbytes, number(-LINES * LINE))
+        with cast("Any", cgutils).for_range_slice(builder, number(0), whole, number(LINES * LINE), intp=number) as (k, _):
+            places = [builder.add(k, number(LINE * line)) for line in range(LINES)]
+            for place in places:
+                _prefetch(builder, builder.inttoptr(builder.add(ahead, place), cgutils.voidptr_t), NEAR)
+            from_, to = ([builder.inttoptr(builder.add(x, place), block.as_pointer()) for place in places]
+                         for x in (source, target))
+            for loaded, there in zip([builder.load(here, align=1) for here in from_], to, strict=True):
+                builder.store(loaded, there, align=1)
+        rest = [builder.inttoptr(builder.add(address, whole), cgutils.voidptr_t) for address in (target, source)]
+        cgutils.raw_memcpy(builder, *rest, builder.sub(nbytes, whole), 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.intp, types.uintp), codegen
+
+
+@intrinsic
 def fence(_context: Any) -> Any:
     """Order stores: the compiler moves none across this, in either direction.
 
@@ -176,14 +203,21 @@ def prefetch(_context: Any, array: Any, place: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        address = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
-        number = cgutils.int32_t
-        kind = _ir.FunctionType(_ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        prefetch = cast("Any", cgutils).get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [address, number(0), number(3), number(1)])  # to read, into all caches, data
+        _prefetch(builder, builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t), ALL)
         return context.get_dummy_value()
 
     return types.void(array, place), codegen
+
+
+ALL, NEAR = 3, 2
+"""Into which caches something is loaded: all of them, or all but the first."""
+
+
+def _prefetch(builder: Any, address: Any, caches: int) -> None:
+    number = cgutils.int32_t
+    kind = _ir.FunctionType(_ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+    prefetch = cast("Any", cgutils).get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(prefetch, [address, number(0), number(caches), number(1)])  # to read, data
 
 
 @jit

@@ -64,6 +64,14 @@ def _rows_at(direct: Ints, rows: int) -> Any:
 
 
 @inlined
+def _bytes_at(direct: Ints, memory: int) -> Any:
+    """The memory of the tensor at an address, which has one axis; empty if it is not in RAM."""
+    failed, data, device, axes, sizes, _, offset = describe(direct[ENTRIES * DESCRIBE], memory)
+    known = not failed and data != 0 and device == CPU and axes == BYTES << 32 | 1 and offset == 0
+    return addressed(data, addressed(sizes, 1, np.int64)[0] if known else 0, np.uint8)
+
+
+@inlined
 def _stream(direct: Ints, number: int) -> Any:
     """The stream of random numbers of a draw."""
     return key(vector_of(direct, SEED, np.uint64)[0], number)
@@ -96,9 +104,9 @@ def _sample_stacks(
     depth: int, repeat: bool, rows: int, memory: int, found: int,
 ) -> bool:  # fmt: skip
     """See :func:`relive.kernels.reference.sample.sample_stacks`. The caller holds ``rows`` and ``memory``."""
-    out, large, stacks = _rows_at(direct, rows), _rows_at(direct, memory), matrix_of(direct, STACKS, np.int64)
-    count, size = out.shape[0], stacks[:, LINE + WIDTH].sum()
-    if not count or large.shape[0] != 1 or large.shape[1] != count * depth * size:
+    out, large, stacks = _rows_at(direct, rows), _bytes_at(direct, memory), matrix_of(direct, STACKS, np.int64)
+    count = out.shape[0]
+    if not count or large.size != count * depth * stacks[:, LINE + WIDTH].sum():
         return False
     ends, ring = np.empty(2 * count, np.int64), vector_of(direct, RING, np.int64)
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)

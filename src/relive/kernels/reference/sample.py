@@ -100,12 +100,12 @@ def sample_stacks(
         depth: frames per stack.
         repeat: see :func:`relive.kernels.reference.windows.stack_places`.
         rows: see :func:`sample_windows`.
-        memory: the address of a tensor, uint8 ``[1, N]``, which gets the stacks line by line: N bytes in all.
+        memory: the address of a tensor, uint8 ``[N]``, which gets the stacks line by line: N bytes in all.
         found: see :func:`sample_windows`.
     """
     out, large = _rows_at(rows), _rows_at(memory)
     count, size = 0 if out is None else len(out), sum(direct.stacks[:, LINE + WIDTH].tolist())
-    if not count or large is None or large.shape != (1, count * depth * size):
+    if not count or large is None or large.shape != (count * depth * size,):
         return False
     ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
@@ -121,7 +121,7 @@ def sample_stacks(
         width = line[WIDTH]
         if i % 2 == 0:
             block = np.ctypeslib.as_array((ctypes.c_uint8 * (there * width)).from_address(source))
-            both = large[0, start : start + frames.size * width]
+            both = large[start : start + frames.size * width]
             gather_pairs(block.reshape(there, width), frames, both.reshape(frames.size, width))
         dicts[line[INTO]][names[i]] = field_of(packed, start, [count, depth], [depth * width, width], line)
         start += count * depth * width
