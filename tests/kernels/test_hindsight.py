@@ -31,8 +31,8 @@ def test_the_twins_agree_bit_for_bit(seed: int, strategy: int) -> None:
         places, others = ring.draw(16, t), ring.draw(16, t + 1)
         results, plan = [], ring.store.plan(places, fit.batch)
         for kernels, taken in ((cpu, ring.handle), (reference, ring.arrays)):
-            out, last, fit._scratch = np.zeros_like(plan.rows), plan.last.copy(), None
-            steps, handle = fit.scratch(16, n)[:2]
+            out, last = np.zeros_like(plan.rows), plan.last.copy()
+            _, steps, handle, _ = fit.scratch(16, n)
             for array in steps:
                 array[...] = 0
             key, noted = (77 + t, steps) if kernels is reference else (np.uint64(77 + t), handle)

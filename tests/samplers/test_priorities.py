@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from relive import FrameStack, Prioritized
 from relive.kernels import cpu, reference
-from relive.kernels.reference.priorities import ALPHA, LARGEST, UNUSUAL
-from twins import Twin
+from relive.kernels.reference.priorities import ALPHA, LARGEST, MANY, UNUSUAL
+from relive.kernels.tensor_calls import tensor_calls
+from relive.replay.ratings import Ratings
+from twins import Twin, contents
 
 
 class Pair:
@@ -202,6 +207,160 @@ def test_indices_and_errors_of_every_kind_mean_the_same(kind: str) -> None:
     assert twin.buffer.update_priorities(index, errors) == 0
     assert {i: twin.buffer.sampler._errors[i] for i in want} == want
     twin.buffer.check()
+
+
+# TD errors in tensors, which one compiled call reads where they are
+
+
+def lazily_negated(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, of which torch keeps the negatives."""
+    return torch._neg_view(-x)
+
+
+ERRORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "float32": lambda x: x,
+    "float64": lambda x: x.double(),
+    "strided": lambda x: torch.stack([x, x + 1], 1)[:, 0],
+    "offset": lambda x: torch.cat([x.new_ones(3), x])[3:],
+    "expanded": lambda x: x[:1].expand(len(x)),
+    "gradient": lambda x: x.clone().requires_grad_() * 1.0,
+    "a leaf with a gradient": lambda x: x.clone().requires_grad_(),
+    "lazily negated": lazily_negated,
+    "imaginary": lambda x: torch.complex(x, x).conj().imag,
+    "inference": lambda x: torch.inference_mode()(x.clone)(),
+}
+OTHER_ERRORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "float16": lambda x: x.half(),
+    "bfloat16": lambda x: x.bfloat16(),
+    "int64": lambda x: x.long(),
+    "bool": lambda x: x > 2,
+    "complex": lambda x: x + 0j,
+    "a parameter": lambda x: torch.nn.Parameter(x.clone()),
+    "zeros without memory": lambda x: torch._efficientzerotensor(len(x)),
+    "meta": lambda x: x.to("meta"),
+    "fake": lambda x: FakeTensorMode().from_tensor(x),
+    "sparse": lambda x: x.to_sparse(),
+    "nested": lambda x: torch.nested.nested_tensor([x], layout=torch.jagged),
+    "a column": lambda x: x[:, None],
+    "a square": lambda x: x[:, None] - x,
+    "one too few": lambda x: x[1:],
+    "one too many": lambda x: torch.cat([x, x[:1]]),
+    "none": lambda x: x[:0],
+    "one number": lambda x: x[0],
+    "nan": lambda x: torch.where(x == x.max(), torch.nan, x),
+    "infinite": lambda x: torch.where(x == x.max(), -torch.inf, x),
+    "an array": lambda x: x.numpy(),
+}
+INDICES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "strided": lambda x: torch.stack([x, x + 1], 1)[:, 0],
+    "offset": lambda x: torch.cat([x, x])[len(x) :],
+    "expanded": lambda x: x[:1].expand(len(x)),
+}
+OTHER_INDICES: dict[str, Callable[[torch.Tensor], Any]] = {
+    **{
+        name: lambda x, name=name: x.to(getattr(torch, name)) for name in ("int32", "int16", "uint8", "float32", "bool")
+    },
+    "a column": lambda x: x[:, None],
+    "meta": lambda x: x.to("meta"),
+    "fake": lambda x: FakeTensorMode().from_tensor(x),
+    "sparse": lambda x: x.to_sparse(),
+    "negative": lambda x: -x - 1,
+    "never issued": lambda x: x + 2**40,
+    "the newest": lambda x: x.clone().fill_(59),
+    "none": lambda x: x[:0],
+}
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have no tensor read by compiled code from now on."""
+    return lambda: monkeypatch.setattr(Prioritized, "rate_tensors", lambda *_: UNUSUAL)
+
+
+def rated(index: Callable[[Any], Any], errors: Callable[[Any], Any], count: int = 12) -> Any:
+    """What an update did: what it returned or raised, and all that a replay keeps."""
+    twin = Twin(2, 20, sampler=Prioritized()).play(*(".." if t % 9 else "TU" for t in range(30)))
+    rng = np.random.default_rng(count)
+    gone = np.arange(5)
+    which = torch.from_numpy(rng.choice([*twin.buffer.data()["index"].tolist(), *gone], count))  # some come twice
+    sizes = torch.from_numpy(rng.normal(0, 3, count).astype(np.float32))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: tensors of this kind are in beta
+            found: Any = twin.buffer.update_priorities(index(which), errors(sizes))
+    except Exception as error:
+        found = type(error), str(error)
+    twin.buffer.check()
+    return found, contents(twin.buffer), twin.buffer.stats(), twin.buffer.sampler.largest_error
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+@pytest.mark.parametrize("kind", [*ERRORS, *OTHER_ERRORS])
+def test_errors_in_tensors_of_every_kind_do_what_the_long_way_does(kind: str, unread: Callable[[], None]) -> None:
+    given_ = {**ERRORS, **OTHER_ERRORS}[kind]
+    found = rated(same, given_)
+    unread()
+    assert found == rated(same, given_)
+
+
+@pytest.mark.parametrize("kind", [*INDICES, *OTHER_INDICES])
+def test_indices_in_tensors_of_every_kind_do_what_the_long_way_does(kind: str, unread: Callable[[], None]) -> None:
+    given_ = {**INDICES, **OTHER_INDICES}[kind]
+    found = rated(given_, same)
+    unread()
+    assert found == rated(given_, same)
+
+
+@pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
+@pytest.mark.parametrize(("index", "errors"), [*(("", kind) for kind in ERRORS),
+                                               *((kind, "float64") for kind in INDICES)])  # fmt: skip
+def test_plain_tensors_are_read_where_they_are(index: str, errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ratings, "_update_checked", None)
+    found, *_ = rated(INDICES.get(index, same), ERRORS[errors])
+    assert isinstance(found, int)
+
+
+@pytest.mark.parametrize("count", [1, MANY, MANY + 1])
+def test_many_errors_are_set_without_the_lock_of_python(
+    count: int, unread: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, checked = list[int](), Ratings._update_checked
+    monkeypatch.setattr(Ratings, "_update_checked", lambda *given: called.append(1) or checked(*given))
+    found = rated(same, same, count)
+    assert tensor_calls() is None or bool(called) == (count > MANY)
+    unread()
+    assert found == rated(same, same, count)
+
+
+def test_inside_of_torchs_transforms_errors_are_refused_as_by_the_long_way(unread: Callable[[], None]) -> None:
+    found = list[Any]()
+    for _ in range(2):
+
+        def inside(x: torch.Tensor) -> torch.Tensor:
+            found.append(rated(lambda index: index, lambda sizes: sizes * x))
+            return x.sum()
+
+        torch.func.vmap(inside)(torch.ones(3))
+        torch.func.grad(inside)(torch.ones(()))
+        unread()
+    assert found[:2] == found[2:]
+
+
+@pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
+@pytest.mark.parametrize("kind", [*ERRORS, "int64", "zeros without memory", "meta", "a column", "one too few", "nan"])
+def test_both_twins_read_the_same_tensors(kind: str) -> None:
+    pair, calls = Pair(7), tensor_calls()
+    assert calls is not None
+    index = torch.from_numpy(pair.rng.choice(pair.index(), 9))
+    errors = {**ERRORS, **OTHER_ERRORS}[kind](torch.from_numpy(pair.rng.normal(0, 3, 9).astype(np.float32)))
+    given_ = calls.describe, id(index), id(errors)
+    found = cpu.rate_tensors(pair.handle, *given_)
+    assert found == reference.rate_tensors(pair.plain, *given_)
+    assert (found == UNUSUAL) == (kind not in ERRORS)
+    pair.agree()
 
 
 def test_a_view_with_a_history_may_hide_rows_that_are_live_and_their_errors_come_late() -> None:

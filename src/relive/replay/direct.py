@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from ..batches.tensordicts import Members
 from ..kernels.reference.fields import INTO
 from ..kernels.reference.sample import LINE
 from ..kernels.ring_state import ALONE, COMPLETED, FINALS, LINKED, NO_FINALS, DirectBatch, DirectStep
-from ..kernels.tensor_calls import tensor_calls
+from ..kernels.tensor_calls import TensorCalls, tensor_calls
 from ..memory.copier import SHORT, Plan
 from ..memory.layout import BatchLayout, RowLayout
 from ..memory.ram import ReplayRows, with_next
@@ -28,7 +28,7 @@ from ..steps.arrays import Ints
 from ..steps.checker import StepChecker
 from ..steps.schema import Field
 from ..steps.trees import Path
-from ..views.contract import DirectReader, View
+from ..views.contract import View
 from ..views.frames import FrameStack
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
@@ -123,6 +123,23 @@ class DirectAdd:
         self._rule, self._watches, self._plan = ring.rule, watches, plan
 
 
+class _Ready(NamedTuple):
+    """What batches take, as long as nothing of ``known`` changes."""
+
+    known: tuple[BatchLayout, Binding | None, int, Rule, int]
+    """The layout of what the view reads, the priorities, the seed, what can be drawn, and the view's history."""
+    members: Members | None
+    """The dicts of a batch; None if such batches are not made directly."""
+    width: int = 0
+    """W, the bytes of a row of a batch."""
+    batch: DirectBatch | None = None
+    """What :attr:`handle` points to."""
+    handle: Any = None
+    """What compiled kernels take for :attr:`batch`."""
+    names: tuple[tuple[str, ...], ...] = ()
+    """The names that :attr:`batch` points to."""
+
+
 class DirectSample:
     """Draws and reads batches in RAM: one compiled call, or two with functions of goals in between.
 
@@ -130,73 +147,75 @@ class DirectSample:
         ring: has the rows.
         sampler: one of relive's own.
         progress: says which batch is next.
+        calls: torch's functions that make tensors.
     """
 
-    def __init__(self, ring: Ring, sampler: Sampler, progress: Progress) -> None:
-        self._ring, self._sampler, self._progress = ring, sampler, progress
+    def __init__(self, ring: Ring, sampler: Sampler, progress: Progress, calls: TensorCalls) -> None:
+        self._ring, self._sampler, self._progress, self._calls = ring, sampler, progress, calls
         self._weighed = {path: field for path, field in WEIGHED.items() if path[0] in sampler.extras}
-        self._known: tuple[Any, ...] = ()
-        self._members: Members | None = None
+        self._ready: _Ready | None = None
 
     @classmethod
     def of(cls, ring: Ring, sampler: Sampler, progress: Progress) -> Self | None:
         """One for these, if they allow it: rows in RAM, and one of relive's own samplers."""
-        in_ram = type(ring.store) is ReplayRows and ring.undo is None
-        return cls(ring, sampler, progress) if in_ram and is_own(sampler) and tensor_calls() is not None else None
+        in_ram, calls = type(ring.store) is ReplayRows and ring.undo is None, tensor_calls()
+        return cls(ring, sampler, progress, calls) if in_ram and is_own(sampler) and calls is not None else None
 
     def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | None:
         """The next batch; or None, if that takes more than compiled code can do. Then nothing has changed.
 
         Raises:
-            ReliveError: as the view says.
+            ReliveError: as the view says. The batch counts as drawn then.
         """
-        kind, ring, come = view.__class__, self._ring, self._progress
+        kind, ring, sampler, come = type(view), self._ring, self._sampler, self._progress
         if kind is not FrameStack and ((kind is not NStep and kind is not Hindsight) or ring.store.apart):
             return None
         if get_worker_info() is not None:
             return None
         reader: Any = view  # a DirectReader
-        layout, terms = reader.batch_of(ring), self._sampler.terms(update, of)
+        layout, terms = reader.batch_of(ring), sampler.terms(update, of)
         if layout is None or terms is None:
             return None
-        known = layout, terms[1], come.seed, ring.rule, reader.history
-        if known != self._known:
-            self._prepare(*known)
-        newest, weights, *weighing = terms
-        width, members = self._width, self._members
-        if members is None or count * width > LONG:
+        weights, how = terms
+        known, ready = (layout, weights, come.seed, ring.rule, reader.history), self._ready
+        if ready is None or ready.known != known:
+            ready = self._ready = self._prepared(*known)
+        members = ready.members
+        if members is None or count * ready.width > LONG:
             return None
-        rows, found, drawn = _from_numpy(np.empty((count, width), np.uint8)), members.empty(), True
-        try:
-            draw = come.draws - come.first, newest, *weighing
-            drawn = reader.sample(self._handle, ring, draw, count, rows, found)
-        finally:  # a function of goals that fails has got what was drawn
-            if drawn:
-                come.draws += 1
-                come.sampled += count
-                if weights is not None:
-                    self._sampler.count_draw()
-        return members.tensordict(found, count) if drawn else None
+        rows, found = _from_numpy(np.empty((count, ready.width), np.uint8)), members.empty()
+        number, before = come.draws - come.first, None
+        come.draws += 1  # before the draw, as functions of goals may look, or draw another batch
+        come.sampled += count
+        if weights is not None:
+            before = sampler.draw_state()
+            sampler.count_draw()
+        if reader.sample(ready.handle, ring, (number, *how), count, rows, found):
+            return members.tensordict(found, count)
+        come.draws -= 1
+        come.sampled -= count
+        if weights is not None:
+            sampler.undo_draws(before)
+        return None
 
-    def _prepare(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule, history: int) -> None:
-        """Make ready for batches of this layout; there are no ``members`` if they cannot be made so."""
-        self._known = ()  # an interrupt on the way leaves the handle and what it points to apart
-        whole, calls, none = RowLayout(*layout.groups, self._weighed), tensor_calls(), np.zeros(0, np.int64)
-        self._members, self._width = None, whole.nbytes
-        stacks = cast("ReplayRows", self._ring.store).stack_table()  # all large fields are read as stacks
-        suit = rule == Rule(history) and Members.suit((*whole.fields, *self._ring.store.apart))
-        if suit and calls is not None and whole.table is not None and stacks is not None:
-            small, at, (stacked, frames) = [*layout.fields, *self._weighed], whole.offsets, stacks
-            members = Members([*layout.fields, *with_next(self._ring.store.apart), *self._weighed])
-            table = whole.table[[[*whole.fields].index(path) for path in small]]
-            table[:, INTO] = [members.into[path] for path in small]
-            frames[:, LINE + INTO] = [members.into[path] for path in stacked]
-            self._names = tuple(path[-1] for path in small), tuple(path[-1] for path in stacked)
-            tops, until = (none, np.zeros(0)) if weights is None else weights.whole
-            self._direct = DirectBatch(
-                calls.describe, calls.lend, calls.adopt, self._ring.handle, np.array([seed % 2**64], np.uint64),
-                none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
-                layout.handle, table, id(self._names[0]), frames, id(self._names[1]),
-            )  # fmt: skip
-            self._handle, self._members = kernels.fast().handle_of(self._direct), members
-        self._known = layout, weights, seed, rule, history
+    def _prepared(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule, history: int) -> _Ready:
+        """What batches of this layout take. If there are large fields, all of them are read as stacks."""
+        known, calls, none = (layout, weights, seed, rule, history), self._calls, np.zeros(0, np.int64)
+        store: Any = self._ring.store
+        whole, stacked, stacks = RowLayout(*layout.groups, self._weighed), with_next(store.apart), store.stack_table()
+        if rule != Rule(history) or whole.table is None or stacks is None:
+            return _Ready(known, None)
+        if not Members.suit((*whole.fields, *stacked)):
+            return _Ready(known, None)
+        small, at, (large, frames) = [*layout.fields, *self._weighed], whole.offsets, stacks
+        members, seeds = Members([*layout.fields, *stacked, *self._weighed]), np.array([seed % 2**64], np.uint64)
+        table = whole.table[[[*whole.fields].index(path) for path in small]]
+        table[:, INTO], frames[:, LINE + INTO] = ([members.into[path] for path in paths] for paths in (small, large))
+        names = tuple(tuple(path[-1] for path in paths) for paths in (small, large))
+        tops, until = (none, np.zeros(0)) if weights is None else weights.whole
+        batch = DirectBatch(
+            calls.describe, calls.lend, calls.adopt, self._ring.handle, seeds,
+            none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
+            layout.handle, table, id(names[0]), frames, id(names[1]),
+        )  # fmt: skip
+        return _Ready(known, members, whole.nbytes, batch, kernels.fast().handle_of(batch), names)

@@ -196,7 +196,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
             self._prepare()
             if self._ahead is not None:
                 raise LifecycleError("serve: this replay is served already; close() that first, or take its batches")
-            of = 1 if count is None else count
+            batch_size, of = int(batch_size), 1 if count is None else count
             draw, undo = partial(self._draw_ahead, batch_size, of), self._end_serving
             ahead = Ahead(self._progress, draw, undo, self.lock, batch_size, depth, count, limit)
             served = Served[Any](ahead, timeout)
@@ -357,6 +357,7 @@ class ReadableReplay(ABC, Generic[S_co, V_co]):
 
     def _batch(self, batch_size: int, update: int, of: int) -> Any:
         require_rows(batch_size)
+        batch_size = int(batch_size)  # a small NumPy integer could overflow
         with self.lock:
             if self._ring.pending is not None or self._ahead is not None:
                 self._prepare()

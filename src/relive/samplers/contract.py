@@ -18,12 +18,11 @@ Extras = dict[str, NDArray[Any]]
 """Further fields of a batch, ``[B]``: weight, probability."""
 
 
-Terms = tuple[int, Any, bool, float, float]
+Terms = tuple[Any, tuple[int, bool, float, float]]
 """How compiled code draws a batch, so that it can read it in the same call.
 
-- From how many of the newest transitions, all alike; 0 is from all.
-- The :class:`relive.samplers.weighing.Binding` of the priorities by which it draws; None: all alike.
-- ``stratified``, ``beta`` and ``lowest`` of :func:`relive.kernels.reference.priorities.draw_weighted`.
+- The :class:`relive.samplers.weighing.Binding` of the priorities by which it draws; None if all are drawn alike.
+- What the kernels take from ``newest`` to ``lowest``: see :func:`relive.kernels.reference.sample.sample_windows`.
 """
 
 
@@ -81,7 +80,7 @@ class Sampler(ABC):
         return None
 
     def count_draw(self) -> None:  # noqa: B027 - a default, not an omission
-        """Count a draw by :meth:`terms`."""
+        """Count a draw by :meth:`terms` that has priorities."""
 
     def changed(self, places: Ints, drawable: Any) -> None:  # noqa: B027
         """Note that the rows at ``places``, int64 ``[K]``, can be drawn from now on (1) or no more (0), in order.

@@ -241,7 +241,7 @@ class Prioritized(Sampler):
         bound, lowest = self._bound(), 0.0
         if self.normalize == "buffer" and bound.tree.total > 0:
             lowest = bound.tree.minimum_positive()
-        return 0, bound, self.stratified, self.beta_at(self._draws), lowest
+        return bound, (0, self.stratified, self.current_beta, lowest)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
@@ -256,17 +256,8 @@ class Prioritized(Sampler):
     def _drawn(self, bound: Binding, count: int, key: int, lowest: float, among: Cover) -> tuple[Ints, Extras]:
         """Draw ``among`` some leaves. ``lowest`` is the priority with the largest weight; 0 is that of the batch."""
         places, probability, weight = np.empty(count, np.int64), np.empty(count), np.empty(count, np.float32)
-        found = kernels.fast().draw_weighted(
-            bound.handle,
-            np.uint64(key),
-            self.stratified,
-            self.current_beta,
-            lowest,
-            *among,
-            places,
-            probability,
-            weight,
-        )
+        how = self.stratified, self.current_beta, lowest
+        found = kernels.fast().draw_weighted(bound.handle, np.uint64(key), *how, *among, places, probability, weight)
         if not found:
             raise EmptyError("the priorities of all transitions are 0; choose a larger eps, or a smaller alpha")
         self.count_draw()

@@ -107,7 +107,8 @@ class Recent(Sampler):
         newest, ring, inner = self.window(update, of), self._ring, self._inner.terms(update, of)
         if ring is None or newest >= ring.transitions or inner is None:
             return inner
-        return (newest, *inner[1:]) if inner[1] is None else None
+        weights, how = inner
+        return (None, (newest, *how[1:])) if weights is None else None
 
     def count_draw(self) -> None:
         """See :class:`Sampler`."""

@@ -17,7 +17,7 @@ from .sumtree import SumTree
 __all__ = ["Uniform", "WithoutReplacement"]
 
 
-ALIKE: Terms = 0, None, False, 0.0, 0.0
+ALIKE: Terms = None, (0, False, 0.0, 0.0)
 """All transitions alike."""
 
 

@@ -66,11 +66,11 @@ class DirectReader(View, Protocol):
         """The layout of the batches that :meth:`sample` makes; None if only :meth:`read` can make them."""
         ...
 
-    def sample(self, batch: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
         """Draw a batch and make its tensors, by the kernels of :mod:`relive.kernels.reference.sample`.
 
         Args:
-            batch: the handle of a :class:`relive.kernels.ring_state.DirectBatch` with the layout of :meth:`batch_of`.
+            direct: the handle of a :class:`relive.kernels.ring_state.DirectBatch` with the layout of :meth:`batch_of`.
             ring: the ring.
             draw: what the kernels take from ``number`` to ``lowest``.
             count: B.
@@ -78,7 +78,7 @@ class DirectReader(View, Protocol):
             found: the dicts that get its tensors.
 
         Returns:
-            False if there is nothing to draw; then nothing has changed.
+            False if there is nothing to draw, or ``rows`` are not in RAM; then nothing has changed.
         """
         ...
 

@@ -58,17 +58,19 @@ class FrameStack:
 
     def batch_of(self, ring: Ring) -> BatchLayout | None:
         """See :class:`relive.views.contract.DirectReader`; only large observations, all of them stacked, are direct."""
-        if ring.alone or ring.store.apart != self._stacked(ring):
+        try:
+            alone = ring.alone or ring.store.apart != self._stacked(ring)
+        except SchemaError:  # read() raises it, once something was drawn
             return None
-        return self.window.batch_of(ring)
+        return None if alone else self.window.batch_of(ring)
 
-    def sample(self, batch: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
         """See :class:`relive.views.contract.DirectReader`."""
         store: Any = ring.store  # in RAM: no other has such batches
         window, depth, repeat = self.window, self.depth, self.pad == "repeat"
         memory = store.stack_memory(2 * count * depth)
         return kernels.fast().sample_stacks(
-            batch, *draw, window.n, float(window.gamma), depth, repeat, id(rows), id(memory), id(found)
+            direct, *draw, window.n, float(window.gamma), depth, repeat, id(rows), id(memory), id(found)
         )
 
     def _stacked(self, ring: Ring) -> tuple[Path, ...]:

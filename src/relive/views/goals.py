@@ -41,6 +41,8 @@ Arrays = dict[Path, Array]
 class Scratch(NamedTuple):
     """Memory for the steps of relabelled rows."""
 
+    size: tuple[int, int]
+    """B and n."""
     steps: RelabelledSteps
     handle: Ints
     """What compiled kernels take for ``steps``."""
@@ -81,11 +83,13 @@ class GoalBytes:
         places = (stored[achieved], field.nbytes, written[desired], written[following]) if self.packed else (0,) * 4
         own = *places, written["relabelled",], strategy, finished
         self.batch.handle = np.array([*self.batch.handle, *own], np.int64)
-        self._scratch: tuple[tuple[int, int], Scratch] | None = None
+        self.spare: Scratch | None = None
+        """Memory that a batch is done with."""
 
     def scratch(self, count: int, n: int) -> Scratch:
-        """Memory for the steps of a batch, reused by the next batch."""
-        if self._scratch is None or self._scratch[0] != (count, n):
+        """Memory for the steps of a batch. A batch that a function of goals draws gets other memory."""
+        found, self.spare = self.spare, None
+        if found is None or found.size != (count, n):
             size = count * n
             which, begin, now, after, used, places, last = (
                 np.empty(length, np.int64) for length in (count, count + 1, size, size, count, count, count)
@@ -94,8 +98,8 @@ class GoalBytes:
             spans = np.empty((3, count), np.int64)
             steps = RelabelledSteps(which, begin, now, after, spans, rewards, flags, used, places, last)
             results: dict[str, Any] = {"reward": rewards, "terminated": flags[0], "truncated": flags[1]}
-            self._scratch = (count, n), Scratch(steps, kernels.fast().handle_of(steps), results)
-        return self._scratch[1]
+            found = Scratch((count, n), steps, kernels.fast().handle_of(steps), results)
+        return found
 
     def opened(self, pairs: Any, total: int) -> list[Array]:
         """The first ``total`` achieved goals and new goals of ``pairs`` ``[2, M, nbytes]``, as arrays of goals."""

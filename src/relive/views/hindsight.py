@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import kernels
-from ..errors import ParameterError, SchemaError
+from ..errors import ParameterError, ReliveError, SchemaError
 from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, OTHERS, PAST, RANDOM
 from ..kernels.reference.random import key as stream
 from ..memory.layout import BatchLayout
@@ -249,6 +249,7 @@ class Hindsight:
         fields = store.fields(plan)
         if changed:
             put(ring, fields, changed, scratch.steps, found)
+        fit.spare = scratch
         return fields
 
     def _relabel(
@@ -297,24 +298,16 @@ class Hindsight:
 
     def batch_of(self, ring: Ring) -> BatchLayout | None:
         """See :class:`relive.views.contract.DirectReader`."""
-        fit, _ = self._fit(ring)
+        try:
+            fit, _ = self._fit(ring)
+        except ReliveError:  # read() raises it, once something was drawn
+            return None
         if self.relabel is not None or not fit.packed or self.ratio == 0 or not ring.notes_ends:
             return None
         return fit.batch
 
-    def sample(self, batch: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
-        """Draw a batch, and make its tensors in two compiled calls, with the functions of goals in between.
-
-        Args:
-            batch: the handle of a :class:`relive.kernels.ring_state.DirectBatch` with the layout of :meth:`batch_of`.
-            ring: the ring.
-            draw: what the kernels of :mod:`relive.kernels.reference.sample` take from ``number`` to ``lowest``.
-            count: B.
-            rows: uint8 ``[B, W]``, the memory of the batch.
-            found: the dicts that get its tensors.
-
-        Returns:
-            False if there is nothing to draw; then nothing has changed.
+    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+        """See :class:`relive.views.contract.DirectReader`. The functions of goals are called between two kernels.
 
         Raises:
             ShapeError, DTypeError, NotFiniteError: a function returned a wrong result.
@@ -322,16 +315,17 @@ class Hindsight:
         _, _, fit, functions = self._fitted
         n, gamma, kernel = self.n, float(self.gamma), kernels.fast()
         scratch, pairs = fit.scratch(count, n), np.empty((2, count * n, fit.nbytes), np.uint8)
-        chosen = kernel.sample_goals(batch, *draw, n, gamma, float(self.ratio), id(rows), scratch.handle, pairs)
+        chosen = kernel.sample_goals(direct, *draw, n, gamma, float(self.ratio), id(rows), scratch.handle, pairs)
         if chosen < 0:
             return False
         rewards = scratch.steps.rewards
         if chosen:
             total = scratch.steps.begin.item(chosen)
             rewards = self._judged(ring, fit, functions, scratch, fit.opened(pairs, total), total)
-        bad = kernel.finish_goals(batch, gamma, chosen, chosen > 0, id(rows), scratch.handle, rewards, id(found))
+        bad = kernel.finish_goals(direct, gamma, chosen, chosen > 0, id(rows), scratch.handle, rewards, id(found))
         if bad >= 0:
             refuse_reward(functions[0], rewards[: scratch.steps.begin.item(chosen)], bad)
+        fit.spare = scratch
         return True
 
     def _fit(self, ring: Ring) -> tuple[GoalBytes, list[GoalFunction]]:

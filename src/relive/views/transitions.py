@@ -69,9 +69,9 @@ class NStep:
             return None
         return ring.store.batch
 
-    def sample(self, batch: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
         """See :class:`relive.views.contract.DirectReader`."""
-        return kernels.fast().sample_windows(batch, *draw, self.n, float(self.gamma), id(rows), id(found))
+        return kernels.fast().sample_windows(direct, *draw, self.n, float(self.gamma), id(rows), id(found))
 
     def plan(self, ring: Ring, places: Ints) -> Plan:
         """The windows that start at ``places``, before they are read.

@@ -164,17 +164,17 @@ def copy_ahead(_context: Any, target: Any, source: Any, nbytes: Any, ahead: Any)
     """Copy bytes, and meanwhile start to load as many at the address ``ahead``, which need not exist."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        block, number = _ir.VectorType(_ir.IntType(64), 8), _ir.IntType(64)
-        target, source, nbytes, ahead = args
-        whole = builder.and_(nbytes, number(-LINES * LINE))
-        with cast("Any", cgutils).for_range_slice(builder, number(0), whole, number(LINES * LINE), intp=number) as (k, _):
-            places = [builder.add(k, number(LINE * line)) for line in range(LINES)]
-            for place in places:
-                _prefetch(builder, builder.inttoptr(builder.add(ahead, place), cgutils.voidptr_t), NEAR)
-            from_, to = ([builder.inttoptr(builder.add(x, place), block.as_pointer()) for place in places]
-                         for x in (source, target))
-            for loaded, there in zip([builder.load(here, align=1) for here in from_], to, strict=True):
-                builder.store(loaded, there, align=1)
+        number, size, (target, source, nbytes, ahead) = _ir.IntType(64), LINES * LINE, args
+        line = _ir.VectorType(number, LINE // 8).as_pointer()
+        whole = builder.and_(nbytes, number(-size))
+        with cast("Any", cgutils).for_range_slice(builder, number(0), whole, number(size), intp=number) as (k, _):
+            places = [builder.add(k, number(LINE * i)) for i in range(LINES)]
+            coming, here, there = ([builder.add(x, place) for place in places] for x in (ahead, source, target))
+            for address in coming:
+                _prefetch(builder, builder.inttoptr(address, cgutils.voidptr_t), NEAR)
+            loaded = [builder.load(builder.inttoptr(address, line), align=1) for address in here]
+            for value, address in zip(loaded, there, strict=True):
+                builder.store(value, builder.inttoptr(address, line), align=1)
         rest = [builder.inttoptr(builder.add(address, whole), cgutils.voidptr_t) for address in (target, source)]
         cgutils.raw_memcpy(builder, *rest, builder.sub(nbytes, whole), 1)
         return context.get_dummy_value()

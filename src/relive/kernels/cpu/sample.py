@@ -25,7 +25,7 @@ from .random import key
 from .tensors import describe, release_gil, take_gil
 from .windows import gather_pairs, stack_places, windows
 
-__all__ = ["draw_rows", "finish_goals", "sample_goals", "sample_stacks", "sample_windows"]
+__all__ = ["finish_goals", "sample_goals", "sample_stacks", "sample_windows"]
 
 (
     DESCRIBE, LEND, ADOPT, RING, SEED, WEIGHTS, TOPS, UNTIL, WEIGHT_AT, PROBABILITY_AT, BATCH, TABLE, NAMES, STACKS,
@@ -35,10 +35,10 @@ __all__ = ["draw_rows", "finish_goals", "sample_goals", "sample_stacks", "sample
 
 
 @jit
-def draw_rows(
+def _draw_rows(
     direct: Ints, stream: Any, newest: int, stratified: bool, beta: float, lowest: float, places: Ints, out: Any
 ) -> bool:
-    """See :func:`relive.kernels.reference.sample.draw_rows`."""
+    """See :func:`relive.kernels.reference.sample._draw_rows`."""
     weights = vector_of(direct, WEIGHTS, np.int64)
     if weights.size == 0:
         return draw(vector_of(direct, RING, np.int64), stream, newest, places)
@@ -89,11 +89,9 @@ def _sample_windows(
     rows: int, found: int,
 ) -> bool:  # fmt: skip
     """See :func:`relive.kernels.reference.sample.sample_windows`; ``direct`` is a handle. The caller holds ``rows``."""
-    out = _rows_at(direct, rows)
+    out, stream = _rows_at(direct, rows), _stream(direct, number)
     places, last = np.empty(out.shape[0], np.int64), np.empty(out.shape[0], np.int64)
-    if not out.shape[0] or not draw_rows(
-        direct, _stream(direct, number), newest, stratified, beta, lowest, places, out
-    ):
+    if not out.shape[0] or not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
         return False
     windows(vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
     return _split(direct, rows, found)
@@ -110,7 +108,7 @@ def _sample_stacks(
         return False
     ends, ring = np.empty(2 * count, np.int64), vector_of(direct, RING, np.int64)
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
-    if not draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
         return False
     windows(ring, vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
     stack_places(ring, ends, depth, repeat, frames)
@@ -125,7 +123,7 @@ def _sample_stacks(
 
 @jit
 def _gather_stacks(stacks: Ints, frames: Ints, target: int) -> None:
-    """Copy the stacks of all fields to the memory at ``target``. This raises nothing, so that the GIL is taken again."""
+    """Copy the stacks of all fields to the memory at ``target``. This raises nothing, so the GIL is taken again."""
     for i in range(0, stacks.shape[0], 2):
         width = stacks[i, LINE + WIDTH]
         source = addressed(stacks[i, SOURCE], (stacks[i, ROWS], width), np.uint8)
@@ -152,7 +150,7 @@ def _sample_goals(
     """See :func:`relive.kernels.reference.sample.sample_goals`. The caller holds ``rows``."""
     out, steps, stream = _rows_at(direct, rows), open_steps(steps_handle), _stream(direct, number)
     places, ring, batch = steps.places, vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64)
-    if not out.shape[0] or not draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
+    if not out.shape[0] or not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
         return UNFIT
     others = places
     if batch[STRATEGY] == RANDOM:

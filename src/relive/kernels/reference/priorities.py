@@ -198,8 +198,8 @@ def rate_tensors(memory: Priorities, describe: int, index: int, errors: int) -> 
     Args:
         memory: the priorities.
         describe: the address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`.
-        index: the address (``id``) of a tensor, int64 ``[B]``. If its numbers are negated lazily, they are all wrong.
-        errors: that of another, float32 or float64 ``[B]``.
+        index: the address (``id``) of a tensor, int64 ``[B]``. torch negates only floats lazily.
+        errors: that of another, float32 or float64 ``[B]``. Signs do not matter.
 
     Returns:
         what :func:`rate` returns; UNUSUAL, too, if they are other tensors, not in RAM, or more than ``MANY``.
@@ -209,7 +209,7 @@ def rate_tensors(memory: Priorities, describe: int, index: int, errors: int) -> 
     in_ram = all(x.dim() == 1 and x.is_cpu and x.data_ptr() and len(x) <= MANY for x in given)
     if not known or not in_ram or len(given[0]) != len(given[1]):
         return UNUSUAL
-    return rate(memory, *(x.detach().numpy() for x in given))
+    return rate(memory, *(x.detach().resolve_neg().numpy() for x in given))
 
 
 def note_drawable(memory: Priorities, places: Ints, drawable: NDArray[np.uint8], error: float, weight: float) -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "LINE",
     "ROWS",
     "SOURCE",
-    "draw_rows",
     "finish_goals",
     "sample_goals",
     "sample_stacks",
@@ -34,19 +33,19 @@ SOURCE, ROWS, LINE = range(3)
 on the field as a line of the table of :func:`relive.kernels.reference.fields.split_rows`."""
 
 
-def draw_rows(
+def _draw_rows(
     direct: DirectBatch, stream: int, newest: int, stratified: bool, beta: float, lowest: float, places: Ints, out: Any
 ) -> bool:
     """Draw anchors, and write their weights and probabilities, if they have any, into the rows ``out`` of a batch."""
     if not len(direct.weights):
         return draw(direct.ring, stream, newest, places)
     probability, weight = np.empty(len(places)), np.empty(len(places), np.float32)
-    found = draw_weighted(
-        direct.weights, stream, stratified, beta, lowest, direct.tops, direct.until, places, probability, weight
-    )
+    how = stratified, beta, lowest, direct.tops, direct.until
+    if not draw_weighted(direct.weights, stream, *how, places, probability, weight):
+        return False
     column(out, direct.weight_at, np.float32)[:] = weight
     column(out, direct.probability_at, np.float64)[:] = probability
-    return found
+    return True
 
 
 def sample_windows(
@@ -74,7 +73,7 @@ def sample_windows(
     if out is None:
         return False
     places, last = np.empty(len(out), np.int64), np.empty(len(out), np.int64)
-    if not draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
         return False
     windows(direct.ring, direct.batch, places, steps, gamma, out, last)
     return split_rows(direct.describe, direct.lend, direct.adopt, rows, direct.names, direct.table, found)
@@ -109,7 +108,7 @@ def sample_stacks(
         return False
     ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
-    if not draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
         return False
     windows(direct.ring, direct.batch, places, steps, gamma, out, last)
     stack_places(direct.ring, ends, depth, repeat, frames)
@@ -143,7 +142,7 @@ def sample_goals(
     if out is None:
         return UNFIT
     stream, places = _stream(direct, number), steps.places
-    if not draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
+    if not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
         return UNFIT
     others = places
     if direct.batch[STRATEGY] == RANDOM:

@@ -1,0 +1,205 @@
+"""Replays that are played, changed and drawn from at random, and all that can be seen of their batches."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fields import bits, noise
+from relabelling import as_relabel, reached, stopped, worth
+from relive import Field, FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Schema
+from relive.errors import ReliveError
+from replays import FLAGS
+from twins import SAMPLERS, contents
+
+GOAL = {"observation": (3,), "achieved_goal": (4,), "desired_goal": (4,)}
+KINDS: dict[str, dict[str, Any]] = {
+    "flat": {"obs": (3,), "action": Field((), torch.int64)},
+    "nested": {"obs": {"x": (2,), "y": Field((5,), torch.uint8)}, "action": {"y": (), "x": Field((2,), torch.int8)}},
+    "odd": {
+        "obs": Field((3,), torch.uint8), "action": Field((2,), torch.bool), "half": Field((5,), torch.bfloat16),
+        "none": Field((0, 2), torch.float64), "more": {"long": Field((), torch.int64), "nothing": (0,)},
+    },
+    "deep": {"obs": {"x": {"y": (2,), "z": (1,)}, "w": Field((), torch.float16)}, "action": ()},
+    "goals": {"obs": GOAL, "action": (1,), "info": {"x": (), "y": Field((2,), torch.int64)}},
+    "large": {"obs": Field((40, 40), torch.uint8), "action": ()},
+}  # fmt: skip
+EVERY_SAMPLER: dict[str, Callable[[], Any]] = {
+    **SAMPLERS,
+    "beta by schedule": lambda: Prioritized(1.3, (0.2, 1.0, 7), default_error=0.5),
+    "recent, adapting": lambda: Recent(0.9, 2, adapt=True, inner=Prioritized(beta=(0.2, 1.0, 7), normalize="buffer")),
+}
+
+
+def informed(achieved: Any, desired: Any, info: Any) -> Any:
+    return worth(achieved, desired) + info["x"] + info["y"].sum(1) % 3
+
+
+def as_doubles(achieved: Any, desired: Any) -> Any:
+    desired += 1  # the goals are its own
+    return np.abs(achieved - desired).sum(1, dtype=np.float64)
+
+
+GOALS: dict[str, Callable[[], Hindsight]] = {
+    "future": lambda: Hindsight(worth, "future"),
+    "final, 3-step, both flags": lambda: Hindsight(worth, "final", n=3, terminated_fn=reached, truncated_fn=stopped),
+    "episode, 2-step": lambda: Hindsight(as_doubles, "episode", n=2, ratio=0.5),
+    "past, info": lambda: Hindsight(informed, "past", info="info", terminated_fn=reached),
+    "random, finished": lambda: Hindsight(worth, "random", finished_only=True, truncated_fn=stopped),
+    "all": lambda: Hindsight(as_doubles, "final", ratio=1.0),
+    "none": lambda: Hindsight(worth, ratio=0.0),
+    "steps": lambda: Hindsight(strategy="future", relabel=as_relabel),
+}
+
+
+class World:
+    """A replay that is played, changed and drawn from at random, by one way or the other, and all that is seen of it.
+
+    Args:
+        kind: of KINDS.
+        seed: of all that happens.
+        long: take the long way.
+        options: of the replay.
+    """
+
+    def __init__(self, kind: str, seed: int, long: bool, **options: Any) -> None:
+        self.schema = Schema({**KINDS[kind], "reward": (), **FLAGS})
+        self.rng, self.long, self.seen = np.random.default_rng(seed), long, list[Any]()
+        self.options = {"seed": seed, "check_ends": False, **options}
+        self.take(ReplayBuffer(self.schema, 40, 2, **self.options))
+
+    def take(self, buffer: ReplayBuffer) -> None:
+        """Go on with this replay."""
+        self.buffer: Any = buffer
+        if self.long:
+            buffer._direct = None
+
+    def noise(self, path: tuple[str, ...], field: Field) -> Tensor:
+        if path == ("reward",) or path[-1].endswith("_goal") or path[0] == "info":
+            return torch.from_numpy(self.rng.integers(0, 9, (2, *field.shape))).to(field.dtype)
+        if path[0] in FLAGS:
+            return torch.from_numpy(self.rng.random(2) < 0.1)
+        return noise((2, *field.shape), field.dtype, int(self.rng.integers(99)))
+
+    def add(self) -> World:
+        leaves = {path: self.noise(path, field) for path, field in self.schema.leaves.items()}
+        step = {name: self.schema.rebuild(name, leaves.__getitem__) for name in self.schema.names}
+        after = {path: self.noise(path, self.schema.leaves[path]) for path in leaves if path[0] == "obs"}
+        self.buffer.add(step, next_obs=self.schema.rebuild("obs", after.__getitem__))
+        return self
+
+    def look(self, count: int = 12) -> None:
+        """Draw a batch, and note it and all that a draw may change."""
+        try:
+            self.seen.append(facts(self.buffer.sample(count)))
+        except ReliveError as error:
+            self.seen.append((type(error), str(error)))
+        self.seen.append(state(self.buffer))
+
+    def play(self, turns: int) -> World:
+        """Steps, changes and batches."""
+        for _ in range(turns):
+            for _ in range(self.rng.integers(0, 4)):
+                self.add()
+            for name in self.rng.choice(list(CHANGES), 2):
+                CHANGES[name](self)
+            self.look(int(self.rng.integers(1, 20)))
+        return self
+
+    def rate(self) -> None:
+        if self.buffer.has_priorities and len(self.buffer):
+            index = self.buffer.data()["index"][::2]
+            self.seen.append(self.buffer.update_priorities(index, torch.from_numpy(self.rng.gamma(1, 3, len(index)))))
+
+    def set(self, part: Any, **values: list[Any]) -> None:
+        """Set a parameter of a part that has it."""
+        name = str(self.rng.choice(list(values)))
+        if hasattr(type(part), name) or name in getattr(part, "__dict__", {}):
+            setattr(part, name, values[name][self.rng.integers(len(values[name]))])
+
+    def set_view(self) -> None:
+        if isinstance(self.buffer.view, (NStep, FrameStack)) and self.buffer.ordered:
+            n, stacked = int(self.rng.integers(1, 4)), self.rng.random() < 0.2 and not self.buffer.own_next_obs
+            self.buffer.view = FrameStack(2, NStep(n)) if stacked else NStep(n, 0.5)
+
+    def set_window(self) -> None:
+        several = self.buffer.ordered and not isinstance(self.buffer.view, FrameStack)
+        self.set(self.buffer.view, gamma=[0.5, 1.0, 0.9], **({"n": [1, 2, 3]} if several else {}))
+
+    def set_sampler(self) -> None:
+        sampler = self.buffer.sampler
+        self.set(sampler, eta=[0.8, 1.0], c_min=[1, 10])
+        self.set(
+            getattr(sampler, "inner", sampler), alpha=[0.0, 0.6, 1.0], eps=[0.1], stratified=[True, False],
+            beta=[0.5, (1.0, 0.0, 5)], normalize=["buffer", "batch"], default_error=[None, 2.0],
+        )  # fmt: skip
+
+    def draw_more(self) -> None:
+        if len(self.buffer) > 4:  # the most that is drawn without replacement
+            self.seen.extend(facts(batch) for batch in self.buffer.batches(3, 5))
+            self.seen.extend(facts(batch) for batch in self.buffer.serve(4, count=3))
+
+    def save(self, folder: Any) -> None:
+        self.buffer.save(folder)
+        self.take(ReplayBuffer.load(folder, view=copy.deepcopy(self.buffer.view)))
+
+
+CHANGES: dict[str, Callable[[World], Any]] = {
+    "interrupt": lambda world: world.buffer.interrupt(),
+    "clear": lambda world: world.rng.random() < 0.3 and world.buffer.clear(),
+    "rate": World.rate,
+    "seed": lambda world: setattr(world.buffer, "seed", int(world.rng.integers(-(2**63), 2**63))),
+    "window": World.set_window,
+    "view": World.set_view,
+    "goals": lambda world: world.set(world.buffer.view, ratio=[0.0, 0.5, 1.0], finished_only=[True, False],
+                                     strategy=["future", "final", "episode", "past", "random"]),
+    "sampler": World.set_sampler,
+    "returns": lambda world: isinstance(world.buffer.sampler, Recent) and world.buffer.sampler.observe(
+        world.rng.normal()),
+    "copy": lambda world: world.take(copy.deepcopy(world.buffer)),
+    "pickle": lambda world: world.take(pickle.loads(pickle.dumps(world.buffer))),
+    "more": World.draw_more,
+    "read": lambda world: world.seen.append(facts(world.buffer.data())),
+}  # fmt: skip
+
+
+def facts(batch: Any) -> Any:
+    """All that can be seen of a batch, in order."""
+    if isinstance(batch, Tensor):
+        assert not batch.requires_grad
+        return type(batch), batch.dtype, batch.shape, batch.device, batch.is_inference(), bits(batch)
+    sizes = [type(size) for size in batch.batch_size]
+    about = type(batch), batch.batch_size, sizes, batch.device, batch.is_locked, batch.names
+    return *about, [(name, facts(batch.get(name))) for name in batch.keys()]
+
+
+def state(buffer: Any) -> Any:
+    """All that a draw may change."""
+    come, drawn = buffer._progress, pickle.dumps(buffer.sampler.draw_state())
+    return contents(buffer), buffer.stats(), drawn, come.seed, come.first, come.draws, come.sampled
+
+
+def assert_same(seen: list[Any], wanted: list[Any]) -> None:
+    assert len(seen) == len(wanted)
+    for one, other in zip(seen, wanted, strict=True):
+        assert one == other
+
+
+def both(kind: str, seed: int = 0, turns: int = 0, **options: Any) -> tuple[World, World]:
+    """A world by the direct way and one by the long way. ``options`` are called, or copied."""
+    made = [{name: x() if callable(x) else x for name, x in options.items()} for _ in range(2)]
+    return World(kind, seed, False, **made[0]).play(turns), World(kind, seed, True, **made[1]).play(turns)
+
+
+def filled(kind: str = "flat", **options: Any) -> Any:
+    world = World(kind, 0, False, **options)
+    for _ in range(30):
+        world.add()
+    world.buffer.sample(2)  # the first batch of relabelled rows asks for the ends of episodes
+    return world.buffer
