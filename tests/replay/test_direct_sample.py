@@ -18,6 +18,7 @@ from drawing import EVERY_SAMPLER, GOALS, KINDS, World, assert_same, both, facts
 from relabelling import worth
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Schema, Uniform
 from relive.batches.tensordicts import Members
+from relive.errors import SchemaError
 from relive.kernels.tensor_calls import tensor_calls
 from relive.replay import direct
 from relive.replay.reader import Reader
@@ -64,8 +65,21 @@ def test_a_size_that_is_a_numpy_integer_is_that_number(size: Any) -> None:
         for _ in range(9):
             world.add()
         assert [facts(world.buffer.sample(size))[1:3] for _ in range(2)] == [((int(size),), [int])] * 2
-        assert sum(1 for _ in world.buffer.serve(size, count=2)) == 2
+        served = iter(world.buffer.serve(size, depth=3))
+        assert [next(served).batch_size[0], next(served).batch_size[0]] == [size, size]
         assert world.buffer.stats()["sampled"] == 4 * int(size)
+
+
+def test_windows_of_steps_without_order_are_refused_as_by_the_long_way() -> None:
+    found = []
+    for world in both("flat", ordered=False, sampler=Prioritized):
+        world.add().look()
+        for n in (2, 1):
+            world.buffer.view.n = n
+            world.look()
+        assert world.seen[2][0] is SchemaError
+        found.append(world.seen)
+    assert_same(*found)
 
 
 # where it is taken
@@ -170,17 +184,13 @@ def test_workers_of_a_data_loader_draw_the_long_way(goals: str | None, monkeypat
     assert filled("goals", view=GOALS[goals]() if goals else None).sample(5).batch_size == (5,)
 
 
-def test_a_batch_of_many_bytes_lets_other_threads_run() -> None:
-    small, large = both("flat")
-    for world in (small, large):
-        for _ in range(9):
-            world.add()
-    width = small.buffer.sample(1) is not None and small.buffer._direct._ready.width
-    most = direct.LONG // width
-    made = [small.buffer._direct.sample(small.buffer.view, count, 1, 1) for count in (most, most + 1)]
+def test_a_batch_of_many_bytes_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (filled() for _ in range(2))
+    monkeypatch.setattr(direct, "LONG", 10 * small._direct._ready.width)
+    made = [small._direct.sample(small.view, count, 1, 1) for count in (10, 11)]
     assert [batch is None for batch in made] == [False, True]
-    large.buffer.sample(1)
-    assert_same([facts(made[0]), state(small.buffer)], [facts(large.buffer.sample(most)), state(large.buffer)])
+    large._direct = None
+    assert_same([facts(made[0]), state(small)], [facts(large.sample(10)), state(large)])
 
 
 def test_where_torch_lacks_the_functions_the_long_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,9 +212,13 @@ def test_indices_and_errors_of_every_kind_mean_the_same(kind: str) -> None:
 # TD errors in tensors, which one compiled call reads where they are
 
 
+PRIVATE: Any = torch
+"""Its stubs lack what is not public."""
+
+
 def lazily_negated(x: torch.Tensor) -> torch.Tensor:
     """The same numbers, of which torch keeps the negatives."""
-    return torch._neg_view(-x)
+    return PRIVATE._neg_view(-x)
 
 
 ERRORS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -236,7 +240,7 @@ OTHER_ERRORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "bool": lambda x: x > 2,
     "complex": lambda x: x + 0j,
     "a parameter": lambda x: torch.nn.Parameter(x.clone()),
-    "zeros without memory": lambda x: torch._efficientzerotensor(len(x)),
+    "zeros without memory": lambda x: PRIVATE._efficientzerotensor(len(x)),
     "meta": lambda x: x.to("meta"),
     "fake": lambda x: FakeTensorMode().from_tensor(x),
     "sparse": lambda x: x.to_sparse(),
@@ -321,6 +325,19 @@ def test_plain_tensors_are_read_where_they_are(index: str, errors: str, monkeypa
     monkeypatch.setattr(Ratings, "_update_checked", None)
     found, *_ = rated(INDICES.get(index, same), ERRORS[errors])
     assert isinstance(found, int)
+
+
+class Mine(torch.Tensor):
+    """A tensor whose numbers are what its own methods say."""
+
+
+@pytest.mark.parametrize("kind", [Mine, torch.nn.Parameter])
+def test_tensors_of_another_class_are_asked_for_their_numbers(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x.as_subclass(kind)
+
+    monkeypatch.setattr(Prioritized, "rate_tensors", None)
+    assert [type(rated(*which)[0]) for which in ((same, other), (other, same))] == [int, int]
 
 
 @pytest.mark.parametrize("count", [1, MANY, MANY + 1])

@@ -62,7 +62,7 @@ class Scratch(NamedTuple):
 class GoalBytes:
     """Where the goals are in a ring's rows and in a batch's, and their shape and dtype; and the layout of that batch.
 
-    What kernels take for the layout ends with what :mod:`relive.kernels.reference.hindsight` lists.
+    The handle of ``batch`` ends with the entries that :mod:`relive.kernels.reference.hindsight` lists.
 
     Args:
         ring: the ring.

@@ -302,7 +302,7 @@ class Hindsight:
             fit, _ = self._fit(ring)
         except ReliveError:  # read() raises it, once something was drawn
             return None
-        if self.relabel is not None or not fit.packed or self.ratio == 0 or not ring.notes_ends:
+        if self.relabel is not None or not fit.packed or not ring.notes_ends:
             return None
         return fit.batch
 

@@ -31,7 +31,7 @@ from ..reference.tree import FANOUT
 from ..ring_state import HEAD
 from ..tensor_calls import CPU
 from .handles import Ints, open_ring, vector_of
-from .jit import addressed, f32, fence, fetch, jit, prefetch
+from .jit import addressed, f32, fence, fetch, inlined, jit, prefetch
 from .places import oldest, place_of
 from .random import masses
 from .tensors import describe
@@ -207,19 +207,24 @@ def rate(
     return count - alive
 
 
+@inlined
+def _vector_at(describing: int, tensor: int) -> tuple[int, int, int, int]:
+    """The address of the numbers of a tensor ``[B]``, 0 if it has none in RAM; their dtype, count and stride."""
+    failed, data, device, axes, sizes, strides, offset = describe(describing, tensor)
+    if failed or data == 0 or device != CPU or axes & 0xFFFFFFFF != 1 or offset != 0:
+        return 0, 0, 0, 0
+    return data, axes >> 32, addressed(sizes, 1, np.int64)[0], addressed(strides, 1, np.int64)[0]
+
+
 def _rate_tensors(handle: Ints, describing: int, index: int, errors: int) -> int:
     """See :func:`relive.kernels.reference.priorities.rate_tensors`. The caller holds both tensors."""
-    failed, first, at, kind, sizes, strides, offset = describe(describing, index)
-    wrong, others, there, what, lengths, steps, apart = describe(describing, errors)
-    if failed | wrong or not first or not others or at != CPU or there != CPU or offset | apart:
+    indices, whole, count, stride = _vector_at(describing, index)
+    sizes, dtype, size, step = _vector_at(describing, errors)
+    if indices == 0 or sizes == 0 or whole != INT64 or (dtype != FLOAT32 and dtype != FLOAT64):
         return _UNUSUAL
-    if kind != INT64 << 32 | 1 or (what != FLOAT32 << 32 | 1 and what != FLOAT64 << 32 | 1):
+    if size != count or count > MANY:
         return _UNUSUAL
-    count = addressed(sizes, 1, np.int64)[0]
-    if count != addressed(lengths, 1, np.int64)[0] or count > MANY:
-        return _UNUSUAL
-    stride, step = addressed(strides, 1, np.int64)[0], addressed(steps, 1, np.int64)[0]
-    return rate(handle, count, first, stride, others, step, what == FLOAT64 << 32 | 1)
+    return rate(handle, count, indices, stride, sizes, step, dtype == FLOAT64)
 
 
 rate_tensors = jit(_rate_tensors, nogil=False)
