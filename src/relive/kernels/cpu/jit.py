@@ -175,8 +175,8 @@ def copy_ahead(_context: Any, target: Any, source: Any, nbytes: Any, ahead: Any)
             loaded = [builder.load(builder.inttoptr(address, line), align=1) for address in here]
             for value, address in zip(loaded, there, strict=True):
                 builder.store(value, builder.inttoptr(address, line), align=1)
-        rest = [builder.inttoptr(builder.add(address, whole), cgutils.voidptr_t) for address in (target, source)]
-        cgutils.raw_memcpy(builder, *rest, builder.sub(nbytes, whole), 1)
+        to, from_ = (builder.inttoptr(builder.add(address, whole), cgutils.voidptr_t) for address in (target, source))
+        cgutils.raw_memcpy(builder, to, from_, builder.sub(nbytes, whole), 1)
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.intp, types.uintp), codegen

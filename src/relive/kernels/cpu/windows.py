@@ -17,7 +17,7 @@ from .places import place_after, row_at
 __all__ = ["gather_pairs", "gather_rows", "stack_places", "windows"]
 
 FORESEEN = 1024
-"""Bytes of a frame or window that are loaded ahead; the processor itself loads what follows."""
+"""Bytes of a window that are loaded ahead; the processor itself loads what follows."""
 
 
 @jit

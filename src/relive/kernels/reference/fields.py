@@ -50,7 +50,7 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, names: int, tabl
     return True
 
 
-def field_of(packed: Tensor, start: int, lead: list[int], apart: list[int], line: list[int]) -> Tensor:
+def field_of(packed: Any, start: int, lead: list[int], apart: list[int], line: list[int]) -> Tensor:
     """A tensor for one field of rows ``lead``, which lie ``apart`` bytes from each other from byte ``start`` on."""
     dims = line[DIMS : DIMS + line[NDIM]]
     strides = [step // line[ITEM] for step in apart]
