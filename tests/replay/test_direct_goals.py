@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drawing import EVERY_SAMPLER, GOALS, World, assert_same, both, facts, state
+from drawing import EVERY_SAMPLER, GOALS, World, assert_same, both, facts, filled, state
+from interrupting import broken_off
 from relabelling import worth
 from relive import Hindsight, NStep
 from relive.errors import EmptyError, ReliveError
@@ -79,6 +80,20 @@ def test_an_empty_replay_has_nothing_to_draw_and_nothing_is_counted(sampler: str
         assert world.buffer.stats()["batches"] == 1
         found.append(world.seen)
     assert_same(*found)
+
+
+@pytest.mark.parametrize("goals", [None, "final, 3-step, both flags"])
+def test_after_a_batch_that_is_broken_off_anywhere_the_next_ones_are_those_of_the_long_way(goals: str | None) -> None:
+    view = GOALS[goals]() if goals else NStep(2)
+    buffer, at = filled("goals", sampler=EVERY_SAMPLER["beta by schedule"](), view=view), 0
+    while broken_off(lambda: buffer.sample(5), at):
+        at += 1
+        other = copy.deepcopy(buffer)
+        other._direct = None
+        if at % 3 == 0:
+            buffer.sampler.alpha = other.sampler.alpha = at / 99  # new priorities: all is made ready again
+        assert_same([facts(buffer.sample(5)), state(buffer)], [facts(other.sample(5)), state(other)])
+    assert at > 20
 
 
 # functions of goals that use the replay themselves

@@ -20,6 +20,7 @@ from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuff
 from relive.batches.tensordicts import Members
 from relive.errors import SchemaError
 from relive.kernels.tensor_calls import tensor_calls
+from relive.memory.device import DeviceRows
 from relive.replay import direct
 from relive.replay.reader import Reader
 from replays import FLAGS
@@ -130,7 +131,15 @@ class MyPrioritized(Prioritized):
     pass
 
 
+def on_a_device() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        device = torch.device("cpu")  # stands for any
+        patch.setattr("relive.replay.buffer.ReplayRows", lambda leaves, rows: DeviceRows(leaves, rows, device))
+        return filled()
+
+
 LONG: dict[str, Callable[[], Any]] = {
+    "another device": on_a_device,
     "each_reward": lambda: filled(view=NStep(2, each_reward=lambda rewards: rewards * 2)),
     "a view of the user's": lambda: filled(view=MyNStep(2)),
     "goals of the user's": lambda: filled("goals", view=MyHindsight(worth)),
