@@ -92,6 +92,10 @@ class MyStack(FrameStack):
     pass
 
 
+class MyUniform(Uniform):
+    pass
+
+
 LONG: dict[str, Callable[[], Any]] = {
     "small frames": lambda: filled(view=FrameStack(2)),
     "small and large frames": lambda: filled("cameras", view=FrameStack(2)),
@@ -99,6 +103,7 @@ LONG: dict[str, Callable[[], Any]] = {
     "each_reward": lambda: filled("large", view=FrameStack(2, NStep(2, each_reward=lambda rewards: rewards * 2))),
     "a view of the user's": lambda: filled("large", view=MyStack(2)),
     "no stacks": lambda: filled("large", view=NStep(2)),
+    "a sampler of the user's": lambda: filled("large", view=FrameStack(2), sampler=MyUniform()),
 }
 
 

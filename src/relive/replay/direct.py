@@ -19,7 +19,6 @@ from ..memory.copier import SHORT, Plan
 from ..memory.layout import BatchLayout, RowLayout
 from ..memory.ram import ReplayRows, with_next
 from ..memory.store import Staging
-from ..parameters import is_own
 from ..ring.ring import Ring
 from ..ring.rule import Rule
 from ..samplers.contract import Sampler
@@ -157,9 +156,9 @@ class DirectSample:
 
     @classmethod
     def of(cls, ring: Ring, sampler: Sampler, progress: Progress) -> Self | None:
-        """One for these, if they allow it: rows in RAM, and one of relive's own samplers."""
+        """One for these, if they allow it: rows in RAM."""
         in_ram, calls = type(ring.store) is ReplayRows and ring.undo is None, tensor_calls()
-        return cls(ring, sampler, progress, calls) if in_ram and is_own(sampler) and calls is not None else None
+        return cls(ring, sampler, progress, calls) if in_ram and calls is not None else None
 
     def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | None:
         """The next batch; or None, if that takes more than compiled code can do. Then nothing has changed.
