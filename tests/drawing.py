@@ -29,6 +29,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "deep": {"obs": {"x": {"y": (2,), "z": (1,)}, "w": Field((), torch.float16)}, "action": ()},
     "goals": {"obs": GOAL, "action": (1,), "info": {"x": (), "y": Field((2,), torch.int64)}},
     "large": {"obs": Field((40, 40), torch.uint8), "action": ()},
+    "cameras": {
+        "obs": {"left": Field((40, 41), torch.uint8), "x": (3,), "depth": Field((300,), torch.float64)}, "action": ()
+    },
 }  # fmt: skip
 EVERY_SAMPLER: dict[str, Callable[[], Any]] = {
     **SAMPLERS,

@@ -672,8 +672,8 @@ MUTATIONS = [
     Mutation(
         "a user's view is read as the class that it inherits from",
         "replay/direct.py",
-        "if (kind is not NStep and kind is not Hindsight) or",
-        "if not issubclass(kind, (NStep, Hindsight)) or",
+        "((kind is not NStep and kind is not Hindsight) or",
+        "(not issubclass(kind, (NStep, Hindsight)) or",
         "replay/test_direct_sample.py",
     ),
     Mutation(
@@ -686,9 +686,16 @@ MUTATIONS = [
     Mutation(
         "weights and probabilities change places",
         "replay/direct.py",
-        "whole.table[[[*whole.fields].index(path) for path in paths]]",
+        "whole.table[[[*whole.fields].index(path) for path in small]]",
         "whole.table.copy()",
         "replay/test_direct_sample.py",
+    ),
+    Mutation(
+        "after a change of the depth, stacks are drawn by the rule of before",
+        "replay/direct.py",
+        "if rule != Rule(history) or",
+        "if",
+        "replay/test_direct_stacks.py",
     ),
     Mutation(
         "a function of goals that draws a batch overwrites the steps of the outer one",

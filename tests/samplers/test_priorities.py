@@ -278,7 +278,7 @@ OTHER_INDICES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have no tensor read by compiled code from now on."""
-    return lambda: monkeypatch.setattr(Prioritized, "rate_tensors", lambda *_: UNUSUAL)
+    return lambda: monkeypatch.setattr("relive.replay.ratings.tensor_calls", lambda: None)
 
 
 def rated(index: Callable[[Any], Any], errors: Callable[[Any], Any], count: int = 12) -> Any:
@@ -336,7 +336,7 @@ def test_tensors_of_another_class_are_asked_for_their_numbers(kind: Any, monkeyp
     def other(x: torch.Tensor) -> torch.Tensor:
         return x.as_subclass(kind)
 
-    monkeypatch.setattr(Prioritized, "rate_tensors", None)
+    monkeypatch.setattr(cpu, "rate_tensors", None)
     assert [type(rated(*which)[0]) for which in ((same, other), (other, same))] == [int, int]
 
 

@@ -60,11 +60,10 @@ class Members:
         places = [*paths]
         self._branches = tuple(dict.fromkeys(path[0] for path in places if len(path) > 1))
         self._fields: dict[str, Any] = dict.fromkeys(path[0] for path in places)
-        self._nothing = ((),) * len(self._branches)
-        self.names = tuple(path[-1] for path in places)
-        """What each field is called in its dict."""
-        self.into = [self._branches.index(path[0]) + 1 if len(path) > 1 else 0 for path in places]
-        """Which dict has it."""
+        inner = [[path[1] for path in places if len(path) > 1 and path[0] == name] for name in self._branches]
+        self._members: list[dict[str, Any]] = [dict.fromkeys(names) for names in inner]
+        self.into = {path: self._branches.index(path[0]) + 1 if len(path) > 1 else 0 for path in places}
+        """Which dict has a field. There its name is the last of its path."""
 
     @staticmethod
     def suit(paths: Iterable[Path]) -> bool:
@@ -72,8 +71,8 @@ class Members:
         return all(len(path) <= 2 for path in paths)
 
     def empty(self) -> tuple[dict[str, Any], ...]:
-        """New dicts. The first has its names already, so that they stay in order."""
-        return self._fields.copy(), *map(dict, self._nothing)
+        """New dicts. They have their names already, so that these stay in order."""
+        return self._fields.copy(), *map(dict, self._members)
 
     def tensordict(self, found: tuple[dict[str, Any], ...], count: int) -> TensorDict:
         """The TensorDict of these dicts, which are full."""

@@ -157,6 +157,10 @@ class DirectBatch(NamedTuple):
     """int64: the fields of such a row, as :func:`relive.kernels.reference.fields.split_rows` takes them."""
     names: int
     """The address (``id``) of a tuple with the names of these fields."""
+    stacks: NDArray[np.int64]
+    """int64, as :func:`relive.kernels.reference.sample.sample_stacks` says: the fields that are read as stacks."""
+    stack_names: int
+    """As ``names``, of ``stacks``."""
 
 
 HEAD = 0

@@ -97,7 +97,8 @@ class Recycled:
             return blocks[fits][:nbytes]
         if len(blocks) >= KEPT and smallest >= 0:  # all free blocks are too small
             del blocks[smallest]
-        block = zeroed(nbytes + nbytes // 8)  # batches differ a little in size
+        size = nbytes + nbytes // 8  # batches differ a little in size
+        block = zeroed(max(size, HUGE) if 2 * size >= HUGE else size)  # most of a huge page: then all of it
         self._blocks.append(block)
         return block[:nbytes]
 

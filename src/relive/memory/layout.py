@@ -16,7 +16,16 @@ from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
-__all__ = ["BOOKKEEPING", "LARGE_FIELD", "BatchLayout", "RowLayout", "field_groups", "row_layout", "typed"]
+__all__ = [
+    "BOOKKEEPING",
+    "LARGE_FIELD",
+    "BatchLayout",
+    "RowLayout",
+    "field_groups",
+    "row_layout",
+    "table_of",
+    "typed",
+]
 
 
 BOOKKEEPING: dict[Path, Field] = {
@@ -75,7 +84,7 @@ class RowLayout:
         self.nbytes = end
         self._paths = tuple(self.fields)
         self._names = tuple(map(str, range(len(self._paths))))
-        self.table = _table(self.fields, self.offsets, end)
+        self.table = table_of(self.fields, self.offsets, end)
         """The fields as :func:`relive.kernels.reference.fields.split_rows` takes them; None if torch cannot."""
         self._dtype = np.dtype(
             {
@@ -127,7 +136,7 @@ class RowLayout:
         return values.unflatten(-1, field.shape) if field.shape else values.squeeze(-1)
 
 
-def _table(fields: Mapping[Path, Field], offsets: Mapping[Path, int], width: int) -> Ints | None:
+def table_of(fields: Mapping[Path, Field], offsets: Mapping[Path, int], width: int) -> Ints | None:
     """A line for each field of rows of so many bytes; None if there is a dtype that compiled code cannot make."""
     table = np.zeros((len(fields), DIMS + max((len(field.shape) for field in fields.values()), default=0)), np.int64)
     for line, (path, field) in zip(table, fields.items(), strict=True):

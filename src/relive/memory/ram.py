@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import ShapeError
+from ..kernels.reference.fields import WIDTH
 from ..steps.arrays import Array, Ints, numpy_dtype, numpy_view
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
@@ -18,14 +19,17 @@ from .blocks import SMALL, Recycled
 from .bounded import Bounded
 from .copier import StepCopier
 from .keeper import RAM, Keeper
-from .layout import BatchLayout, field_groups, row_layout, typed
+from .layout import BatchLayout, field_groups, row_layout, table_of, typed
 from .store import Apart, Staging, Store, Where, as_places, require_rows
 
-__all__ = ["HOSTED", "ReplayRows", "first_beyond", "require_dump", "staged_leaves"]
+__all__ = ["HOSTED", "ReplayRows", "first_beyond", "require_dump", "staged_leaves", "with_next"]
 
 
 HOSTED: tuple[Path, ...] = (("reward",), ("terminated",), ("truncated",))
 """The fields that stay in RAM, where n-step sums are planned and computed."""
+
+
+_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 
 STAGED = {"step": ("step",), "final": ("final",), "both": ("step", "final")}
@@ -60,6 +64,7 @@ class ReplayRows(Store):
         """Of each large field: its rows as bytes, their dtype, and how many bytes a row has."""
         self._large_at = {role: _positions(staged_leaves(leaves, role), large) for role in ("step", "final")}
         """Role -> its large fields, and where each is among the values of that role."""
+        self._large_bytes = sum(leaves[path].nbytes for path in self.large)
         self.arrays = self.layout.arrays(self.target)
         self._batches = Recycled()
         self._staged = Bounded[tuple[str, int], Staging]()
@@ -149,12 +154,32 @@ class ReplayRows(Store):
         dtype = self.leaves[path].dtype
         return typed(target[:count], dtype), typed(target[count:], dtype)
 
+    def stack_memory(self, frames: int) -> Tensor:
+        """Memory of a batch for so many frames of each large field, uint8 ``[N]``."""
+        return _from_numpy(self._memory(frames * self._large_bytes))
+
+    def _memory(self, nbytes: int) -> Array:
+        # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
+        return np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
+
+    def stack_table(self) -> tuple[list[Path], Ints] | None:
+        """The large fields, each with that of the next observation, and the same as kernels take them.
+
+        They are in the order of :meth:`stack_memory`. None if there is a dtype that compiled code cannot make.
+        """
+        paths = sorted(self.large, key=lambda path: -self.leaves[path].dtype.itemsize)  # so all numbers are aligned
+        lines = table_of({path: self.leaves[path] for path in paths}, dict.fromkeys(paths, 0), 0)
+        if lines is None:
+            return None
+        lines[:, WIDTH] = [self.leaves[path].nbytes for path in paths]
+        blocks = [(self.blocks[path].ctypes.data, self.num_rows) for path in paths]
+        table = np.concatenate([np.array(blocks, np.int64).reshape(-1, 2), lines], 1)
+        return with_next(paths), np.repeat(table, 2, 0)
+
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""
         field, source, dtype, width = self._sources[path]
-        nbytes = where.size * width
-        # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
-        memory = np.empty(nbytes, np.uint8) if nbytes < SMALL else self._batches.take(nbytes)
+        memory = self._memory(where.size * width)
         target = memory.view(dtype).reshape(*where.shape, *field.shape)
         return source, target, memory.reshape(where.size, width)
 
@@ -192,6 +217,11 @@ class ReplayRows(Store):
             self.target[there] = rows[here]
             for path, block in self.blocks.items():
                 block[there] = numpy_view(large[path][here])
+
+
+def with_next(paths: Iterable[Path]) -> list[Path]:
+    """Fields of the observation, each with that of the next observation after it."""
+    return [each for path in paths for each in (path, ("next_obs", *path[1:]))]
 
 
 def _bytes_of(block: Array) -> Array:

@@ -12,13 +12,13 @@ from torch.utils.data import get_worker_info
 from .. import kernels
 from ..batches.tensordicts import Members
 from ..kernels.reference.fields import INTO
+from ..kernels.reference.sample import LINE
 from ..kernels.ring_state import ALONE, COMPLETED, FINALS, LINKED, NO_FINALS, DirectBatch, DirectStep
 from ..kernels.tensor_calls import TensorCalls, tensor_calls
 from ..memory.copier import SHORT, Plan
 from ..memory.layout import BatchLayout, RowLayout
-from ..memory.ram import ReplayRows
+from ..memory.ram import ReplayRows, with_next
 from ..memory.store import Staging
-from ..parameters import is_own
 from ..ring.ring import Ring
 from ..ring.rule import Rule
 from ..samplers.contract import Sampler
@@ -27,7 +27,8 @@ from ..steps.arrays import Ints
 from ..steps.checker import StepChecker
 from ..steps.schema import Field
 from ..steps.trees import Path
-from ..views.contract import DirectReader, View
+from ..views.contract import View
+from ..views.frames import FrameStack
 from ..views.hindsight import Hindsight
 from ..views.transitions import NStep
 from .progress import Progress
@@ -46,11 +47,7 @@ PROBABILITY: Path = ("probability",)
 WEIGHED: dict[Path, Field] = {WEIGHT: Field((), torch.float32), PROBABILITY: Field((), torch.float64)}
 """The fields that draws by priority add to a batch."""
 
-SINGLE = Rule()
-"""Every transition can be drawn."""
-
-_empty: Any = cast("Any", torch).empty
-_BYTE, _CPU = torch.uint8, torch.device("cpu")
+_from_numpy: Any = cast("Any", torch).from_numpy  # code that is not in the caches makes memory sooner so
 
 
 class DirectAdd:
@@ -128,8 +125,8 @@ class DirectAdd:
 class _Ready(NamedTuple):
     """What batches take, as long as nothing of ``known`` changes."""
 
-    known: tuple[BatchLayout, Binding | None, int, Rule]
-    """The layout of what the view reads, the priorities, the seed, and what can be drawn."""
+    known: tuple[BatchLayout, Binding | None, int, Rule, int]
+    """The layout of what the view reads, the priorities, the seed, what can be drawn, and the view's history."""
     members: Members | None
     """The dicts of a batch; None if such batches are not made directly."""
     width: int = 0
@@ -138,6 +135,8 @@ class _Ready(NamedTuple):
     """What :attr:`handle` points to."""
     handle: Any = None
     """What compiled kernels take for :attr:`batch`."""
+    names: tuple[tuple[str, ...], ...] = ()
+    """The names that :attr:`batch` points to."""
 
 
 class DirectSample:
@@ -157,10 +156,9 @@ class DirectSample:
 
     @classmethod
     def of(cls, ring: Ring, sampler: Sampler, progress: Progress) -> Self | None:
-        """One for these, if they allow it: small fields in RAM, and one of relive's own samplers."""
-        store, calls = ring.store, tensor_calls()
-        in_ram = type(store) is ReplayRows and not store.apart and ring.undo is None
-        return cls(ring, sampler, progress, calls) if in_ram and is_own(sampler) and calls is not None else None
+        """One for these, if they allow it: rows in RAM."""
+        in_ram, calls = type(ring.store) is ReplayRows and ring.undo is None, tensor_calls()
+        return cls(ring, sampler, progress, calls) if in_ram and calls is not None else None
 
     def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | None:
         """The next batch; or None, if that takes more than compiled code can do. Then nothing has changed.
@@ -169,20 +167,22 @@ class DirectSample:
             ReliveError: as the view says. The batch counts as drawn then.
         """
         kind, ring, sampler, come = type(view), self._ring, self._sampler, self._progress
-        if (kind is not NStep and kind is not Hindsight) or get_worker_info() is not None:
+        if kind is not FrameStack and ((kind is not NStep and kind is not Hindsight) or ring.store.apart):
             return None
-        reader: DirectReader = cast("Any", view)
+        if get_worker_info() is not None:
+            return None
+        reader: Any = view  # a DirectReader
         layout, terms = reader.batch_of(ring), sampler.terms(update, of)
         if layout is None or terms is None:
             return None
         weights, how = terms
-        known, ready = (layout, weights, come.seed, ring.rule), self._ready
+        known, ready = (layout, weights, come.seed, ring.rule, reader.history), self._ready
         if ready is None or ready.known != known:
             ready = self._ready = self._prepared(*known)
         members = ready.members
         if members is None or count * ready.width > LONG:
             return None
-        rows, found = _empty((count, ready.width), dtype=_BYTE, device=_CPU), members.empty()
+        rows, found = _from_numpy(np.empty((count, ready.width), np.uint8)), members.empty()
         number, before = come.draws - come.first, None
         come.draws += 1  # before the draw, as functions of goals may look, or draw another batch
         come.sampled += count
@@ -197,20 +197,24 @@ class DirectSample:
             sampler.undo_draws(before)
         return None
 
-    def _prepared(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule) -> _Ready:
-        """What batches of this layout take."""
-        known, calls, none = (layout, weights, seed, rule), self._calls, np.zeros(0, np.int64)
-        whole = RowLayout(*layout.groups, self._weighed)
-        if rule != SINGLE or whole.table is None or not Members.suit(whole.fields):
+    def _prepared(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule, history: int) -> _Ready:
+        """What batches of this layout take. If there are large fields, all of them are read as stacks."""
+        known, calls, none = (layout, weights, seed, rule, history), self._calls, np.zeros(0, np.int64)
+        store: Any = self._ring.store
+        whole, stacked, stacks = RowLayout(*layout.groups, self._weighed), with_next(store.apart), store.stack_table()
+        if rule != Rule(history) or whole.table is None or stacks is None:
             return _Ready(known, None)
-        paths, at = [*layout.fields, *self._weighed], whole.offsets
-        members, seeds = Members(paths), np.array([seed % 2**64], np.uint64)
-        table = whole.table[[[*whole.fields].index(path) for path in paths]]
-        table[:, INTO] = members.into
+        if not Members.suit((*whole.fields, *stacked)):
+            return _Ready(known, None)
+        small, at, (large, frames) = [*layout.fields, *self._weighed], whole.offsets, stacks
+        members, seeds = Members([*layout.fields, *stacked, *self._weighed]), np.array([seed % 2**64], np.uint64)
+        table = whole.table[[[*whole.fields].index(path) for path in small]]
+        table[:, INTO], frames[:, LINE + INTO] = ([members.into[path] for path in paths] for paths in (small, large))
+        names = tuple(tuple(path[-1] for path in paths) for paths in (small, large))
         tops, until = (none, np.zeros(0)) if weights is None else weights.whole
         batch = DirectBatch(
             calls.describe, calls.lend, calls.adopt, self._ring.handle, seeds,
             none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
-            layout.handle, table, id(members.names),
+            layout.handle, table, id(names[0]), frames, id(names[1]),
         )  # fmt: skip
-        return _Ready(known, members, whole.nbytes, batch, kernels.fast().handle_of(batch))
+        return _Ready(known, members, whole.nbytes, batch, kernels.fast().handle_of(batch), names)

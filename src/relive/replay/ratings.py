@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import kernels
 from ..errors import DTypeError, LifecycleError, NotFiniteError, ParameterError, ShapeError
 from ..kernels.reference.priorities import LARGEST_ERROR, UNUSUAL
+from ..kernels.tensor_calls import tensor_calls
 from ..ring.ring import Ring
 from ..samplers.contract import Sampler
 from ..samplers.prioritized import Prioritized
@@ -36,13 +37,15 @@ class Ratings:
         inner = sampler.inner if isinstance(sampler, Recent) else sampler
         self.prioritized = inner if isinstance(inner, Prioritized) else None
         """The sampler that has the priorities, or None."""
+        self._calls = tensor_calls()
 
     def update(self, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """Set the errors of the transitions ``index``. Returns how many of them were overwritten meanwhile."""
         sampler = self.prioritized or self._require_priorities()
         late = UNUSUAL
         if mask is None and type(index) is Tensor and type(td_error) is Tensor:
-            late = sampler.rate_tensors(index, td_error)
+            calls, rate = self._calls, kernels.fast().rate_tensors
+            late = UNUSUAL if calls is None else sampler.rate(rate, calls.describe, id(index), id(td_error))
         if late == UNUSUAL:
             late = self._update_checked(sampler, view, index, td_error, mask)
         come = self.progress
@@ -97,7 +100,7 @@ class Ratings:
         sizes = magnitudes(errors)
         if errors.ndim == 2:
             sizes = sampler.reduced(errors, real).astype(np.float32)
-        late = sampler.rate(len(where), (_address(where), 1), (_address(sizes), 1), False)
+        late = sampler.rate(kernels.fast().rate, len(where), _address(where), 1, _address(sizes), 1, False)
         if late != UNUSUAL:
             return late
         places = self._places(where)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from .. import kernels
 from ..errors import EmptyError, NotFiniteError, ShapeError
-from ..kernels.reference.priorities import ALPHA, DRAWS, EPS, LARGEST, LARGEST_ERROR, UNUSUAL
+from ..kernels.reference.priorities import ALPHA, DRAWS, EPS, LARGEST, LARGEST_ERROR
 from ..kernels.ring_state import DRAWABLE
-from ..kernels.tensor_calls import tensor_calls
 from ..memory.blocks import zeroed
 from ..parameters import checked, is_flag, is_number
 from ..ring.ring import Ring
@@ -25,10 +24,6 @@ from .sumtree import Cover, SumTree
 from .weighing import Binding, Weighing, is_beta, powers_of, require_errors
 
 __all__ = ["Prioritized"]
-
-
-Strided = tuple[int, int]
-"""Numbers in memory: the address of the first, and how many elements lie from one to the next."""
 
 
 @checked(
@@ -180,35 +175,16 @@ class Prioritized(Sampler):
             fresh = self._fresh = float(error), weight, bound.weighing
         kernels.fast().note_drawable(bound.handle, places, drawable, fresh[0], fresh[1])
 
-    def rate(self, count: int, index: Strided, errors: Strided, wide: bool) -> int:
-        """Set the TD errors of the transitions with these indices, in one pass; returns how many are gone.
+    def rate(self, kernel: Callable[..., int], *given: Any) -> int:
+        """Set TD errors by ``kernel(memory, *given)``, in one pass; returns what it returns.
 
         Args:
-            count: B.
-            index: where the public indices lie, int64: an address, and a stride in elements.
-            errors: where the errors lie, of either sign.
-            wide: whether they are float64, else float32.
-
-        Returns:
-            the number of transitions that were overwritten meanwhile, or :data:`UNUSUAL`. Then nothing has changed,
-            and :meth:`update` may take them.
+            kernel: the fast twin of ``rate`` or ``rate_tensors`` of :mod:`relive.kernels.reference.priorities`. If it
+                returns UNUSUAL, nothing has changed, and :meth:`update` may take the errors.
+            given: the kernel's other arguments.
         """
         bound = self._bound()
-        return self._rated(bound, kernels.fast().rate(bound.handle, count, *index, *errors, wide))
-
-    def rate_tensors(self, index: Tensor, errors: Tensor) -> int:
-        """:meth:`rate` of the errors of a few transitions, ``[B]``, in tensors that may be anywhere.
-
-        Returns:
-            as :meth:`rate`; also UNUSUAL if compiled code cannot read the tensors.
-        """
-        bound, calls = self._bound(), tensor_calls()
-        if calls is None:
-            return UNUSUAL
-        late = kernels.fast().rate_tensors(bound.handle, calls.describe, id(index), id(errors))
-        return self._rated(bound, late)
-
-    def _rated(self, bound: Binding, late: int) -> int:
+        late = kernel(bound.handle, *given)
         largest = bound.facts.item(LARGEST)
         if largest != self._largest:  # every assignment is checked, which takes longer than this
             self._largest = largest

@@ -57,6 +57,11 @@ class SequenceReader(View, Protocol):
 class DirectReader(View, Protocol):
     """A view of relive's own whose batches compiled code can draw as well as read."""
 
+    @property
+    def history(self) -> int:
+        """How many rows before an anchor the view reads."""
+        ...
+
     def batch_of(self, ring: Ring) -> BatchLayout | None:
         """The layout of the batches that :meth:`sample` makes; None if only :meth:`read` can make them."""
         ...

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
+from .. import kernels
 from ..errors import SchemaError
+from ..memory.layout import BatchLayout
 from ..parameters import checked, is_count, is_names
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
@@ -54,6 +56,31 @@ class FrameStack:
         """The number of frames before the anchor's."""
         return self.depth - 1
 
+    def batch_of(self, ring: Ring) -> BatchLayout | None:
+        """See :class:`relive.views.contract.DirectReader`; only large observations, all of them stacked, are direct."""
+        try:
+            alone = ring.alone or ring.store.apart != self._stacked(ring)
+        except SchemaError:  # read() raises it, once something was drawn
+            return None
+        return None if alone else self.window.batch_of(ring)
+
+    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+        """See :class:`relive.views.contract.DirectReader`."""
+        store: Any = ring.store  # in RAM: no other has such batches
+        window, depth, repeat = self.window, self.depth, self.pad == "repeat"
+        memory = store.stack_memory(2 * count * depth)
+        return kernels.fast().sample_stacks(
+            direct, *draw, window.n, float(window.gamma), depth, repeat, id(rows), id(memory), id(found)
+        )
+
+    def _stacked(self, ring: Ring) -> tuple[Path, ...]:
+        """The fields of the observation that are stacked.
+
+        Raises:
+            SchemaError: the observation has no member of that name.
+        """
+        return _stacked(tuple(ring.leaves), None if self.keys is None else tuple(self.keys))
+
     def read(self, ring: Ring, places: Ints, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, with stacked observations.
 
@@ -62,7 +89,7 @@ class FrameStack:
         """
         if ring.alone:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
-        stacked = list(_stacked(tuple(ring.leaves), None if self.keys is None else tuple(self.keys)))
+        stacked = list(self._stacked(ring))
         plan = self.window.plan(ring, places)
         count = len(plan.places)
         ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
@@ -72,15 +99,10 @@ class FrameStack:
 
 
 @lru_cache(maxsize=64)
-def _stacked(leaves: tuple[Path, ...], keys: tuple[str, ...] | None) -> list[Path]:
-    """The fields of the observation that are stacked.
-
-    Raises:
-        SchemaError: the observation has no member of that name.
-    """
+def _stacked(leaves: tuple[Path, ...], keys: tuple[str, ...] | None) -> tuple[Path, ...]:
     fields = [path for path in leaves if path[0] == "obs"]
     members = {path[1] for path in fields if len(path) > 1}
     unknown = [key for key in keys or () if key not in members]
     if unknown:
         raise SchemaError(f"FrameStack(keys={keys}): the observation has no member {unknown[0]!r}")
-    return [path for path in fields if keys is None or (len(path) > 1 and path[1] in keys)]
+    return tuple(path for path in fields if keys is None or (len(path) > 1 and path[1] in keys))

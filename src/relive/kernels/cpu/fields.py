@@ -12,7 +12,7 @@ from ..tensor_calls import CPU, DESCRIBED, LOAN
 from .jit import addressed, inlined, jit
 from .tensors import adopt, describe, lend
 
-__all__ = ["BYTES", "split_rows"]
+__all__ = ["BYTES", "adopt_field", "split_rows"]
 
 Ints = NDArray[np.int64]
 
@@ -25,8 +25,7 @@ FIRST_ITEM = tuple.__basicsize__
 def _split_rows(describing: int, lending: int, adopting: int, rows: int, names: int, table: Ints, found: int) -> bool:
     """See :func:`relive.kernels.reference.fields.split_rows`.
 
-    The caller holds ``rows``, ``names`` and ``found``. From ``lend`` to ``adopt``, nothing else of Python runs. What
-    a loan points to may be gone after ``adopt``: torch copies sizes and strides.
+    The caller holds ``rows``, ``names`` and ``found``.
     """
     failed, data, device, axes, sizes, strides, offset = describe(describing, rows)
     lead = (axes & 0xFFFFFFFF) - 1
@@ -37,20 +36,34 @@ def _split_rows(describing: int, lending: int, adopting: int, rows: int, names: 
         return False
     both = np.empty((2, lead + table.shape[1]), np.int64)
     for i in range(table.shape[0]):
-        dims, steps, rank, item = both[0], both[1], table[i, NDIM], table[i, ITEM]
-        for axis in range(lead):
-            dims[axis], steps[axis] = shape[axis], apart[axis] // item
-        count = 1  # numbers from one item of this axis to the next
-        for axis in range(rank - 1, -1, -1):
-            dims[lead + axis], steps[lead + axis] = table[i, DIMS + axis], count
-            count *= max(table[i, DIMS + axis], 1)
-        loan = lend(lending, rows)
-        words = addressed(loan, LOAN + DESCRIBED, np.int64)[LOAN:]
-        words[0] += table[i, OFFSET]
-        words[2] = (table[i, CODE] << 32) + lead + rank
-        words[3], words[4] = dims.ctypes.data, steps.ctypes.data
-        adopt(adopting, loan, _item(found, table[i, INTO]), _item(names, i))
+        adopt_field(lending, adopting, rows, 0, shape[:lead], apart[:lead], names, i, table[i], both, found)
     return True
+
+
+@inlined
+def adopt_field(
+    lending: int, adopting: int, rows: int, start: int, lead: Ints, apart: Ints, names: int, i: int, line: Ints,
+    both: Ints, found: int,
+) -> None:  # fmt: skip
+    """Make a tensor for one field, called as item ``i`` of ``names``: :func:`relive.kernels.reference.fields.field_of`.
+
+    From ``lend`` to ``adopt``, nothing else of Python runs. The loan points to ``both``, where sizes and strides are
+    written. It may be gone after ``adopt``, as torch copies them, but not before: so the caller holds it.
+    """
+    axes, rank, item = lead.size, line[NDIM], line[ITEM]
+    dims, steps = both[0], both[1]
+    for axis in range(axes):
+        dims[axis], steps[axis] = lead[axis], apart[axis] // item
+    count = 1  # numbers from one item of this axis to the next
+    for axis in range(rank - 1, -1, -1):
+        dims[axes + axis], steps[axes + axis] = line[DIMS + axis], count
+        count *= max(line[DIMS + axis], 1)
+    loan = lend(lending, rows)
+    words = addressed(loan, LOAN + DESCRIBED, np.int64)[LOAN:]
+    words[0] += start + line[OFFSET]
+    words[2] = (line[CODE] << 32) + axes + rank
+    words[3], words[4] = dims.ctypes.data, steps.ctypes.data
+    adopt(adopting, loan, _item(found, line[INTO]), _item(names, i))
 
 
 @inlined

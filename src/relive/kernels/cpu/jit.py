@@ -22,6 +22,7 @@ __all__ = [
     "address_t",
     "addressed",
     "cache_folder",
+    "copy_ahead",
     "copy_short",
     "f32",
     "fence",
@@ -46,6 +47,9 @@ Addresses = NDArray[np.uint64]
 
 f32 = np.float32
 address_t = np.uintp
+LINE, LINES = 64, 4
+"""Bytes of a cache line, and how many are copied in one turn of a loop."""
+
 _carray: Any = cast("Any", numba).carray
 _arrays: Any = arrayobj
 _ir: Any = cast("Any", cgutils).ir
@@ -172,6 +176,29 @@ def stream(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
 
 
 @intrinsic
+def copy_ahead(_context: Any, target: Any, source: Any, nbytes: Any, ahead: Any) -> Any:
+    """Copy bytes, and meanwhile start to load as many at the address ``ahead``, which need not exist."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        number, size, (target, source, nbytes, ahead) = _ir.IntType(64), LINES * LINE, args
+        line = _ir.VectorType(number, LINE // 8).as_pointer()
+        whole = builder.and_(nbytes, number(-size))
+        with cast("Any", cgutils).for_range_slice(builder, number(0), whole, number(size), intp=number) as (k, _):
+            places = [builder.add(k, number(LINE * i)) for i in range(LINES)]
+            coming, here, there = ([builder.add(x, place) for place in places] for x in (ahead, source, target))
+            for address in coming:
+                _prefetch(builder, builder.inttoptr(address, cgutils.voidptr_t), NEAR)
+            loaded = [builder.load(builder.inttoptr(address, line), align=1) for address in here]
+            for value, address in zip(loaded, there, strict=True):
+                builder.store(value, builder.inttoptr(address, line), align=1)
+        to, from_ = (builder.inttoptr(builder.add(address, whole), cgutils.voidptr_t) for address in (target, source))
+        cgutils.raw_memcpy(builder, to, from_, builder.sub(nbytes, whole), 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.intp, types.uintp), codegen
+
+
+@intrinsic
 def fence(_context: Any) -> Any:
     """Order stores: the compiler moves none across this, in either direction.
 
@@ -192,14 +219,21 @@ def prefetch(_context: Any, array: Any, place: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        address = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
-        number = cgutils.int32_t
-        kind = _ir.FunctionType(_ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        prefetch = cast("Any", cgutils).get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [address, number(0), number(3), number(1)])  # to read, into all caches, data
+        _prefetch(builder, builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t), ALL)
         return context.get_dummy_value()
 
     return types.void(array, place), codegen
+
+
+ALL, NEAR = 3, 2
+"""Into which caches something is loaded: all of them, or all but the first."""
+
+
+def _prefetch(builder: Any, address: Any, caches: int) -> None:
+    number = cgutils.int32_t
+    kind = _ir.FunctionType(_ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+    prefetch = cast("Any", cgutils).get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(prefetch, [address, number(0), number(caches), number(1)])  # to read, data
 
 
 @jit

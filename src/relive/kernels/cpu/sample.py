@@ -10,22 +10,27 @@ from typing import Any
 
 import numpy as np
 
+from ..reference.fields import WIDTH
 from ..reference.hindsight import OTHERS, RANDOM, STRATEGY
+from ..reference.sample import LINE, ROWS, SOURCE
 from ..ring_state import UNFIT
 from ..tensor_calls import CPU
 from .draw import draw
-from .fields import BYTES, split_rows
+from .fields import BYTES, adopt_field, split_rows
 from .handles import ENTRIES, Ints, matrix_of, vector_of
 from .hindsight import open_steps, plan_goals, relabel_windows
 from .jit import addressed, inlined, jit, strided
 from .priorities import draw_weighted
 from .random import key
-from .tensors import describe
-from .windows import windows
+from .tensors import describe, release_gil, take_gil
+from .windows import gather_pairs, stack_places, windows
 
-__all__ = ["finish_goals", "sample_goals", "sample_windows"]
+__all__ = ["finish_goals", "sample_goals", "sample_stacks", "sample_windows"]
 
-DESCRIBE, LEND, ADOPT, RING, SEED, WEIGHTS, TOPS, UNTIL, WEIGHT_AT, PROBABILITY_AT, BATCH, TABLE, NAMES = range(13)
+(
+    DESCRIBE, LEND, ADOPT, RING, SEED, WEIGHTS, TOPS, UNTIL, WEIGHT_AT, PROBABILITY_AT, BATCH, TABLE, NAMES, STACKS,
+    STACK_NAMES,
+) = range(15)  # fmt: skip
 """The positions of :class:`relive.kernels.ring_state.DirectBatch`'s members."""
 
 
@@ -59,6 +64,14 @@ def _rows_at(direct: Ints, rows: int) -> Any:
 
 
 @inlined
+def _bytes_at(direct: Ints, memory: int) -> Any:
+    """The memory of the tensor at an address, which has one axis; empty if it is not in RAM."""
+    failed, data, device, axes, sizes, _, offset = describe(direct[ENTRIES * DESCRIBE], memory)
+    known = not failed and data != 0 and device == CPU and axes == BYTES << 32 | 1 and offset == 0
+    return addressed(data, addressed(sizes, 1, np.int64)[0] if known else 0, np.uint8)
+
+
+@inlined
 def _stream(direct: Ints, number: int) -> Any:
     """The stream of random numbers of a draw."""
     return key(vector_of(direct, SEED, np.uint64)[0], number)
@@ -82,6 +95,52 @@ def _sample_windows(
         return False
     windows(vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
     return _split(direct, rows, found)
+
+
+def _sample_stacks(
+    direct: Ints, number: int, newest: int, stratified: bool, beta: float, lowest: float, steps: int, gamma: float,
+    depth: int, repeat: bool, rows: int, memory: int, found: int,
+) -> bool:  # fmt: skip
+    """See :func:`relive.kernels.reference.sample.sample_stacks`. The caller holds ``rows`` and ``memory``."""
+    out, large, stacks = _rows_at(direct, rows), _bytes_at(direct, memory), matrix_of(direct, STACKS, np.int64)
+    count = out.shape[0]
+    if not count or large.size != count * depth * stacks[:, LINE + WIDTH].sum():
+        return False
+    ends, ring = np.empty(2 * count, np.int64), vector_of(direct, RING, np.int64)
+    places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
+    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+        return False
+    windows(ring, vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
+    stack_places(ring, ends, depth, repeat, frames)
+    if not _split(direct, rows, found):
+        return False
+    thread = release_gil()  # until the next call of a Python object, which is in _split_stacks
+    _gather_stacks(stacks, frames, large.ctypes.data)
+    take_gil(thread)
+    _split_stacks(direct, stacks, count, depth, memory, found)
+    return True
+
+
+@jit
+def _gather_stacks(stacks: Ints, frames: Ints, target: int) -> None:
+    """Copy the stacks of all fields to the memory at ``target``. This raises nothing, so the GIL is taken again."""
+    for i in range(0, stacks.shape[0], 2):
+        width = stacks[i, LINE + WIDTH]
+        source = addressed(stacks[i, SOURCE], (stacks[i, ROWS], width), np.uint8)
+        gather_pairs(source, frames, addressed(target, (frames.size, width), np.uint8))
+        target += frames.size * width
+
+
+@inlined
+def _split_stacks(direct: Ints, stacks: Ints, count: int, depth: int, memory: int, found: int) -> None:
+    """Make the tensors of stacks."""
+    lend, adopt, names, start = direct[ENTRIES * LEND], direct[ENTRIES * ADOPT], direct[ENTRIES * STACK_NAMES], 0
+    lead, apart, both = np.array([count, depth]), np.empty(2, np.int64), np.empty((2, 2 + stacks.shape[1]), np.int64)
+    for i in range(stacks.shape[0]):
+        line = stacks[i, LINE:]
+        apart[0], apart[1] = depth * line[WIDTH], line[WIDTH]
+        adopt_field(lend, adopt, memory, start, lead, apart, names, i, line, both, found)
+        start += count * depth * line[WIDTH]
 
 
 def _sample_goals(
@@ -113,5 +172,6 @@ def _finish_goals(
 
 
 sample_windows = jit(_sample_windows, nogil=False)
+sample_stacks = jit(_sample_stacks, nogil=False)
 sample_goals = jit(_sample_goals, nogil=False)
 finish_goals = jit(_finish_goals, nogil=False)

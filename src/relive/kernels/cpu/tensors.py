@@ -13,7 +13,7 @@ from numba.core import cgutils
 from ..tensor_calls import DESCRIBED
 from .jit import intrinsic
 
-__all__ = ["adopt", "describe", "is_true", "lend"]
+__all__ = ["adopt", "describe", "is_true", "lend", "release_gil", "take_gil"]
 
 _cgutils: Any = cast("Any", cgutils)
 _ir: Any = _cgutils.ir
@@ -86,6 +86,27 @@ def adopt(_context: Any, function: Any, loan: Any, found: Any, key: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def release_gil(_context: Any) -> Any:
+    """Let other threads of Python run until :func:`take_gil`, which gets the answer. Nothing may raise in between."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        return builder.ptrtoint(context.get_python_api(builder).save_thread(), _word)
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def take_gil(_context: Any, thread: Any) -> Any:
+    """Wait until no other thread of Python runs, and keep it so."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        context.get_python_api(builder).restore_thread(builder.inttoptr(args[0], _pointer))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 def _call(builder: Any, result: Any, args: Any, second: Any) -> Any:

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from ..reference.nstep import NEXT_AT, NEXT_BYTES, OWN_AT, OWN_BYTES, STEP_BYTES
 from ..ring_state import HEAD
 from .handles import Ints, open_ring
-from .jit import address_t, fetch, inlined, jit, memcpy
+from .jit import address_t, copy_ahead, fetch, inlined, jit, memcpy
 from .nstep import add_reward, bootstrap, results, write_window
 from .places import place_after, row_at
 
 __all__ = ["gather_pairs", "gather_rows", "stack_places", "windows"]
 
 FORESEEN = 1024
-"""Bytes of a frame or window that are loaded ahead; the processor itself loads what follows."""
+"""Bytes of a window that are loaded ahead; the processor itself loads what follows."""
 
 
 @jit
@@ -84,17 +84,16 @@ def gather_pairs(source: Any, places: Ints, out: Any) -> int:
     """See :func:`relive.kernels.reference.windows.gather_pairs`.
 
     ``here`` and ``there`` are the addresses of ``source`` and of ``out``; to them, bytes are added. Most often the
-    frames of a stack follow one another, and then they are one copy. Meanwhile the next stack begins to come.
+    frames of a stack follow one another, and then they are one copy. Meanwhile the next stack is loaded.
     """
     count, depth, width = places.shape[0] // 2, places.shape[1], source.shape[1]
-    here, there, memory = source.ctypes.data, out.ctypes.data, source.reshape(-1)
+    here, there = source.ctypes.data, out.ctypes.data
     for i in range(count):
-        if depth and i + 1 < count:
-            fetch(memory, places[i + 1, 0] * width, min(width, FORESEEN))
         for j in (i, count + i):
             if _is_run(places[j], source.shape[0]):
                 target, frame = there + j * depth * width, here + places[j, 0] * width
-                memcpy(address_t(target), address_t(frame), np.intp(depth * width))
+                ahead = here + places[min(j + 1, 2 * count - 1), 0] * width
+                copy_ahead(address_t(target), address_t(frame), np.intp(depth * width), address_t(ahead))
             elif gather_rows(source, places[j], out[j * depth : (j + 1) * depth], 0, width) >= 0:
                 return j
     return -1

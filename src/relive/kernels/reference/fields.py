@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..tensor_calls import made_code
 
-__all__ = ["CODE", "DIMS", "INTO", "ITEM", "NDIM", "OFFSET", "WIDTH", "split_rows"]
+__all__ = ["CODE", "DIMS", "INTO", "ITEM", "NDIM", "OFFSET", "WIDTH", "field_of", "split_rows"]
 
 OFFSET, WIDTH, ITEM, CODE, INTO, NDIM, DIMS = range(7)
 """The entries of a line of ``table``: the byte of a row at which the field begins; how many bytes a row has, and each
@@ -44,15 +45,19 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, names: int, tabl
     *apart, gap = packed.stride()
     if gap != 1 or any(line[WIDTH] != width or any(step % line[ITEM] for step in apart) for line in table):
         return False
-    dtypes = _dtypes()
     for name, line in zip(keys, table.tolist(), strict=True):
-        dims = line[DIMS : DIMS + line[NDIM]]
-        strides = [step // line[ITEM] for step in apart]
-        strides += [prod(max(size, 1) for size in dims[axis + 1 :]) for axis in range(len(dims))]
-        memory = torch.empty(0, dtype=dtypes[line[CODE]]).set_(packed.untyped_storage())
-        begin = (packed.storage_offset() + line[OFFSET]) // line[ITEM]
-        dicts[line[INTO]][name] = memory.as_strided([*lead, *dims], strides, begin)
+        dicts[line[INTO]][name] = field_of(packed, 0, lead, apart, line)
     return True
+
+
+def field_of(packed: Any, start: int, lead: list[int], apart: list[int], line: list[int]) -> Tensor:
+    """A tensor for one field of rows ``lead``, which lie ``apart`` bytes from each other from byte ``start`` on."""
+    dims = line[DIMS : DIMS + line[NDIM]]
+    strides = [step // line[ITEM] for step in apart]
+    strides += [prod(max(size, 1) for size in dims[axis + 1 :]) for axis in range(len(dims))]
+    memory = torch.empty(0, dtype=_dtypes()[line[CODE]]).set_(packed.untyped_storage())
+    begin = (packed.storage_offset() + start + line[OFFSET]) // line[ITEM]
+    return memory.as_strided([*lead, *dims], strides, begin)
 
 
 @cache

@@ -10,15 +10,27 @@ from torch import Tensor
 
 from ..ring_state import UNFIT, DirectBatch
 from .draw import draw
-from .fields import split_rows
+from .fields import INTO, WIDTH, field_of, split_rows
 from .hindsight import OTHERS, RANDOM, STRATEGY, RelabelledSteps, plan_goals, relabel_windows
 from .nstep import column
 from .places import Ints
 from .priorities import draw_weighted
 from .random import key
-from .windows import windows
+from .windows import gather_pairs, stack_places, windows
 
-__all__ = ["finish_goals", "sample_goals", "sample_windows"]
+__all__ = [
+    "LINE",
+    "ROWS",
+    "SOURCE",
+    "finish_goals",
+    "sample_goals",
+    "sample_stacks",
+    "sample_windows",
+]
+
+SOURCE, ROWS, LINE = range(3)
+"""The entries of a line of ``stacks``: the address of the field's first frame, how many frames there are, and from here
+on the field as a line of the table of :func:`relive.kernels.reference.fields.split_rows`."""
 
 
 def _draw_rows(
@@ -65,6 +77,54 @@ def sample_windows(
         return False
     windows(direct.ring, direct.batch, places, steps, gamma, out, last)
     return split_rows(direct.describe, direct.lend, direct.adopt, rows, direct.names, direct.table, found)
+
+
+def sample_stacks(
+    direct: DirectBatch, number: int, newest: int, stratified: bool, beta: float, lowest: float, steps: int,
+    gamma: float, depth: int, repeat: bool, rows: int, memory: int, found: int,
+) -> bool:  # fmt: skip
+    """:func:`sample_windows` with stacks of frames. The GIL is held, but not while the frames are copied.
+
+    ``direct.stacks`` has two lines for each stacked field: of the observation, and of the next observation.
+
+    Args:
+        direct: the rest.
+        number: see :func:`sample_windows`, as for what is not listed here.
+        newest: likewise.
+        stratified: likewise.
+        beta: likewise.
+        lowest: likewise.
+        steps: likewise.
+        gamma: likewise.
+        depth: frames per stack.
+        repeat: see :func:`relive.kernels.reference.windows.stack_places`.
+        rows: see :func:`sample_windows`.
+        memory: the address of a tensor, uint8 ``[N]``, which gets the stacks line by line: N bytes in all.
+        found: see :func:`sample_windows`.
+    """
+    out, large = _rows_at(rows), _rows_at(memory)
+    count, size = 0 if out is None else len(out), sum(direct.stacks[:, LINE + WIDTH].tolist())
+    if not count or large is None or large.shape != (count * depth * size,):
+        return False
+    ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
+    places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
+    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+        return False
+    windows(direct.ring, direct.batch, places, steps, gamma, out, last)
+    stack_places(direct.ring, ends, depth, repeat, frames)
+    if not split_rows(direct.describe, direct.lend, direct.adopt, rows, direct.names, direct.table, found):
+        return False
+    packed, names, dicts = (ctypes.cast(at, ctypes.py_object).value for at in (memory, direct.stack_names, found))
+    start = 0
+    for i, (source, there, *line) in enumerate(direct.stacks.tolist()):
+        width = line[WIDTH]
+        if i % 2 == 0:
+            block = np.ctypeslib.as_array((ctypes.c_uint8 * (there * width)).from_address(source))
+            both = large[start : start + frames.size * width]
+            gather_pairs(block.reshape(there, width), frames, both.reshape(frames.size, width))
+        dicts[line[INTO]][names[i]] = field_of(packed, start, [count, depth], [depth * width, width], line)
+        start += count * depth * width
+    return True
 
 
 def sample_goals(
