@@ -672,8 +672,8 @@ MUTATIONS = [
     Mutation(
         "a user's view is read as the class that it inherits from",
         "replay/direct.py",
-        "((kind is not NStep and kind is not Hindsight) or",
-        "(not issubclass(kind, (NStep, Hindsight)) or",
+        "if kind not in READERS or",
+        "if not issubclass(kind, tuple(READERS)) or",
         "replay/test_direct_sample.py",
     ),
     Mutation(
@@ -714,8 +714,8 @@ MUTATIONS = [
     Mutation(
         "errors that lie apart are read as if they were neighbours",
         "kernels/cpu/priorities.py",
-        "indices, stride, sizes, step, dtype == FLOAT64)",
-        "indices, stride, sizes, 1, dtype == FLOAT64)",
+        "indices, stride[0], sizes, step[0], dtype == FLOAT64)",
+        "indices, stride[0], sizes, 1, dtype == FLOAT64)",
         "samplers/test_priorities.py",
     ),
     Mutation(

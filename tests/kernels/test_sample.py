@@ -44,7 +44,7 @@ class Twins:
         self.plain = self.ready.batch._replace(ring=self.buffer._ring.arrays, **memory)
 
     def terms(self) -> tuple[Any, ...]:
-        """From ``number`` to ``lowest``."""
+        """What is drawn."""
         rng, low = self.rng, 0.0
         if self.weighed and len(self.buffer) and rng.integers(2):
             low = self.buffer.sampler._tree.minimum_positive()
@@ -61,7 +61,7 @@ class Twins:
 def test_both_twins_draw_and_read_the_same_windows(kind: str, seed: int, sampler: str) -> None:
     twins = Twins(kind, seed, sampler=SAMPLERS[sampler]())
     for count in (1, 2, 7, 30):
-        terms, found = (*twins.terms(), int(twins.rng.integers(1, 5)), 0.9), []
+        terms, found = (twins.terms(), int(twins.rng.integers(1, 5)), 0.9), []
         for kernels, batch in ((cpu, twins.fast), (reference, twins.plain)):
             rows, into = twins.rows(count), twins.empty()
             assert kernels.sample_windows(batch, *terms, id(rows), id(into))
@@ -83,7 +83,7 @@ def test_both_twins_draw_and_relabel_the_same_windows(goals: str, seed: int, sam
             for array in steps:
                 array[...] = 0
             noted, pairs = handle if kernels is cpu else steps, np.zeros((2, count * n, fit.nbytes), np.uint8)
-            chosen = kernels.sample_goals(batch, *terms, n, 0.9, ratio, id(rows), noted, pairs)
+            chosen = kernels.sample_goals(batch, terms, n, 0.9, ratio, id(rows), noted, pairs)
             seen = [chosen, rows.numpy().tobytes(), pairs.tobytes(), *(np.array(x[..., :chosen]) for x in steps[:1])]
             judge, total = np.random.default_rng(judged), int(steps.begin[chosen])
             steps.flags[:, :total] = judge.random((2, total)) < 0.2
@@ -118,8 +118,8 @@ def test_both_twins_refuse_rows_without_memory_and_a_ring_without_anchors(sample
         into, pairs = twins.empty(), np.zeros((2, 5, fit.nbytes), np.uint8)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch: the address of a fake tensor was asked for
-            assert not kernels.sample_windows(batch, *twins.terms(), 1, 0.9, id(rows), id(into))
-            goals = kernels.sample_goals(batch, *twins.terms(), 1, 0.9, 0.8, id(rows), noted, pairs)
+            assert not kernels.sample_windows(batch, twins.terms(), 1, 0.9, id(rows), id(into))
+            goals = kernels.sample_goals(batch, twins.terms(), 1, 0.9, 0.8, id(rows), noted, pairs)
         assert goals == UNFIT
         assert [list(members.values()) for members in into] == [list(x.values()) for x in twins.empty()]
 

@@ -92,6 +92,10 @@ class MyStack(FrameStack):
     pass
 
 
+class MyWindow(NStep):
+    pass
+
+
 class MyUniform(Uniform):
     pass
 
@@ -101,6 +105,7 @@ LONG: dict[str, Callable[[], Any]] = {
     "small and large frames": lambda: filled("cameras", view=FrameStack(2)),
     "some of the large frames": lambda: filled("cameras", view=FrameStack(2, keys=("left",))),
     "each_reward": lambda: filled("large", view=FrameStack(2, NStep(2, each_reward=lambda rewards: rewards * 2))),
+    "a window of the user's": lambda: filled("large", view=FrameStack(2, MyWindow(2))),
     "a view of the user's": lambda: filled("large", view=MyStack(2)),
     "no stacks": lambda: filled("large", view=NStep(2)),
     "a sampler of the user's": lambda: filled("large", view=FrameStack(2), sampler=MyUniform()),
@@ -151,7 +156,7 @@ def test_both_twins_draw_and_stack_the_same_frames(view: str, kind: str, weighed
         for kernels, batch in ((cpu, ready.handle), (reference, plain)):
             rows, memory = torch.zeros(count, ready.width, dtype=torch.uint8), store.stack_memory(2 * count * depth)
             into = ready.members.empty()
-            terms = count, 0, True, 0.4, 0.0, 3, 0.9, depth, repeat
+            terms = (count, 0, True, 0.4, 0.0), 3, 0.9, depth, repeat
             for wrong in ((rows[:0], memory), (rows, memory[:-1]), (rows, memory[None]), (rows, rows)):
                 assert not kernels.sample_stacks(batch, *terms, *map(id, wrong), id(into))
             assert not any(value is not None for members in into for value in members.values())
@@ -205,7 +210,7 @@ def test_other_threads_run_while_frames_are_copied() -> None:
         begin.set()
         while not ran.is_set() and time.monotonic() < deadline and len(found) < 2000:
             found.append(ready.members.empty())  # kept, as torch lets threads run when a tensor is dropped
-            terms = len(found), 0, False, 0.0, 0.0, 1, 0.9, 4, True
+            terms = (len(found), 0, False, 0.0, 0.0), 1, 0.9, 4, True
             assert cpu.sample_stacks(ready.handle, *terms, id(rows), id(memory), id(found[-1]))
         assert ran.is_set()
     finally:

@@ -47,6 +47,9 @@ PROBABILITY: Path = ("probability",)
 WEIGHED: dict[Path, Field] = {WEIGHT: Field((), torch.float32), PROBABILITY: Field((), torch.float64)}
 """The fields that draws by priority add to a batch."""
 
+READERS = frozenset((NStep, Hindsight, FrameStack))
+"""Each is a :class:`relive.views.contract.DirectReader`; of these views, only the last reads large fields so."""
+
 _from_numpy: Any = cast("Any", torch).from_numpy  # code that is not in the caches makes memory sooner so
 
 
@@ -167,9 +170,7 @@ class DirectSample:
             ReliveError: as the view says. The batch counts as drawn then.
         """
         kind, ring, sampler, come = type(view), self._ring, self._sampler, self._progress
-        if kind is not FrameStack and ((kind is not NStep and kind is not Hindsight) or ring.store.apart):
-            return None
-        if get_worker_info() is not None:
+        if kind not in READERS or get_worker_info() is not None or (ring.store.apart and kind is not FrameStack):
             return None
         reader: Any = view  # a DirectReader
         layout, terms = reader.batch_of(ring), sampler.terms(update, of)

@@ -22,7 +22,7 @@ Terms = tuple[Any, tuple[int, bool, float, float]]
 """How compiled code draws a batch, so that it can read it in the same call.
 
 - The :class:`relive.samplers.weighing.Binding` of the priorities by which it draws; None if all are drawn alike.
-- What the kernels take from ``newest`` to ``lowest``: see :func:`relive.kernels.reference.sample.sample_windows`.
+- What follows the number of the draw in :data:`relive.kernels.reference.sample.Draw`.
 """
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
 from ..ring.ring import Ring
 from ..ring.rule import Rule
@@ -66,13 +67,13 @@ class DirectReader(View, Protocol):
         """The layout of the batches that :meth:`sample` makes; None if only :meth:`read` can make them."""
         ...
 
-    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
         """Draw a batch and make its tensors, by the kernels of :mod:`relive.kernels.reference.sample`.
 
         Args:
             direct: the handle of a :class:`relive.kernels.ring_state.DirectBatch` with the layout of :meth:`batch_of`.
             ring: the ring.
-            draw: what the kernels take from ``number`` to ``lowest``.
+            draw: what is drawn.
             count: B.
             rows: uint8 ``[B, W]``, the memory of the batch.
             found: the dicts that get its tensors.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import SchemaError
+from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
 from ..parameters import checked, is_count, is_names
 from ..ring.ring import Ring
@@ -64,13 +65,13 @@ class FrameStack:
             return None
         return None if alone else self.window.batch_of(ring)
 
-    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
         """See :class:`relive.views.contract.DirectReader`."""
         store: Any = ring.store  # in RAM: no other has such batches
         window, depth, repeat = self.window, self.depth, self.pad == "repeat"
         memory = store.stack_memory(2 * count * depth)
         return kernels.fast().sample_stacks(
-            direct, *draw, window.n, float(window.gamma), depth, repeat, id(rows), id(memory), id(found)
+            direct, draw, window.n, float(window.gamma), depth, repeat, id(rows), id(memory), id(found)
         )
 
     def _stacked(self, ring: Ring) -> tuple[Path, ...]:

@@ -16,6 +16,7 @@ from .. import kernels
 from ..errors import ParameterError, ReliveError, SchemaError
 from ..kernels.reference.hindsight import EPISODE, FINAL, FUTURE, OTHERS, PAST, RANDOM
 from ..kernels.reference.random import key as stream
+from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
 from ..memory.store import Plan, require_rows, vector
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
@@ -306,7 +307,7 @@ class Hindsight:
             return None
         return fit.batch
 
-    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
         """See :class:`relive.views.contract.DirectReader`. The functions of goals are called between two kernels.
 
         Raises:
@@ -315,7 +316,7 @@ class Hindsight:
         _, _, fit, functions = self._fitted
         n, gamma, kernel = self.n, float(self.gamma), kernels.fast()
         scratch, pairs = fit.scratch(count, n), np.empty((2, count * n, fit.nbytes), np.uint8)
-        chosen = kernel.sample_goals(direct, *draw, n, gamma, float(self.ratio), id(rows), scratch.handle, pairs)
+        chosen = kernel.sample_goals(direct, draw, n, gamma, float(self.ratio), id(rows), scratch.handle, pairs)
         if chosen < 0:
             return False
         rewards = scratch.steps.rewards

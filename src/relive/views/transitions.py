@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import DTypeError, SchemaError, ShapeError
+from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
 from ..memory.store import Plan
 from ..parameters import GAMMA_RULE, checked, is_count
@@ -65,13 +66,13 @@ class NStep:
 
     def batch_of(self, ring: Ring) -> BatchLayout | None:
         """See :class:`relive.views.contract.DirectReader`."""
-        if self.each_reward is not None or (self.n > 1 and ring.alone and not ring.linked):
+        if type(self) is not NStep or self.each_reward is not None:  # a user's own kind reads in its own way
             return None
-        return ring.store.batch
+        return None if self.n > 1 and ring.alone and not ring.linked else ring.store.batch
 
-    def sample(self, direct: Ints, ring: Ring, draw: tuple[Any, ...], count: int, rows: Tensor, found: Any) -> bool:
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
         """See :class:`relive.views.contract.DirectReader`."""
-        return kernels.fast().sample_windows(direct, *draw, self.n, float(self.gamma), id(rows), id(found))
+        return kernels.fast().sample_windows(direct, draw, self.n, float(self.gamma), id(rows), id(found))
 
     def plan(self, ring: Ring, places: Ints) -> Plan:
         """The windows that start at ``places``, before they are read.

@@ -14,15 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .jit import Bytes, address_t, jit, memcpy, prefetch
+from .jit import LINE, Bytes, address_t, jit, memcpy, prefetch
 from .rule import window_start
 
 __all__ = ["copy_windows", "episode_starts", "gather_windows", "mark_windows", "plan_windows"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.uint8]
-LINE = 64
-"""Bytes of a cache line."""
 AHEAD = 1024
 """Bytes of a run that are loaded ahead; the processor itself loads the rest of a longer one."""
 BLOCK = 8192

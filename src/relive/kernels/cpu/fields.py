@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reference.fields import CODE, DIMS, INTO, ITEM, NDIM, OFFSET, WIDTH
-from ..tensor_calls import CPU, DESCRIBED, LOAN
+from ..tensor_calls import DESCRIBED, LOAN
 from .jit import addressed, inlined, jit
-from .tensors import adopt, describe, lend
+from .tensors import adopt, lend, numbers_of
 
 __all__ = ["BYTES", "adopt_field", "split_rows"]
 
@@ -27,12 +27,9 @@ def _split_rows(describing: int, lending: int, adopting: int, rows: int, names: 
 
     The caller holds ``rows``, ``names`` and ``found``.
     """
-    failed, data, device, axes, sizes, strides, offset = describe(describing, rows)
-    lead = (axes & 0xFFFFFFFF) - 1
-    if failed or data == 0 or device != CPU or axes >> 32 != BYTES or lead < 0 or offset != 0:
-        return False  # a FakeTensor says that it is in RAM, at the address 0
-    shape, apart = addressed(sizes, lead + 1, np.int64), addressed(strides, lead + 1, np.int64)
-    if not _can_be_split(shape, apart, table):
+    data, dtype, shape, apart = numbers_of(describing, rows)
+    lead = shape.size - 1
+    if data == 0 or dtype != BYTES or lead < 0 or not _can_be_split(shape, apart, table):
         return False
     both = np.empty((2, lead + table.shape[1]), np.int64)
     for i in range(table.shape[0]):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .cache import KernelCache, warn_once
 
 __all__ = [
+    "LINE",
     "Addresses",
     "Bytes",
     "Floats",

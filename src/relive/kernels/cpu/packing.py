@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .jit import Bytes, address_t, copy_short, inlined, jit, memcpy, prefetch
+from .jit import LINE, Bytes, address_t, copy_short, inlined, jit, memcpy, prefetch
 
 __all__ = ["pack_rows", "take_rows"]
 
 Ints = NDArray[np.int64]
-LINE = 64
-"""Bytes of a cache line."""
 AHEAD = 16
 """A row is loaded this many rows before its turn: enough for memory to answer, and few enough for the nearest cache."""
 FORESEEN = 1024

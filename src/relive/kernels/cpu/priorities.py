@@ -29,12 +29,11 @@ from ..reference.priorities import (
 )
 from ..reference.tree import FANOUT
 from ..ring_state import HEAD
-from ..tensor_calls import CPU
 from .handles import Ints, open_ring, vector_of
-from .jit import addressed, f32, fence, fetch, inlined, jit, prefetch
+from .jit import addressed, f32, fence, fetch, jit, prefetch
 from .places import oldest, place_of
 from .random import masses
-from .tensors import describe
+from .tensors import numbers_of
 from .tree import Doubles, climb, heaviest_of, tree_find, tree_shares
 
 __all__ = ["draw_weighted", "note_drawable", "powers", "rate", "rate_tensors", "set_errors"]
@@ -207,24 +206,15 @@ def rate(
     return count - alive
 
 
-@inlined
-def _vector_at(describing: int, tensor: int) -> tuple[int, int, int, int]:
-    """The address of the numbers of a tensor ``[B]``, 0 if it has none in RAM; their dtype, count and stride."""
-    failed, data, device, axes, sizes, strides, offset = describe(describing, tensor)
-    if failed or data == 0 or device != CPU or axes & 0xFFFFFFFF != 1 or offset != 0:
-        return 0, 0, 0, 0
-    return data, axes >> 32, addressed(sizes, 1, np.int64)[0], addressed(strides, 1, np.int64)[0]
-
-
 def _rate_tensors(handle: Ints, describing: int, index: int, errors: int) -> int:
     """See :func:`relive.kernels.reference.priorities.rate_tensors`. The caller holds both tensors."""
-    indices, whole, count, stride = _vector_at(describing, index)
-    sizes, dtype, size, step = _vector_at(describing, errors)
+    indices, whole, count, stride = numbers_of(describing, index)
+    sizes, dtype, size, step = numbers_of(describing, errors)
     if indices == 0 or sizes == 0 or whole != INT64 or (dtype != FLOAT32 and dtype != FLOAT64):
         return _UNUSUAL
-    if size != count or count > MANY:
+    if count.size != 1 or size.size != 1 or size[0] != count[0] or count[0] > MANY:
         return _UNUSUAL
-    return rate(handle, count, indices, stride, sizes, step, dtype == FLOAT64)
+    return rate(handle, count[0], indices, stride[0], sizes, step[0], dtype == FLOAT64)
 
 
 rate_tensors = jit(_rate_tensors, nogil=False)

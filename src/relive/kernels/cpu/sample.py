@@ -12,9 +12,8 @@ import numpy as np
 
 from ..reference.fields import WIDTH
 from ..reference.hindsight import OTHERS, RANDOM, STRATEGY
-from ..reference.sample import LINE, ROWS, SOURCE
-from ..ring_state import UNFIT
-from ..tensor_calls import CPU
+from ..reference.sample import LINE, ROWS, SOURCE, Draw
+from ..ring_state import UNFIT, DirectBatch
 from .draw import draw
 from .fields import BYTES, adopt_field, split_rows
 from .handles import ENTRIES, Ints, matrix_of, vector_of
@@ -22,7 +21,7 @@ from .hindsight import open_steps, plan_goals, relabel_windows
 from .jit import addressed, inlined, jit, strided
 from .priorities import draw_weighted
 from .random import key
-from .tensors import describe, release_gil, take_gil
+from .tensors import numbers_of, release_gil, take_gil
 from .windows import gather_pairs, stack_places, windows
 
 __all__ = ["finish_goals", "sample_goals", "sample_stacks", "sample_windows"]
@@ -30,15 +29,15 @@ __all__ = ["finish_goals", "sample_goals", "sample_stacks", "sample_windows"]
 (
     DESCRIBE, LEND, ADOPT, RING, SEED, WEIGHTS, TOPS, UNTIL, WEIGHT_AT, PROBABILITY_AT, BATCH, TABLE, NAMES, STACKS,
     STACK_NAMES,
-) = range(15)  # fmt: skip
+) = range(len(DirectBatch._fields))  # fmt: skip
 """The positions of :class:`relive.kernels.ring_state.DirectBatch`'s members."""
 
 
 @jit
-def _draw_rows(
-    direct: Ints, stream: Any, newest: int, stratified: bool, beta: float, lowest: float, places: Ints, out: Any
-) -> bool:
+def _draw_rows(direct: Ints, drawing: Draw, places: Ints, out: Any) -> bool:
     """See :func:`relive.kernels.reference.sample._draw_rows`."""
+    _, newest, stratified, beta, lowest = drawing
+    stream = _stream(direct, drawing)
     weights = vector_of(direct, WEIGHTS, np.int64)
     if weights.size == 0:
         return draw(vector_of(direct, RING, np.int64), stream, newest, places)
@@ -56,25 +55,24 @@ def _draw_rows(
 
 @inlined
 def _rows_at(direct: Ints, rows: int) -> Any:
-    """The memory of the tensor at an address; no rows if it is not in RAM."""
-    failed, data, device, axes, sizes, _, offset = describe(direct[ENTRIES * DESCRIBE], rows)
-    known = not failed and data != 0 and device == CPU and axes == BYTES << 32 | 2 and offset == 0
-    shape = addressed(sizes, 2 if known else 0, np.int64)
+    """The memory of the tensor of bytes at an address, with two axes; no rows if it is not in RAM."""
+    data, dtype, shape, _ = numbers_of(direct[ENTRIES * DESCRIBE], rows)
+    known = data != 0 and dtype == BYTES and shape.size == 2
     return addressed(data, (shape[0], shape[1]) if known else (0, 1), np.uint8)
 
 
 @inlined
 def _bytes_at(direct: Ints, memory: int) -> Any:
-    """The memory of the tensor at an address, which has one axis; empty if it is not in RAM."""
-    failed, data, device, axes, sizes, _, offset = describe(direct[ENTRIES * DESCRIBE], memory)
-    known = not failed and data != 0 and device == CPU and axes == BYTES << 32 | 1 and offset == 0
-    return addressed(data, addressed(sizes, 1, np.int64)[0] if known else 0, np.uint8)
+    """The same of a tensor with one axis."""
+    data, dtype, shape, _ = numbers_of(direct[ENTRIES * DESCRIBE], memory)
+    known = data != 0 and dtype == BYTES and shape.size == 1
+    return addressed(data, shape[0] if known else 0, np.uint8)
 
 
 @inlined
-def _stream(direct: Ints, number: int) -> Any:
+def _stream(direct: Ints, drawing: Draw) -> Any:
     """The stream of random numbers of a draw."""
-    return key(vector_of(direct, SEED, np.uint64)[0], number)
+    return key(vector_of(direct, SEED, np.uint64)[0], drawing[0])
 
 
 @inlined
@@ -84,22 +82,18 @@ def _split(direct: Ints, rows: int, found: int) -> bool:
     return split_rows(direct[ENTRIES * DESCRIBE], lend, adopt, rows, names, matrix_of(direct, TABLE, np.int64), found)
 
 
-def _sample_windows(
-    direct: Ints, number: int, newest: int, stratified: bool, beta: float, lowest: float, steps: int, gamma: float,
-    rows: int, found: int,
-) -> bool:  # fmt: skip
+def _sample_windows(direct: Ints, drawing: Draw, steps: int, gamma: float, rows: int, found: int) -> bool:
     """See :func:`relive.kernels.reference.sample.sample_windows`; ``direct`` is a handle. The caller holds ``rows``."""
-    out, stream = _rows_at(direct, rows), _stream(direct, number)
+    out = _rows_at(direct, rows)
     places, last = np.empty(out.shape[0], np.int64), np.empty(out.shape[0], np.int64)
-    if not out.shape[0] or not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
+    if not out.shape[0] or not _draw_rows(direct, drawing, places, out):
         return False
     windows(vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
     return _split(direct, rows, found)
 
 
 def _sample_stacks(
-    direct: Ints, number: int, newest: int, stratified: bool, beta: float, lowest: float, steps: int, gamma: float,
-    depth: int, repeat: bool, rows: int, memory: int, found: int,
+    direct: Ints, drawing: Draw, steps: int, gamma: float, depth: int, repeat: bool, rows: int, memory: int, found: int,
 ) -> bool:  # fmt: skip
     """See :func:`relive.kernels.reference.sample.sample_stacks`. The caller holds ``rows`` and ``memory``."""
     out, large, stacks = _rows_at(direct, rows), _bytes_at(direct, memory), matrix_of(direct, STACKS, np.int64)
@@ -108,7 +102,7 @@ def _sample_stacks(
         return False
     ends, ring = np.empty(2 * count, np.int64), vector_of(direct, RING, np.int64)
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
-    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+    if not _draw_rows(direct, drawing, places, out):
         return False
     windows(ring, vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
     stack_places(ring, ends, depth, repeat, frames)
@@ -144,13 +138,12 @@ def _split_stacks(direct: Ints, stacks: Ints, count: int, depth: int, memory: in
 
 
 def _sample_goals(
-    direct: Ints, number: int, newest: int, stratified: bool, beta: float, lowest: float, n: int, gamma: float,
-    ratio: float, rows: int, steps_handle: Ints, pairs: Any,
+    direct: Ints, drawing: Draw, n: int, gamma: float, ratio: float, rows: int, steps_handle: Ints, pairs: Any,
 ) -> int:  # fmt: skip
     """See :func:`relive.kernels.reference.sample.sample_goals`. The caller holds ``rows``."""
-    out, steps, stream = _rows_at(direct, rows), open_steps(steps_handle), _stream(direct, number)
+    out, steps, stream = _rows_at(direct, rows), open_steps(steps_handle), _stream(direct, drawing)
     places, ring, batch = steps.places, vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64)
-    if not out.shape[0] or not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
+    if not out.shape[0] or not _draw_rows(direct, drawing, places, out):
         return UNFIT
     others = places
     if batch[STRATEGY] == RANDOM:

@@ -29,7 +29,7 @@ from ..reference.sequences import (
 )
 from ..ring_state import LENGTH, STRIDE, RingArrays
 from .handles import Ints, open_ring
-from .jit import address_t, fetch, jit, memcpy, remainder, strided
+from .jit import address_t, copy_short, fetch, jit, remainder, strided
 from .nstep import add_reward, bootstrap
 from .places import place_after, row_at
 from .rule import window_start
@@ -135,12 +135,13 @@ def _write(
             known, base, place = marks[g, KNOWN], there + row * wide, marks[g, PLACE]
             bounds = t == known and (marks[g, ENDS] | marks[g, CUTS]) != 0
             if t > known or bounds:
-                _copy(base, nothing, wide)
+                copy_short(address_t(base), address_t(nothing), np.intp(wide))
             if listed:
                 table[row] = -1 if t > known else (-2 - place if bounds else place)
             if t > known:
                 continue
-            _copy(base, here + place * width, obs_bytes if bounds else step_bytes)
+            nbytes = np.intp(obs_bytes if bounds else step_bytes)
+            copy_short(address_t(base), address_t(here + place * width), nbytes)
             marks[g, PLACE] = place_after(place, marks[g, BEGIN], rows)
             k = min(steps, known - t) if t < marks[g, OWN] else 0  # so t + k <= known: within what was scanned
             value, discount, last = 0.0, 1.0, k > 0 and t + k == known
@@ -154,10 +155,3 @@ def _write(
             following[row] = t + k if k else -1
             masks[row] = begin[b] <= t < marks[g, OWN]
             starts[row] = t == 0 and marks[g, OPENS] != 0
-
-
-@jit
-def _copy(target: int, source: int, nbytes: int) -> None:
-    """Copy a multiple of 16 bytes, which are too few for a call."""
-    for byte in range(0, nbytes, 16):
-        memcpy(address_t(target + byte), address_t(source + byte), np.intp(16))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 from numba import types
 from numba.core import cgutils
 
-from ..tensor_calls import DESCRIBED
-from .jit import intrinsic
+from ..tensor_calls import CPU, DESCRIBED
+from .jit import addressed, inlined, intrinsic
 
-__all__ = ["adopt", "describe", "is_true", "lend", "release_gil", "take_gil"]
+__all__ = ["adopt", "describe", "is_true", "lend", "numbers_of", "release_gil", "take_gil"]
 
 _cgutils: Any = cast("Any", cgutils)
 _ir: Any = _cgutils.ir
@@ -35,6 +36,16 @@ def describe(_context: Any, function: Any, tensor: Any) -> Any:
         return _cgutils.pack_array(builder, [builder.zext(failed, _word), *words])
 
     return types.UniTuple(types.int64, 1 + DESCRIBED)(types.int64, types.int64), codegen
+
+
+@inlined
+def numbers_of(describing: int, tensor: int) -> Any:
+    """The address of a tensor's numbers, 0 if they are not in RAM; their dtype, and two arrays: sizes and strides."""
+    failed, data, device, axes, sizes, strides, offset = describe(describing, tensor)
+    known = not failed and data != 0 and device == CPU and offset == 0  # a FakeTensor says: in RAM, at the address 0
+    count = axes & 0xFFFFFFFF if known else 0
+    shape, apart = addressed(sizes, count, np.int64), addressed(strides, count, np.int64)
+    return data if known else 0, axes >> 32, shape, apart
 
 
 @intrinsic

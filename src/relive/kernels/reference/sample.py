@@ -22,21 +22,26 @@ __all__ = [
     "LINE",
     "ROWS",
     "SOURCE",
+    "Draw",
     "finish_goals",
     "sample_goals",
     "sample_stacks",
     "sample_windows",
 ]
 
+Draw = tuple[int, int, bool, float, float]
+"""What is drawn: which draw of the seed this is; from how many of the newest transitions (0: from all), where there are
+no priorities; and where there are, ``stratified``, ``beta`` and ``lowest`` as
+:func:`relive.kernels.reference.priorities.draw_weighted` takes them."""
+
 SOURCE, ROWS, LINE = range(3)
 """The entries of a line of ``stacks``: the address of the field's first frame, how many frames there are, and from here
 on the field as a line of the table of :func:`relive.kernels.reference.fields.split_rows`."""
 
 
-def _draw_rows(
-    direct: DirectBatch, stream: int, newest: int, stratified: bool, beta: float, lowest: float, places: Ints, out: Any
-) -> bool:
+def _draw_rows(direct: DirectBatch, drawing: Draw, places: Ints, out: Any) -> bool:
     """Draw anchors, and write their weights and probabilities, if they have any, into the rows ``out`` of a batch."""
+    (_, newest, stratified, beta, lowest), stream = drawing, _stream(direct, drawing)
     if not len(direct.weights):
         return draw(direct.ring, stream, newest, places)
     probability, weight = np.empty(len(places)), np.empty(len(places), np.float32)
@@ -48,19 +53,12 @@ def _draw_rows(
     return True
 
 
-def sample_windows(
-    direct: DirectBatch, number: int, newest: int, stratified: bool, beta: float, lowest: float, steps: int,
-    gamma: float, rows: int, found: int,
-) -> bool:  # fmt: skip
+def sample_windows(direct: DirectBatch, drawing: Draw, steps: int, gamma: float, rows: int, found: int) -> bool:
     """Draw n-step windows, read them, and make a tensor for each field of the batch. The GIL is held all the time.
 
     Args:
         direct: the rest.
-        number: which draw of the seed this is.
-        newest: draw from this many of the newest transitions (0: from all), if there are no priorities.
-        stratified: see :func:`relive.kernels.reference.priorities.draw_weighted`, as for the next two.
-        beta: likewise.
-        lowest: likewise.
+        drawing: what is drawn.
         steps: see :func:`relive.kernels.reference.windows.windows`.
         gamma: likewise.
         rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, which the batch will lie in.
@@ -73,27 +71,23 @@ def sample_windows(
     if out is None:
         return False
     places, last = np.empty(len(out), np.int64), np.empty(len(out), np.int64)
-    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+    if not _draw_rows(direct, drawing, places, out):
         return False
     windows(direct.ring, direct.batch, places, steps, gamma, out, last)
     return split_rows(direct.describe, direct.lend, direct.adopt, rows, direct.names, direct.table, found)
 
 
 def sample_stacks(
-    direct: DirectBatch, number: int, newest: int, stratified: bool, beta: float, lowest: float, steps: int,
-    gamma: float, depth: int, repeat: bool, rows: int, memory: int, found: int,
+    direct: DirectBatch, drawing: Draw, steps: int, gamma: float, depth: int, repeat: bool, rows: int, memory: int,
+    found: int,
 ) -> bool:  # fmt: skip
     """:func:`sample_windows` with stacks of frames. The GIL is held, but not while the frames are copied.
 
     ``direct.stacks`` has two lines for each stacked field: of the observation, and of the next observation.
 
     Args:
-        direct: the rest.
-        number: see :func:`sample_windows`, as for what is not listed here.
-        newest: likewise.
-        stratified: likewise.
-        beta: likewise.
-        lowest: likewise.
+        direct: see :func:`sample_windows`, as for the next three.
+        drawing: likewise.
         steps: likewise.
         gamma: likewise.
         depth: frames per stack.
@@ -108,7 +102,7 @@ def sample_stacks(
         return False
     ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
     places, last, frames = ends[:count], ends[count:], np.empty((2 * count, depth), np.int64)
-    if not _draw_rows(direct, _stream(direct, number), newest, stratified, beta, lowest, places, out):
+    if not _draw_rows(direct, drawing, places, out):
         return False
     windows(direct.ring, direct.batch, places, steps, gamma, out, last)
     stack_places(direct.ring, ends, depth, repeat, frames)
@@ -128,8 +122,8 @@ def sample_stacks(
 
 
 def sample_goals(
-    direct: DirectBatch, number: int, newest: int, stratified: bool, beta: float, lowest: float, n: int, gamma: float,
-    ratio: float, rows: int, steps: RelabelledSteps, pairs: Any,
+    direct: DirectBatch, drawing: Draw, n: int, gamma: float, ratio: float, rows: int, steps: RelabelledSteps,
+    pairs: Any,
 ) -> int:  # fmt: skip
     """Draw n-step windows, read them, and plan other goals for some: :func:`plan_goals`. The GIL is held all the time.
 
@@ -141,8 +135,8 @@ def sample_goals(
     out = _rows_at(rows)
     if out is None:
         return UNFIT
-    stream, places = _stream(direct, number), steps.places
-    if not _draw_rows(direct, stream, newest, stratified, beta, lowest, places, out):
+    stream, places = _stream(direct, drawing), steps.places
+    if not _draw_rows(direct, drawing, places, out):
         return UNFIT
     others = places
     if direct.batch[STRATEGY] == RANDOM:
@@ -169,8 +163,8 @@ def finish_goals(
     return bad
 
 
-def _stream(direct: DirectBatch, number: int) -> int:
-    return key(int(direct.seed[0]), number)
+def _stream(direct: DirectBatch, drawing: Draw) -> int:
+    return key(int(direct.seed[0]), drawing[0])
 
 
 def _rows_at(rows: int) -> Any:
