@@ -13,7 +13,19 @@ from torch import Tensor
 
 from fields import bits, noise
 from relabelling import as_relabel, reached, stopped, worth
-from relive import Field, FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Schema
+from relive import (
+    Field,
+    FrameStack,
+    Hindsight,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    Schema,
+    Sequence,
+    SequenceBatch,
+    Uniform,
+)
 from relive.errors import ReliveError
 from replays import FLAGS
 from twins import SAMPLERS, contents
@@ -31,6 +43,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "large": {"obs": Field((40, 40), torch.uint8), "action": ()},
     "cameras": {
         "obs": {"left": Field((40, 41), torch.uint8), "x": (3,), "depth": Field((300,), torch.float64)}, "action": ()
+    },
+    "recurrent": {"obs": (3,), "action": (), "action_mask": Field((2,), torch.bool), "hidden": (2, 5)},
+    "states": {
+        "obs": {"x": (2,), "y": Field((3,), torch.uint8)}, "action": (),
+        "hidden": {"a": (Field((3, 2, 2), torch.bfloat16), Field((), torch.int8)), "b": Field((4,), torch.float64)},
     },
 }  # fmt: skip
 EVERY_SAMPLER: dict[str, Callable[[], Any]] = {
@@ -131,7 +148,19 @@ class World:
             n, stacked = int(self.rng.integers(1, 4)), self.rng.random() < 0.2 and not self.buffer.own_next_obs
             self.buffer.view = FrameStack(2, NStep(n)) if stacked else NStep(n, 0.5)
 
+    def set_sequence(self) -> None:
+        view = self.buffer.view
+        if isinstance(view, Sequence):
+            self.set(
+                view, burn_in=[0, 2], n=[1, 3], gamma=[0.5, 1.0], drop_tail=[True, False], time_first=[True, False],
+                overlap=["none", "half", "max"], last=[(), (), ("action",)],
+            )  # fmt: skip
+            if type(self.buffer.sampler) is Uniform:
+                self.set(view, weigh=["windows", "steps", "episodes"])
+
     def set_window(self) -> None:
+        if isinstance(self.buffer.view, Sequence):
+            return
         several = self.buffer.ordered and not isinstance(self.buffer.view, FrameStack)
         self.set(self.buffer.view, gamma=[0.5, 1.0, 0.9], **({"n": [1, 2, 3]} if several else {}))
 
@@ -159,6 +188,7 @@ CHANGES: dict[str, Callable[[World], Any]] = {
     "rate": World.rate,
     "seed": lambda world: setattr(world.buffer, "seed", int(world.rng.integers(-(2**63), 2**63))),
     "window": World.set_window,
+    "sequence": World.set_sequence,
     "view": World.set_view,
     "goals": lambda world: world.set(world.buffer.view, ratio=[0.0, 0.5, 1.0], finished_only=[True, False],
                                      strategy=["future", "final", "episode", "past", "random"]),
@@ -177,6 +207,14 @@ def facts(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         assert not batch.requires_grad
         return type(batch), batch.dtype, batch.shape, batch.device, batch.is_inference(), bits(batch)
+    if isinstance(batch, SequenceBatch):
+        leaves, known, hidden = batch.parts
+        about = type(batch), batch.shape, batch.time_first
+        return *about, [(path, facts(x)) for path, x in leaves.items()], facts(dict(known)), facts(hidden)
+    if isinstance(batch, dict | tuple):
+        return [(name, facts(x)) for name, x in (batch.items() if isinstance(batch, dict) else enumerate(batch))]
+    if batch is None:
+        return None
     sizes = [type(size) for size in batch.batch_size]
     about = type(batch), batch.batch_size, sizes, batch.device, batch.is_locked, batch.names
     return *about, [(name, facts(batch.get(name))) for name in batch.keys()]

@@ -51,10 +51,10 @@ class Twins:
         return int(rng.integers(99)), int(rng.integers(0, 6)), bool(rng.integers(2)), float(rng.random()), low
 
     def rows(self, count: int) -> Any:
-        return torch.zeros(count, self.ready.width, dtype=torch.uint8)
+        return torch.zeros(count, self.ready.parts.rows.nbytes, dtype=torch.uint8)
 
     def empty(self) -> Any:
-        return self.ready.members.empty()
+        return self.ready.parts.members.empty()
 
 
 @pytest.mark.parametrize(("kind", "seed", "sampler"), covering(["flat", "nested", "odd", "goals"], range(4), SAMPLERS))
@@ -65,7 +65,7 @@ def test_both_twins_draw_and_read_the_same_windows(kind: str, seed: int, sampler
         for kernels, batch in ((cpu, twins.fast), (reference, twins.plain)):
             rows, into = twins.rows(count), twins.empty()
             assert kernels.sample_windows(batch, *terms, id(rows), id(into))
-            found.append((rows.numpy().tobytes(), facts(twins.ready.members.tensordict(into, count))))
+            found.append((rows.numpy().tobytes(), facts(twins.ready.parts.members.batch(into, count))))
         assert found[0] == found[1]
 
 
@@ -95,7 +95,7 @@ def test_both_twins_draw_and_relabel_the_same_windows(goals: str, seed: int, sam
                 assert [list(members.values()) for members in into] == [list(x.values()) for x in twins.empty()]
                 rewards[total - 1] = 1.0
             assert kernels.finish_goals(batch, 0.9, chosen, True, id(rows), noted, rewards, id(into)) == -1
-            seen += [rows.numpy().tobytes(), facts(twins.ready.members.tensordict(into, count)), steps.last.tobytes()]
+            seen += [rows.numpy().tobytes(), facts(twins.ready.parts.members.batch(into, count)), steps.last.tobytes()]
             found.append(seen)
         assert all(map(np.array_equal, *(map(str, seen) for seen in found)))
 

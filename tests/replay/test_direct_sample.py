@@ -159,7 +159,7 @@ LONG: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def never_direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch is made directly."""
-    monkeypatch.setattr(Members, "tensordict", refuse)
+    monkeypatch.setattr(Members, "batch", refuse)
 
 
 @pytest.mark.usefixtures("never_direct")
@@ -188,14 +188,14 @@ def test_a_replay_in_files_or_of_another_store_is_read_the_long_way(tmp_path: An
 @pytest.mark.usefixtures("never_direct")
 @pytest.mark.parametrize("goals", [None, "future"])
 def test_workers_of_a_data_loader_draw_the_long_way(goals: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Members, "tensordict", refuse, raising=True)
+    monkeypatch.setattr(Members, "batch", refuse, raising=True)
     monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", SimpleNamespace(seed=3))
     assert filled("goals", view=GOALS[goals]() if goals else None).sample(5).batch_size == (5,)
 
 
 def test_a_batch_of_many_bytes_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (filled() for _ in range(2))
-    monkeypatch.setattr(direct, "LONG", 10 * small._direct._ready.width)
+    monkeypatch.setattr(direct, "LONG", 10 * small._direct._ready.parts.rows.nbytes)
     made = [small._direct.sample(small.view, count, 1, 1) for count in (10, 11)]
     assert [batch is None for batch in made] == [False, True]
     large._direct = None

@@ -115,7 +115,7 @@ LONG: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", LONG)
 def test_other_stacks_are_read_the_long_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = LONG[kind]()
-    monkeypatch.setattr(Members, "tensordict", refuse)
+    monkeypatch.setattr(Members, "batch", refuse)
     assert buffer.sample(7).batch_size == (7,)
 
 
@@ -154,14 +154,17 @@ def test_both_twins_draw_and_stack_the_same_frames(view: str, kind: str, weighed
     for count, depth, repeat in ((1, 1, True), (9, buffer.view.depth, False), (30, buffer.view.depth, True)):
         found = []
         for kernels, batch in ((cpu, ready.handle), (reference, plain)):
-            rows, memory = torch.zeros(count, ready.width, dtype=torch.uint8), store.stack_memory(2 * count * depth)
-            into = ready.members.empty()
+            rows, memory = (
+                torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8),
+                store.stack_memory(2 * count * depth),
+            )
+            into = ready.parts.members.empty()
             terms = (count, 0, True, 0.4, 0.0), 3, 0.9, depth, repeat
             for wrong in ((rows[:0], memory), (rows, memory[:-1]), (rows, memory[None]), (rows, rows)):
                 assert not kernels.sample_stacks(batch, *terms, *map(id, wrong), id(into))
             assert not any(value is not None for members in into for value in members.values())
             assert kernels.sample_stacks(batch, *terms, id(rows), id(memory), id(into))
-            batch_found = ready.members.tensordict(into, count)
+            batch_found = ready.parts.members.batch(into, count)
             pieces = [batch_found[path] for path in (*store.apart, *(("next_obs", *x[1:]) for x in store.apart))]
             assert all(piece.is_contiguous() for piece in pieces)
             found.append((rows.numpy().tobytes(), memory.numpy().tobytes(), facts(batch_found)))
@@ -201,7 +204,10 @@ def test_other_threads_run_while_frames_are_copied() -> None:
     buffer, begin, ran = filled("large", view=FrameStack(4)), threading.Event(), threading.Event()
     buffer.sample(2)
     ready, count, found = buffer._direct._ready, 400, list[Any]()
-    rows, memory = torch.zeros(count, ready.width, dtype=torch.uint8), buffer._ring.store.stack_memory(8 * count)
+    rows, memory = (
+        torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8),
+        buffer._ring.store.stack_memory(8 * count),
+    )
     thread = threading.Thread(target=lambda: (begin.wait(), ran.set()))
     thread.start()
     switch, deadline = sys.getswitchinterval(), time.monotonic() + 20
@@ -209,7 +215,7 @@ def test_other_threads_run_while_frames_are_copied() -> None:
     try:
         begin.set()
         while not ran.is_set() and time.monotonic() < deadline and len(found) < 2000:
-            found.append(ready.members.empty())  # kept, as torch lets threads run when a tensor is dropped
+            found.append(ready.parts.members.empty())  # kept, as torch lets threads run when a tensor is dropped
             terms = (len(found), 0, False, 0.0, 0.0), 1, 0.9, 4, True
             assert cpu.sample_stacks(ready.handle, *terms, id(rows), id(memory), id(found[-1]))
         assert ran.is_set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import methodcaller
@@ -22,7 +22,16 @@ from .tensordicts import as_tensordict
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-__all__ = ["WHOLE", "EnvBatch", "Overlap", "SequenceBatch", "padding", "replace_parts", "stride_of"]
+__all__ = [
+    "WHOLE",
+    "EnvBatch",
+    "Overlap",
+    "SequenceBatch",
+    "SequenceMembers",
+    "padding",
+    "replace_parts",
+    "stride_of",
+]
 
 
 Overlap = Literal["none", "half", "max"] | int
@@ -288,6 +297,41 @@ def _shape_of(values: Any) -> tuple[int, ...]:
     if not isinstance(values, Tensor):
         raise DTypeError(f"expected a torch.Tensor, got a {type(values).__name__}; pass torch.as_tensor(...)")
     return tuple(values.shape)
+
+
+class SequenceMembers:
+    """The dicts of a :class:`SequenceBatch`, which compiled code fills: columns by path, facts by name, states by path.
+
+    Args:
+        leaves: the columns in their order.
+        facts: the facts.
+        states: the recurrent states.
+        hidden: makes ``seq["hidden"]``, given what looks a state up.
+        time_first: of the batch.
+    """
+
+    def __init__(
+        self,
+        leaves: Iterable[Path],
+        facts: Iterable[str],
+        states: Iterable[Path],
+        hidden: Callable[[Callable[[Path], Tensor]], Any],
+        time_first: bool,
+    ) -> None:
+        self._leaves: dict[Path, Any] = dict.fromkeys(leaves)
+        self._facts: dict[str, Any] = dict.fromkeys(facts)
+        self._states: dict[Path, Any] = dict.fromkeys(states)
+        self._hidden, self._time_first = hidden, time_first
+
+    def empty(self) -> tuple[dict[Any, Any], ...]:
+        """New dicts. They have their names already, so that these stay in order."""
+        return self._leaves.copy(), self._facts.copy(), self._states.copy()
+
+    def batch(self, found: tuple[dict[Any, Any], ...], count: int) -> SequenceBatch:
+        """The batch of these dicts, which are full."""
+        leaves, facts, states = found
+        hidden = self._hidden(states.__getitem__) if states else None
+        return SequenceBatch(leaves, facts, hidden, time_first=self._time_first)
 
 
 def replace_parts(batch: SequenceBatch, parts: Any) -> None:

@@ -74,7 +74,7 @@ class Members:
         """New dicts. They have their names already, so that these stay in order."""
         return self._fields.copy(), *map(dict, self._members)
 
-    def tensordict(self, found: tuple[dict[str, Any], ...], count: int) -> TensorDict:
+    def batch(self, found: tuple[dict[str, Any], ...], count: int) -> TensorDict:
         """The TensorDict of these dicts, which are full."""
         size, (make, options) = torch.Size((count,)), _tensordict()
         fields = found[0]

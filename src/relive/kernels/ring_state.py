@@ -141,10 +141,10 @@ class DirectBatch(NamedTuple):
     seed: NDArray[np.uint64]
     """uint64 ``[1]``: the seed of the draws, modulo 2**64."""
     weights: Any
-    """The :class:`relive.kernels.reference.priorities.Priorities` by which rows are drawn, or an empty array: all
-    alike. Compiled code takes their handle."""
+    """The :class:`relive.kernels.reference.priorities.Priorities` by which rows are drawn, or an empty array: there are
+    none. Compiled code takes their handle."""
     tops: NDArray[np.int64]
-    """int64: the nodes whose leaves are drawn from, where there are priorities."""
+    """int64: the nodes whose leaves are drawn from, where there are priorities or weights."""
     until: NDArray[np.float64]
     """float64: the running sum of their weights."""
     weight_at: int
@@ -158,9 +158,21 @@ class DirectBatch(NamedTuple):
     names: int
     """The address (``id``) of a tuple with the names of these fields."""
     stacks: NDArray[np.int64]
-    """int64, as :func:`relive.kernels.reference.sample.sample_stacks` says: the fields that are read as stacks."""
+    """int64, as :func:`relive.kernels.reference.sample.sample_stacks` says: the fields that are read as stacks; or as
+    :func:`relive.kernels.reference.sample.sample_sequences` says: recurrent states."""
     stack_names: int
     """As ``names``, of ``stacks``."""
+    nodes: NDArray[np.float64] = np.zeros(0)
+    """float64, or empty: the nodes of the :class:`relive.samplers.sumtree.SumTree` of the windows' weights, where rows
+    are drawn by these."""
+    offsets: NDArray[np.uint64] = np.zeros(0, np.uint64)
+    """uint64: the offsets of its levels."""
+    steps: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+    """int64: as ``table``, the fields of a row of a batch of sequences."""
+    step_names: int = 0
+    """As ``names``, of ``steps``."""
+    blank: NDArray[np.uint8] = np.zeros(0, np.uint8)
+    """uint8: the row of a batch of sequences that stands where there is nothing."""
 
 
 HEAD = 0

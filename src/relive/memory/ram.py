@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -156,7 +158,11 @@ class ReplayRows(Store):
 
     def stack_memory(self, frames: int) -> Tensor:
         """Memory of a batch for so many frames of each large field, uint8 ``[N]``."""
-        return _from_numpy(self._memory(frames * self._large_bytes))
+        return self.memory((frames * self._large_bytes,))
+
+    def memory(self, shape: tuple[int, ...]) -> Tensor:
+        """Memory of a batch, uint8."""
+        return _from_numpy(self._memory(prod(shape)).reshape(shape))
 
     def _memory(self, nbytes: int) -> Array:
         # the system finds and clears every page of fresh memory at its first touch, which takes longer than the copy
@@ -167,14 +173,34 @@ class ReplayRows(Store):
 
         They are in the order of :meth:`stack_memory`. None if there is a dtype that compiled code cannot make.
         """
-        paths = sorted(self.large, key=lambda path: -self.leaves[path].dtype.itemsize)  # so all numbers are aligned
-        lines = table_of({path: self.leaves[path] for path in paths}, dict.fromkeys(paths, 0), 0)
+        fields = self._aligned(self.large)
+        table = self._table(fields, [self.num_rows] * len(fields))
+        return None if table is None else (with_next(fields), np.repeat(table, 2, 0))
+
+    def state_table(self, paths: Iterable[Path]) -> tuple[list[Path], Ints] | None:
+        """Recurrent states in the order of their memory in a batch, and the same as kernels take them, or None."""
+        fields = self._aligned(paths)
+        if not all(field.nbytes for field in fields.values()):
+            return None
+        layers = [field.shape[0] if len(field.shape) > 1 else 0 for field in fields.values()]
+        one = {
+            path: replace(x, shape=x.shape[1:]) if n else x for (path, x), n in zip(fields.items(), layers, strict=True)
+        }
+        table = self._table(one, layers)
+        return None if table is None else ([*fields], table)
+
+    def _aligned(self, paths: Iterable[Path]) -> dict[Path, Field]:
+        """Large fields in an order in which all numbers are aligned, if they lie one after another."""
+        return {path: self.leaves[path] for path in sorted(paths, key=lambda path: -self.leaves[path].dtype.itemsize)}
+
+    def _table(self, fields: Mapping[Path, Field], counts: list[int]) -> Ints | None:
+        """A line for each field: the address of its block, a count, and the field."""
+        lines = table_of(fields, dict.fromkeys(fields, 0), 0)
         if lines is None:
             return None
-        lines[:, WIDTH] = [self.leaves[path].nbytes for path in paths]
-        blocks = [(self.blocks[path].ctypes.data, self.num_rows) for path in paths]
-        table = np.concatenate([np.array(blocks, np.int64).reshape(-1, 2), lines], 1)
-        return with_next(paths), np.repeat(table, 2, 0)
+        lines[:, WIDTH] = [field.nbytes for field in fields.values()]
+        blocks = [(self.blocks[path].ctypes.data, count) for path, count in zip(fields, counts, strict=True)]
+        return np.concatenate([np.array(blocks, np.int64).reshape(-1, 2), lines], 1)
 
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a block as bytes, an empty field of a batch, and its rows as bytes."""

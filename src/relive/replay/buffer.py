@@ -122,7 +122,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         self._writer.watch_ends(check_ends)
         self._sampler.attach(self._ring)
         self._reader = Reader(self._ring, self._sampler, schema, Transition() if view is None else view)
-        self._direct = DirectSample.of(self._ring, self._sampler, self._progress) if self._own_sampler else None
+        self._direct = DirectSample.of(self._ring, self._sampler, self._progress, schema) if self._own_sampler else None
         self._saver = Saver(self._writer, self._reader, self._progress, self.device)
 
     @staticmethod

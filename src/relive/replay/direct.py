@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import kernels
+from ..batches.sequences import SequenceBatch, SequenceMembers
 from ..batches.tensordicts import Members
 from ..kernels.reference.fields import INTO
 from ..kernels.reference.sample import LINE
@@ -21,15 +23,18 @@ from ..memory.ram import ReplayRows, with_next
 from ..memory.store import Staging
 from ..ring.ring import Ring
 from ..ring.rule import Rule
+from ..ring.sequences import FACT_FIELDS, FACTS, Sequences
 from ..samplers.contract import Sampler
+from ..samplers.sumtree import SumTree
 from ..samplers.weighing import Binding
-from ..steps.arrays import Ints
+from ..steps.arrays import Array, Ints
 from ..steps.checker import StepChecker
-from ..steps.schema import Field
+from ..steps.schema import Field, Schema
 from ..steps.trees import Path
-from ..views.contract import View
+from ..views.contract import View, rule_of
 from ..views.frames import FrameStack
 from ..views.hindsight import Hindsight
+from ..views.sequences import Sequence
 from ..views.transitions import NStep
 from .progress import Progress
 
@@ -47,8 +52,10 @@ PROBABILITY: Path = ("probability",)
 WEIGHED: dict[Path, Field] = {WEIGHT: Field((), torch.float32), PROBABILITY: Field((), torch.float64)}
 """The fields that draws by priority add to a batch."""
 
-READERS = frozenset((NStep, Hindsight, FrameStack))
-"""Each is a :class:`relive.views.contract.DirectReader`; of these views, only the last reads large fields so."""
+APART = frozenset((FrameStack, Sequence))
+"""Views that read fields apart, large ones or recurrent states, without Python."""
+READERS = APART | {NStep, Hindsight}
+"""Each is a :class:`relive.views.contract.DirectReader`."""
 
 _from_numpy: Any = cast("Any", torch).from_numpy  # code that is not in the caches makes memory sooner so
 
@@ -125,21 +132,40 @@ class DirectAdd:
         self._rule, self._watches, self._plan = ring.rule, watches, plan
 
 
+class _Parts(NamedTuple):
+    """What the batches of a layout consist of."""
+
+    members: Members | SequenceMembers
+    """The dicts of a batch."""
+    rows: RowLayout
+    """What the row of each of its items has."""
+    table: Ints
+    """These fields, as :func:`relive.kernels.reference.fields.split_rows` takes them."""
+    names: tuple[str, ...]
+    """What they are called."""
+    large: Ints
+    """Fields apart: the stacks or the recurrent states, as :mod:`relive.kernels.reference.sample` says."""
+    large_names: tuple[Any, ...]
+    """What they are called."""
+    steps: Ints = np.zeros((0, 0), np.int64)
+    """What each row of a sequence has, as :attr:`table`."""
+    step_names: tuple[Path, ...] = ()
+    """What these fields are called."""
+    blank: Array = np.zeros(0, np.uint8)
+    """The row that stands where a sequence has none."""
+
+
 class _Ready(NamedTuple):
     """What batches take, as long as nothing of ``known`` changes."""
 
-    known: tuple[BatchLayout, Binding | None, int, Rule, int]
-    """The layout of what the view reads, the priorities, the seed, what can be drawn, and the view's history."""
-    members: Members | None
-    """The dicts of a batch; None if such batches are not made directly."""
-    width: int = 0
-    """W, the bytes of a row of a batch."""
+    known: tuple[BatchLayout | Sequences, Binding | SumTree | None, int, Rule, int]
+    """The layout of what the view reads, what draws go by, the seed, what can be drawn, and the view's history."""
+    parts: _Parts | None
+    """What a batch consists of; None if such batches are not made directly."""
     batch: DirectBatch | None = None
     """What :attr:`handle` points to."""
     handle: Any = None
     """What compiled kernels take for :attr:`batch`."""
-    names: tuple[tuple[str, ...], ...] = ()
-    """The names that :attr:`batch` points to."""
 
 
 class DirectSample:
@@ -149,28 +175,29 @@ class DirectSample:
         ring: has the rows.
         sampler: one of relive's own.
         progress: says which batch is next.
+        schema: the fields of a step, as the user named them.
         calls: torch's functions that make tensors.
     """
 
-    def __init__(self, ring: Ring, sampler: Sampler, progress: Progress, calls: TensorCalls) -> None:
-        self._ring, self._sampler, self._progress, self._calls = ring, sampler, progress, calls
+    def __init__(self, ring: Ring, sampler: Sampler, progress: Progress, schema: Schema, calls: TensorCalls) -> None:
+        self._ring, self._sampler, self._progress, self._schema, self._calls = ring, sampler, progress, schema, calls
         self._weighed = {path: field for path, field in WEIGHED.items() if path[0] in sampler.extras}
         self._ready: _Ready | None = None
 
     @classmethod
-    def of(cls, ring: Ring, sampler: Sampler, progress: Progress) -> Self | None:
+    def of(cls, ring: Ring, sampler: Sampler, progress: Progress, schema: Schema) -> Self | None:
         """One for these, if they allow it: rows in RAM."""
         in_ram, calls = type(ring.store) is ReplayRows and ring.undo is None, tensor_calls()
-        return cls(ring, sampler, progress, calls) if in_ram and calls is not None else None
+        return cls(ring, sampler, progress, schema, calls) if in_ram and calls is not None else None
 
-    def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | None:
+    def sample(self, view: View, count: int, update: int, of: int) -> TensorDict | SequenceBatch | None:
         """The next batch; or None, if that takes more than compiled code can do. Then nothing has changed.
 
         Raises:
             ReliveError: as the view says. The batch counts as drawn then.
         """
         kind, ring, sampler, come = type(view), self._ring, self._sampler, self._progress
-        if kind not in READERS or get_worker_info() is not None or (ring.store.apart and kind is not FrameStack):
+        if kind not in READERS or get_worker_info() is not None or (ring.store.apart and kind not in APART):
             return None
         reader: Any = view  # a DirectReader
         layout, terms = reader.batch_of(ring), sampler.terms(update, of)
@@ -179,43 +206,70 @@ class DirectSample:
         weights, how = terms
         known, ready = (layout, weights, come.seed, ring.rule, reader.history), self._ready
         if ready is None or ready.known != known:
-            ready = self._ready = self._prepared(*known)
-        members = ready.members
-        if members is None or count * ready.width > LONG:
+            ready = self._ready = self._prepared(view, *known)
+        parts = ready.parts
+        if parts is None or count * parts.rows.nbytes > LONG:
             return None
-        rows, found = _from_numpy(np.empty((count, ready.width), np.uint8)), members.empty()
+        rows, found = _from_numpy(np.empty((count, parts.rows.nbytes), np.uint8)), parts.members.empty()
         number, before = come.draws - come.first, None
         come.draws += 1  # before the draw, as functions of goals may look, or draw another batch
         come.sampled += count
-        if weights is not None:
+        if self._weighed:
             before = sampler.draw_state()
             sampler.count_draw()
         if reader.sample(ready.handle, ring, (number, *how), count, rows, found):
-            return members.tensordict(found, count)
+            return parts.members.batch(found, count)
         come.draws -= 1
         come.sampled -= count
-        if weights is not None:
+        if self._weighed:
             sampler.undo_draws(before)
         return None
 
-    def _prepared(self, layout: BatchLayout, weights: Binding | None, seed: int, rule: Rule, history: int) -> _Ready:
-        """What batches of this layout take. If there are large fields, all of them are read as stacks."""
+    def _prepared(
+        self, view: View, layout: BatchLayout | Sequences, weights: Binding | SumTree | None, seed: int, rule: Rule,
+        history: int,
+    ) -> _Ready:  # fmt: skip
+        """What batches of this layout take."""
         known, calls, none = (layout, weights, seed, rule, history), self._calls, np.zeros(0, np.int64)
+        parts = self._sequences(layout) if isinstance(layout, Sequences) else self._transitions(layout)
+        if parts is None or rule != rule_of(view):
+            return _Ready(known, None)
+        tree = weights.tree if isinstance(weights, Binding) else weights
+        tops, until = (none, np.zeros(0)) if tree is None else tree.whole
+        nodes, offsets = weights.arrays if isinstance(weights, SumTree) else (np.zeros(0), np.zeros(0, np.uint64))
+        at = parts.rows.offsets
+        batch = DirectBatch(
+            calls.describe, calls.lend, calls.adopt, self._ring.handle, np.array([seed % 2**64], np.uint64),
+            weights.handle if isinstance(weights, Binding) else none, tops, until, at.get(WEIGHT, 0),
+            at.get(PROBABILITY, 0), layout.handle, parts.table, id(parts.names), parts.large, id(parts.large_names),
+            nodes, offsets, parts.steps, id(parts.step_names), parts.blank,
+        )  # fmt: skip
+        return _Ready(known, parts, batch, kernels.fast().handle_of(batch))
+
+    def _transitions(self, layout: BatchLayout) -> _Parts | None:
+        """The parts of a batch of transitions. If there are large fields, all of them are read as stacks."""
         store: Any = self._ring.store
         whole, stacked, stacks = RowLayout(*layout.groups, self._weighed), with_next(store.apart), store.stack_table()
-        if rule != Rule(history) or whole.table is None or stacks is None:
-            return _Ready(known, None)
-        if not Members.suit((*whole.fields, *stacked)):
-            return _Ready(known, None)
-        small, at, (large, frames) = [*layout.fields, *self._weighed], whole.offsets, stacks
-        members, seeds = Members([*layout.fields, *stacked, *self._weighed]), np.array([seed % 2**64], np.uint64)
-        table = whole.table[[[*whole.fields].index(path) for path in small]]
-        table[:, INTO], frames[:, LINE + INTO] = ([members.into[path] for path in paths] for paths in (small, large))
-        names = tuple(tuple(path[-1] for path in paths) for paths in (small, large))
-        tops, until = (none, np.zeros(0)) if weights is None else weights.whole
-        batch = DirectBatch(
-            calls.describe, calls.lend, calls.adopt, self._ring.handle, seeds,
-            none if weights is None else weights.handle, tops, until, at.get(WEIGHT, 0), at.get(PROBABILITY, 0),
-            layout.handle, table, id(names[0]), frames, id(names[1]),
-        )  # fmt: skip
-        return _Ready(known, members, whole.nbytes, batch, kernels.fast().handle_of(batch), names)
+        if whole.table is None or stacks is None or not Members.suit((*whole.fields, *stacked)):
+            return None
+        members, (large, frames) = Members([*layout.fields, *stacked, *self._weighed]), stacks
+        whole.table[:, INTO], frames[:, LINE + INTO] = (
+            [members.into[path] for path in paths] for paths in (whole.fields, large)
+        )
+        names, large_names = (tuple(path[-1] for path in paths) for paths in (whole.fields, large))
+        return _Parts(members, whole, whole.table, names, frames, large_names)
+
+    def _sequences(self, sequences: Sequences) -> _Parts | None:
+        """The parts of a batch of sequences: columns in the first dict, then facts, then recurrent states."""
+        store: Any = self._ring.store
+        whole, steps, states = RowLayout(FACT_FIELDS, self._weighed), sequences.layout, sequences.states
+        found, hidden = store.state_table(states), partial(self._schema.rebuild, "hidden")
+        if whole.table is None or steps.table is None or found is None:
+            return None
+        paths, lines = found
+        whole.table[:, INTO], lines[:, LINE + INTO] = 1, 2
+        names, known = tuple(path[-1] for path in whole.fields), [*FACTS, *(path[-1] for path in self._weighed)]
+        leaves = [path for path in sequences.order if path not in FACT_FIELDS and path not in states]
+        members = SequenceMembers(leaves, known, states, hidden, sequences.cut.time_first)
+        rows = whole, whole.table, names
+        return _Parts(members, *rows, lines, tuple(paths), steps.table, tuple(steps.fields), sequences.blank)

@@ -20,7 +20,7 @@ from ..steps.schema import Field
 from ..steps.trees import Path
 from .ring import Ring
 
-__all__ = ["FACTS", "Cut", "Sequences"]
+__all__ = ["FACTS", "FACT_FIELDS", "Cut", "Sequences"]
 
 
 RESULTS = {
@@ -36,7 +36,7 @@ FACTS = ("index", "lengths", "burn_in", "env", "start")
 """Facts about each window in the kernel's order; the place of its row 0 comes after them."""
 
 
-FACT_PATHS: list[Path] = [(name,) for name in FACTS]
+FACT_FIELDS: dict[Path, Field] = {(name,): Field((), torch.int64) for name in FACTS}
 
 
 WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask", "is_start")
@@ -94,9 +94,17 @@ class Sequences:
         self.has_large = bool(self.obs or self.others)
         self.stored, self.derived = _lasts(leaves, cut.last)
         self.tabled = bool(self.has_large or self.stored or self.derived)
+        """Whether the kernel's rows and the states are not all of a batch."""
         small = field_groups(leaves, store.large)[:2]
-        order = *RowLayout(*small, RESULTS).fields, *FACT_PATHS, *store.large, *self.derived
+        order = *RowLayout(*small, RESULTS).fields, *FACT_FIELDS, *store.large, *self.derived
         self.order = list(dict.fromkeys(order))
+        self.state_bytes = sum(leaves[path].nbytes for path in self.states)
+        """The bytes of the recurrent states of a sequence."""
+
+    def shape(self, count: int) -> tuple[int, int, int]:
+        """The shape of the packed rows of so many sequences."""
+        total, width = self.cut.rows, self.layout.nbytes
+        return (total, count, width) if self.cut.time_first else (count, total, width)
 
     def read(self, ring: Ring, places: Any, gamma: float) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the sequences whose windows end at ``places``, and facts ``[B]`` about each.
@@ -104,21 +112,20 @@ class Sequences:
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows, or their windows are no longer stored.
         """
-        places, store, total, width = vector(places), ring.store, self.cut.rows, self.layout.nbytes
+        places, store = vector(places), ring.store
         count = len(places)
-        shape = (total, count) if self.cut.time_first else (count, total)
-        rows = np.empty((total * count, width), np.uint8)  # the small fields, packed
+        *shape, width = self.shape(count)
+        rows = np.empty((*shape, width), np.uint8)  # the small fields, packed
         facts = np.empty((6, count), np.int64)  # FACTS, and the place of each sequence's row 0
         # the place of each row, -1 for padding, and -2 - place for the observation that an episode ended on
         table = np.empty(shape if self.tabled else 0, np.int64)
-        bad = kernels.fast().read_sequences(
-            ring.handle, self.handle, gamma, places, rows, self.blank, facts, table.reshape(-1)
-        )
+        flat, listed = rows.reshape(-1, width), table.reshape(-1)
+        bad = kernels.fast().read_sequences(ring.handle, self.handle, gamma, places, flat, self.blank, facts, listed)
         if bad >= 0:
             require_rows(places, bad, store.num_rows)
         fields: dict[Path, Tensor]
-        fields, known = store.unpacked(self.layout, rows.reshape(*shape, width), facts[:FIRST])
-        fields.update(zip(FACT_PATHS, known.unbind(), strict=True))
+        fields, known = store.unpacked(self.layout, rows, facts[:FIRST])
+        fields.update(zip(FACT_FIELDS, known.unbind(), strict=True))
         if self.has_large:
             fields |= self._large_fields(store, facts[FIRST], table)
         elif self.states:

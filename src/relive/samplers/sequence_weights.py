@@ -42,6 +42,11 @@ class WindowWeights:
         """The sum of all weights."""
         return self._tree.total
 
+    @property
+    def tree(self) -> SumTree | None:
+        """The weights by which windows are drawn; None if that takes a second draw."""
+        return None if self._ring.rule.weigh == "episodes" else self._tree
+
     def changed(self, places: Ints, drawable: Any) -> None:
         """Note that the windows that end at ``places`` can be drawn from now on (1) or no more (0), in order."""
         self._tree.set(places, drawable * self._weights(places))

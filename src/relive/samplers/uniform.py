@@ -17,7 +17,9 @@ from .sumtree import SumTree
 __all__ = ["Uniform", "WithoutReplacement"]
 
 
-ALIKE: Terms = None, (0, False, 0.0, 0.0)
+PLAIN = 0, False, 0.0, 0.0
+"""No priorities, and all that is there."""
+ALIKE: Terms = None, PLAIN
 """All transitions alike."""
 
 
@@ -52,7 +54,10 @@ class Uniform(Sampler):
 
     def terms(self, update: int, of: int) -> Terms | None:
         """See :class:`Sampler`."""
-        return None if self._windows is not None else ALIKE
+        if self._windows is None:
+            return ALIKE
+        tree = self._windows.tree
+        return None if tree is None else (tree, PLAIN)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions (0: among all)."""

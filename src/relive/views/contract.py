@@ -11,6 +11,7 @@ from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
 from ..ring.ring import Ring
 from ..ring.rule import Rule
+from ..ring.sequences import Sequences
 from ..steps.arrays import Ints
 from ..steps.trees import Path
 
@@ -63,7 +64,7 @@ class DirectReader(View, Protocol):
         """How many rows before an anchor the view reads."""
         ...
 
-    def batch_of(self, ring: Ring) -> BatchLayout | None:
+    def batch_of(self, ring: Ring) -> BatchLayout | Sequences | None:
         """The layout of the batches that :meth:`sample` makes; None if only :meth:`read` can make them."""
         ...
 

@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from .. import kernels
 from ..batches.sequences import Overlap, stride_of
-from ..errors import ParameterError
+from ..errors import ParameterError, SchemaError
+from ..kernels.reference.sample import Draw
 from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names
 from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
@@ -143,8 +145,35 @@ class Sequence:
         """
         if ring.rule != self.rule:
             raise ParameterError(f"a view that reads through {self!r} must also have its `rule` and `time_first`")
+        return self._sequences(ring).read(ring, places, self.gamma)
+
+    def batch_of(self, ring: Ring) -> Sequences | None:
+        """See :class:`relive.views.contract.DirectReader`."""
+        if ring.rule != self.rule:
+            return None
+        try:
+            sequences = self._sequences(ring)
+        except SchemaError:  # read() raises it, once something was drawn
+            return None
+        return None if sequences.tabled else sequences
+
+    def sample(self, direct: Ints, ring: Ring, draw: Draw, count: int, rows: Tensor, found: Any) -> bool:
+        """See :class:`relive.views.contract.DirectReader`."""
+        store: Any = ring.store  # in RAM: no other has such batches
+        sequences = self._kept[ring]
+        steps, states = store.memory(sequences.shape(count)), store.memory((count * sequences.state_bytes,))
+        return kernels.fast().sample_sequences(
+            direct, draw, float(self.gamma), id(rows), id(steps), id(states), id(found)
+        )
+
+    def _sequences(self, ring: Ring) -> Sequences:
+        """What reads the ring's windows; kept until a parameter changes.
+
+        Raises:
+            SchemaError: the schema has a field with a name that batches use, or lacks a field that ``last`` names.
+        """
         cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
         sequences = self._kept.get(ring)
         if sequences is None or sequences.cut != cut:
             sequences = self._kept[ring] = Sequences(ring, cut)
-        return sequences.read(ring, places, self.gamma)
+        return sequences

@@ -18,7 +18,7 @@ from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step, take_step
 from .rule import ends_full, window_start
-from .sample import finish_goals, sample_goals, sample_stacks, sample_windows
+from .sample import finish_goals, sample_goals, sample_sequences, sample_stacks, sample_windows
 from .sequences import read_sequences
 from .tree import magnitudes, tree_cover, tree_find, tree_get, tree_lowest, tree_set, tree_shares
 from .windows import gather_pairs, gather_rows, stack_places, windows
@@ -74,6 +74,7 @@ __all__ = [
     "relabel_windows",
     "ring_bell",
     "sample_goals",
+    "sample_sequences",
     "sample_stacks",
     "sample_windows",
     "scatter_rows",

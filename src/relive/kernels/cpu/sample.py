@@ -12,25 +12,32 @@ import numpy as np
 
 from ..reference.fields import WIDTH
 from ..reference.hindsight import OTHERS, RANDOM, STRATEGY
-from ..reference.sample import LINE, ROWS, SOURCE, Draw
+from ..reference.sample import LAYERS, LINE, ROWS, SOURCE, Draw
+from ..reference.sequences import FIRST
 from ..ring_state import UNFIT, DirectBatch
 from .draw import draw
 from .fields import BYTES, adopt_field, split_rows
-from .handles import ENTRIES, Ints, matrix_of, vector_of
+from .handles import ENTRIES, Ints, matrix_of, open_ring, vector_of
 from .hindsight import open_steps, plan_goals, relabel_windows
-from .jit import addressed, inlined, jit, strided
+from .jit import address_t, addressed, fetch, inlined, jit, memcpy, strided
 from .priorities import draw_weighted
-from .random import key
+from .random import key, masses
+from .sequences import notes_of, read_windows
 from .tensors import numbers_of, release_gil, take_gil
+from .tree import tree_find
 from .windows import gather_pairs, stack_places, windows
 
-__all__ = ["finish_goals", "sample_goals", "sample_stacks", "sample_windows"]
+__all__ = ["finish_goals", "sample_goals", "sample_sequences", "sample_stacks", "sample_windows"]
 
 (
     DESCRIBE, LEND, ADOPT, RING, SEED, WEIGHTS, TOPS, UNTIL, WEIGHT_AT, PROBABILITY_AT, BATCH, TABLE, NAMES, STACKS,
-    STACK_NAMES,
+    STACK_NAMES, NODES, OFFSETS, STEPS, STEP_NAMES, BLANK,
 ) = range(len(DirectBatch._fields))  # fmt: skip
 """The positions of :class:`relive.kernels.ring_state.DirectBatch`'s members."""
+
+
+FORESEEN = 256
+"""Bytes of a state that are loaded ahead; the processor itself loads what follows."""
 
 
 @jit
@@ -40,6 +47,8 @@ def _draw_rows(direct: Ints, drawing: Draw, places: Ints, out: Any) -> bool:
     stream = _stream(direct, drawing)
     weights = vector_of(direct, WEIGHTS, np.int64)
     if weights.size == 0:
+        if vector_of(direct, NODES, np.float64).size:
+            return _draw_leaves(direct, stream, places)
         return draw(vector_of(direct, RING, np.int64), stream, newest, places)
     tops, until = vector_of(direct, TOPS, np.int64), vector_of(direct, UNTIL, np.float64)
     probability, weight = np.empty(places.size), np.empty(places.size, np.float32)
@@ -50,6 +59,19 @@ def _draw_rows(direct: Ints, drawing: Draw, places: Ints, out: Any) -> bool:
     doubles = strided(there + direct[ENTRIES * PROBABILITY_AT], places.size, wide // 8, np.float64)
     for i in range(places.size):
         singles[i], doubles[i] = weight[i], probability[i]
+    return True
+
+
+@jit
+def _draw_leaves(direct: Ints, stream: Any, places: Ints) -> bool:
+    """See :func:`relive.kernels.reference.sample._draw_leaves`."""
+    until, wanted = vector_of(direct, UNTIL, np.float64), np.empty(places.size)
+    if not until[until.size - 1] > 0.0:
+        return False
+    total = until[until.size - 1]
+    masses(stream, False, total, np.nextafter(total, 0.0), wanted)
+    nodes, offsets = vector_of(direct, NODES, np.float64), vector_of(direct, OFFSETS, np.uint64)
+    tree_find(nodes, offsets, vector_of(direct, TOPS, np.int64), until, wanted, places)
     return True
 
 
@@ -78,8 +100,9 @@ def _stream(direct: Ints, drawing: Draw) -> Any:
 @inlined
 def _split(direct: Ints, rows: int, found: int) -> bool:
     """Make the tensors of a batch."""
-    lend, adopt, names = direct[ENTRIES * LEND], direct[ENTRIES * ADOPT], direct[ENTRIES * NAMES]
-    return split_rows(direct[ENTRIES * DESCRIBE], lend, adopt, rows, names, matrix_of(direct, TABLE, np.int64), found)
+    describe, lend, adopt = direct[ENTRIES * DESCRIBE], direct[ENTRIES * LEND], direct[ENTRIES * ADOPT]
+    table, names = matrix_of(direct, TABLE, np.int64), direct[ENTRIES * NAMES]
+    return split_rows(describe, lend, adopt, rows, names, table, found)
 
 
 def _sample_windows(direct: Ints, drawing: Draw, steps: int, gamma: float, rows: int, found: int) -> bool:
@@ -137,6 +160,81 @@ def _split_stacks(direct: Ints, stacks: Ints, count: int, depth: int, memory: in
         start += count * depth * line[WIDTH]
 
 
+def _sample_sequences(
+    direct: Ints, drawing: Draw, gamma: float, rows: int, steps: int, memory: int, found: int
+) -> bool:
+    """See :func:`relive.kernels.reference.sample.sample_sequences`. The caller holds the three tensors."""
+    out, cut, large = _rows_at(direct, rows), _steps_at(direct, steps), _bytes_at(direct, memory)
+    states, count = matrix_of(direct, STACKS, np.int64), out.shape[0]
+    if not count or not cut.shape[0] or cut.shape[0] % count or large.size != count * _bytes_of(states):
+        return False
+    ring, batch = open_ring(vector_of(direct, RING, np.int64)), vector_of(direct, BATCH, np.int64)
+    places, per, blank = np.empty(count, np.int64), np.empty((6, count), np.int64), vector_of(direct, BLANK, np.uint8)
+    if not _draw_rows(direct, drawing, places, out):
+        return False
+    notes, unlisted = notes_of(cut.shape[0] // count, batch), np.empty(0, np.int64)
+    thread = release_gil()  # until the next call of a Python object
+    bad = read_windows(ring, batch, gamma, places, cut, blank, per, unlisted, notes)
+    if bad < 0:
+        _gather_states(states, per[FIRST], large.ctypes.data)
+    take_gil(thread)
+    if bad >= 0:
+        return False
+    for k in range(FIRST):
+        column = strided(out.ctypes.data + 8 * k, count, out.shape[1] // 8, np.int64)
+        for b in range(count):
+            column[b] = per[k, b]
+    describe, lend, adopt = direct[ENTRIES * DESCRIBE], direct[ENTRIES * LEND], direct[ENTRIES * ADOPT]
+    table, names = matrix_of(direct, STEPS, np.int64), direct[ENTRIES * STEP_NAMES]
+    if not split_rows(describe, lend, adopt, steps, names, table, found) or not _split(direct, rows, found):
+        return False
+    _split_states(direct, states, count, memory, found)
+    return True
+
+
+@inlined
+def _steps_at(direct: Ints, steps: int) -> Any:
+    """The memory of the tensor of bytes at an address, with three axes, as rows; none if it is not in RAM."""
+    data, dtype, shape, _ = numbers_of(direct[ENTRIES * DESCRIBE], steps)
+    known = data != 0 and dtype == BYTES and shape.size == 3
+    return addressed(data, (shape[0] * shape[1], shape[2]) if known else (0, 1), np.uint8)
+
+
+@inlined
+def _bytes_of(states: Ints) -> int:
+    """The bytes of the states of one sequence."""
+    total = 0
+    for i in range(states.shape[0]):
+        total += max(states[i, LAYERS], 1) * states[i, LINE + WIDTH]
+    return total
+
+
+@jit
+def _gather_states(states: Ints, first: Ints, target: int) -> None:
+    """Copy the states of rows to the memory at ``target``, field by field and layer by layer. This raises nothing."""
+    for i in range(states.shape[0]):
+        source, layers, width = states[i, SOURCE], max(states[i, LAYERS], 1), states[i, LINE + WIDTH]
+        for place in first:
+            fetch(addressed(source, 0, np.uint8), place * layers * width, FORESEEN)
+        for b in range(first.size):
+            for layer in range(layers):
+                state, there = source + (first[b] * layers + layer) * width, target + (layer * first.size + b) * width
+                memcpy(address_t(there), address_t(state), np.intp(width))
+        target += layers * first.size * width
+
+
+@inlined
+def _split_states(direct: Ints, states: Ints, count: int, memory: int, found: int) -> None:
+    """Make the tensors of states."""
+    lend, adopt, names, start = direct[ENTRIES * LEND], direct[ENTRIES * ADOPT], direct[ENTRIES * STACK_NAMES], 0
+    lead, apart, both = np.empty(2, np.int64), np.empty(2, np.int64), np.empty((2, 2 + states.shape[1]), np.int64)
+    for i in range(states.shape[0]):
+        layers, line, axes = states[i, LAYERS], states[i, LINE:], 0 if states[i, LAYERS] else 1
+        lead[0], lead[1], apart[0], apart[1] = layers, count, count * line[WIDTH], line[WIDTH]
+        adopt_field(lend, adopt, memory, start, lead[axes:], apart[axes:], names, i, line, both, found)
+        start += max(layers, 1) * count * line[WIDTH]
+
+
 def _sample_goals(
     direct: Ints, drawing: Draw, n: int, gamma: float, ratio: float, rows: int, steps_handle: Ints, pairs: Any,
 ) -> int:  # fmt: skip
@@ -166,5 +264,6 @@ def _finish_goals(
 
 sample_windows = jit(_sample_windows, nogil=False)
 sample_stacks = jit(_sample_stacks, nogil=False)
+sample_sequences = jit(_sample_sequences, nogil=False)
 sample_goals = jit(_sample_goals, nogil=False)
 finish_goals = jit(_finish_goals, nogil=False)

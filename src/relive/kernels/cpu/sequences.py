@@ -34,7 +34,7 @@ from .nstep import add_reward, bootstrap
 from .places import place_after, row_at
 from .rule import window_start
 
-__all__ = ["read_sequences"]
+__all__ = ["notes_of", "read_sequences", "read_windows"]
 
 AHEAD = 2
 """How many of its rows are asked for when it is known where a window starts."""
@@ -53,7 +53,23 @@ def read_sequences(
     """See :func:`relive.kernels.reference.sequences.read_sequences`."""
     if places.size == 0:
         return -1
-    ring, steps = open_ring(ring_handle), batch[REACH]
+    notes = notes_of(out.shape[0] // places.size, batch)
+    return read_windows(open_ring(ring_handle), batch, gamma, places, out, blank, per, table, notes)
+
+
+@jit
+def notes_of(total: int, batch: Ints) -> Any:
+    """Memory for what is noted of windows of ``total`` rows while they are read: their rewards, and their marks."""
+    # the steps of a window, at most ``total``, have rewards that reach ``batch[REACH]`` - 1 further
+    return np.empty((GROUP, total + batch[REACH])), np.empty((GROUP, 7), np.int64)
+
+
+@jit
+def read_windows(
+    ring: RingArrays, batch: Ints, gamma: float, places: Ints, out: Any, blank: Any, per: Ints, table: Ints, notes: Any
+) -> int:
+    """:func:`read_sequences` of at least one place, in memory of the caller's. This raises nothing."""
+    (rewards, marks), steps = notes, batch[REACH]
     count, total, width = places.size, out.shape[0] // places.size, ring.memory.shape[1]
     for b in range(count):  # so that the indices, which say where windows start, come for all of them at once
         if not 0 <= places[b] < ring.memory.shape[0]:
@@ -65,8 +81,6 @@ def read_sequences(
             return b
     for b in range(count):
         fetch(ring.memory, per[FIRST, b] * width, AHEAD * width)
-    rewards = np.empty((GROUP, total + steps))  # a window of at most ``total`` rows reaches ``steps`` - 1 further
-    marks = np.empty((GROUP, 7), np.int64)
     group = GROUP if batch[TIME_FIRST] else 1
     for low in range(0, count, group):  # so that rows are written next to each other, and read one after another
         high = min(low + group, count)

@@ -14,7 +14,7 @@ from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
 from .rows import accept_step, copy_row, copy_step, take_step
 from .rule import ends_full, window_start
-from .sample import finish_goals, sample_goals, sample_stacks, sample_windows
+from .sample import finish_goals, sample_goals, sample_sequences, sample_stacks, sample_windows
 from .sequences import read_sequences
 from .tree import (
     heaviest,
@@ -80,6 +80,7 @@ __all__ = [
     "relabel_windows",
     "ring_bell",
     "sample_goals",
+    "sample_sequences",
     "sample_stacks",
     "sample_windows",
     "scatter_rows",

@@ -15,16 +15,20 @@ from .hindsight import OTHERS, RANDOM, STRATEGY, RelabelledSteps, plan_goals, re
 from .nstep import column
 from .places import Ints
 from .priorities import draw_weighted
-from .random import key
+from .random import key, masses
+from .sequences import FIRST, read_sequences
+from .tree import tree_find
 from .windows import gather_pairs, stack_places, windows
 
 __all__ = [
+    "LAYERS",
     "LINE",
     "ROWS",
     "SOURCE",
     "Draw",
     "finish_goals",
     "sample_goals",
+    "sample_sequences",
     "sample_stacks",
     "sample_windows",
 ]
@@ -37,12 +41,16 @@ no priorities; and where there are, ``stratified``, ``beta`` and ``lowest`` as
 SOURCE, ROWS, LINE = range(3)
 """The entries of a line of ``stacks``: the address of the field's first frame, how many frames there are, and from here
 on the field as a line of the table of :func:`relive.kernels.reference.fields.split_rows`."""
+LAYERS = ROWS
+"""In a line of a recurrent state, how many layers it has, 0 for one without that axis; the line is of one layer."""
 
 
 def _draw_rows(direct: DirectBatch, drawing: Draw, places: Ints, out: Any) -> bool:
     """Draw anchors, and write their weights and probabilities, if they have any, into the rows ``out`` of a batch."""
     (_, newest, stratified, beta, lowest), stream = drawing, _stream(direct, drawing)
     if not len(direct.weights):
+        if len(direct.nodes):
+            return _draw_leaves(direct, stream, places)
         return draw(direct.ring, stream, newest, places)
     probability, weight = np.empty(len(places)), np.empty(len(places), np.float32)
     how = stratified, beta, lowest, direct.tops, direct.until
@@ -50,6 +58,16 @@ def _draw_rows(direct: DirectBatch, drawing: Draw, places: Ints, out: Any) -> bo
         return False
     column(out, direct.weight_at, np.float32)[:] = weight
     column(out, direct.probability_at, np.float64)[:] = probability
+    return True
+
+
+def _draw_leaves(direct: DirectBatch, stream: int, places: Ints) -> bool:
+    """Draw leaves of a tree of weights."""
+    total, wanted = float(direct.until[-1]), np.empty(len(places))
+    if not total > 0.0:
+        return False
+    masses(stream, False, total, float(np.nextafter(total, 0.0)), wanted)
+    tree_find(direct.nodes, direct.offsets, direct.tops, direct.until, wanted, places)
     return True
 
 
@@ -113,12 +131,71 @@ def sample_stacks(
     for i, (source, there, *line) in enumerate(direct.stacks.tolist()):
         width = line[WIDTH]
         if i % 2 == 0:
-            block = np.ctypeslib.as_array((ctypes.c_uint8 * (there * width)).from_address(source))
+            block = _bytes_from(source, there * width)
             both = large[start : start + frames.size * width]
             gather_pairs(block.reshape(there, width), frames, both.reshape(frames.size, width))
         dicts[line[INTO]][names[i]] = field_of(packed, start, [count, depth], [depth * width, width], line)
         start += count * depth * width
     return True
+
+
+def sample_sequences(
+    direct: DirectBatch, drawing: Draw, gamma: float, rows: int, steps: int, memory: int, found: int
+) -> bool:
+    """Draw windows of steps, read their sequences, and make their tensors. While rows are read, the GIL is not held.
+
+    Args:
+        direct: ``batch`` is the layout of a row as :mod:`relive.kernels.reference.sequences` says, ``steps`` its fields
+            and ``blank`` an empty one. ``stacks`` has a line for each recurrent state. ``table`` is of ``rows``.
+        drawing: see :func:`sample_windows`.
+        gamma: see :func:`relive.kernels.reference.sequences.read_sequences`.
+        rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, for what is known of each sequence: its
+            INDEX, LENGTHS, BURN_IN, ENV and START, int64, come first.
+        steps: that of a tensor, uint8 ``[T, B, W']`` or ``[B, T, W']`` in one piece, for their rows.
+        memory: that of a tensor, uint8 ``[N]``, for the states before their first rows, line by line: N bytes in all.
+        found: see :func:`sample_windows`.
+    """
+    out, cut, large = _rows_at(rows), _rows_at(steps), _rows_at(memory)
+    if out is None or not len(out) or cut is None or cut.ndim != 3:
+        return False
+    states, count = direct.stacks.tolist(), len(out)
+    size = sum(max(state[LAYERS], 1) * state[LINE + WIDTH] for state in states)
+    if cut.size % (count * cut.shape[2]) or _size(large) != count * size:
+        return False
+    places, per = np.empty(count, np.int64), np.empty((6, count), np.int64)
+    if not _draw_rows(direct, drawing, places, out):
+        return False
+    flat, unlisted = cut.reshape(-1, cut.shape[2]), np.empty(0, np.int64)
+    if read_sequences(direct.ring, direct.batch, gamma, places, flat, direct.blank, per, unlisted) >= 0:
+        return False
+    for k in range(FIRST):
+        column(out, 8 * k, np.int64)[:] = per[k]
+    calls = direct.describe, direct.lend, direct.adopt
+    if not split_rows(*calls, steps, direct.step_names, direct.steps, found):
+        return False
+    if not split_rows(*calls, rows, direct.names, direct.table, found):
+        return False
+    packed, names, dicts = (ctypes.cast(at, ctypes.py_object).value for at in (memory, direct.stack_names, found))
+    start = 0
+    for name, (source, layers, *line) in zip(names, states, strict=True):
+        width, many = line[WIDTH], max(layers, 1)
+        for layer in range(many):
+            for b, place in enumerate(per[FIRST].tolist()):
+                to = start + (layer * count + b) * width
+                large[to : to + width] = _bytes_from(source + (place * many + layer) * width, width)
+        lead, apart = ([layers, count], [count * width, width]) if layers else ([count], [width])
+        dicts[line[INTO]][name] = field_of(packed, start, lead, apart, line)
+        start += many * count * width
+    return True
+
+
+def _size(memory: Any) -> int:
+    """The bytes of a vector; 0 if it is none, as a tensor without numbers has no address."""
+    return 0 if memory is None or memory.ndim != 1 else memory.size
+
+
+def _bytes_from(address: int, count: int) -> Any:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
 
 
 def sample_goals(
