@@ -217,7 +217,7 @@ class Prioritized(Sampler):
         bound, lowest = self._bound(), 0.0
         if self.normalize == "buffer" and bound.tree.total > 0:
             lowest = bound.tree.minimum_positive()
-        return bound, (0, self.stratified, self.current_beta, lowest)
+        return bound, (0, self.stratified, self.beta_at(self._draws), lowest)
 
     def draw_recent(self, count: int, key: int, newest: int) -> tuple[Ints, Extras]:
         """Places of anchors ``[count]`` among the ``newest`` completed transitions, with the same fields."""
@@ -278,7 +278,8 @@ class Prioritized(Sampler):
     def count_draw(self) -> None:
         """Count a draw by :meth:`terms` or :meth:`draw_at`, which moves a scheduled beta on."""
         object.__setattr__(self, "_draws", self._draws + 1)  # other assignments are checked, which takes longer
-        self._bound().facts[DRAWS] = self._draws
+        if self._kept is not None:
+            self._kept.facts[DRAWS] = self._draws
 
     def _bound(self) -> Binding:
         """The memory of the priorities; bound again if an array was replaced."""
