@@ -55,10 +55,23 @@ def test_the_direct_way_makes_the_sequences_of_the_long_way(kind: str, sampler: 
 
 @pytest.mark.parametrize("weigh", ["windows", "steps", "episodes"])
 def test_windows_of_all_weights_are_those_of_the_long_way(weigh: Any) -> None:
-    view = Sequence(4, overlap="half", weigh=weigh)
     worlds = both("recurrent", 3, 12, sampler=Uniform, view=lambda: Sequence(4, overlap="half", weigh=weigh))
-    assert worlds[0].buffer.view.length == view.length
     assert_same(worlds[0].seen, worlds[1].seen)
+
+
+@pytest.mark.parametrize("change", [{"overlap": "none"}, {"drop_tail": True}, {"length": 2, "burn_in": 3}, {"n": 3}])
+def test_a_change_of_the_view_counts_from_the_next_batch_on(change: dict[str, Any]) -> None:
+    found = []
+    for long in (False, True):
+        world = World("recurrent", 0, long, view=Sequence(4, 1))
+        for _ in range(30):
+            world.add()
+        world.look()
+        for name, value in change.items():
+            setattr(world.buffer.view, name, value)
+        world.look()
+        found.append(world.seen)
+    assert_same(*found)
 
 
 # where it is taken
