@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from operator import itemgetter
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -257,7 +259,7 @@ def test_a_step_is_stored_only_once_and_only_as_it_was_accepted() -> None:
 
 @pytest.mark.usefixtures("torch_version")
 @pytest.mark.parametrize("short", [True, False])
-def test_a_step_is_taken_at_once_only_if_it_is_accepted_and_short(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_taken_at_once_only_if_it_is_accepted(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.memory.copier.SHORT", 10**6 if short else 0)
     pick = itemgetter(*FIELDS)
     for twin in (cpu, reference):
@@ -272,16 +274,43 @@ def test_a_step_is_taken_at_once_only_if_it_is_accepted_and_short(short: bool, m
             assert not made.take(2, wrong, pick)
             assert stored(targets) == before
         values, want = step(1, double=("reward",)), arrays(3, False)
-        assert made.take(2, values, pick) == short
-        if short:
-            plainly(want, 2, values)
+        assert made.take(2, values, pick)
+        plainly(want, 2, values)
         assert stored(targets) == stored(want)
 
 
+def test_other_threads_run_while_a_long_step_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = np.ones((1, 2**24), np.uint8), np.zeros((1, 1, 2**24), np.uint8)
+    seen, ended = list[float](), Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            seen.append(time.perf_counter())
+            time.sleep(0)
+
+    thread = Thread(target=look)
+    thread.start()
+    try:
+        for short, tries in ((2**30, 3), (0, 500)):
+            monkeypatch.setattr("relive.memory.copier.SHORT", short)
+            made = StepCopier([torch.uint8], [target], 1, [(2**24,)])
+            made.learn((source,))
+            assert any(_ran_meanwhile(seen, made, source) for _ in range(tries)) == (short == 0)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _ran_meanwhile(seen: list[float], made: StepCopier, source: np.ndarray) -> bool:
+    """Whether another thread has seen a time in the second quarter of a copy, or in the third."""
+    since = time.perf_counter()
+    assert made.take(0, {"x": source}, lambda step: (step["x"],))
+    quarter = (time.perf_counter() - since) / 4
+    return any(since + quarter < at < since + 3 * quarter for at in [*seen])
+
+
 @pytest.mark.parametrize("short", [True, False])
-def test_a_scratch_row_has_the_step_as_soon_as_it_is_accepted_if_it_is_short(
-    short: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scratch_row_has_the_step_as_soon_as_it_is_accepted(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relive.memory.copier.SHORT", 10**6 if short else 0)
     targets, want = arrays(1, True), arrays(1, True)
     made = copier(targets, scratch=True)
@@ -291,7 +320,6 @@ def test_a_scratch_row_has_the_step_as_soon_as_it_is_accepted_if_it_is_short(
     assert stored(targets) == before
     assert made.accept(values)
     plainly(want, 0, step(1))
-    assert stored(targets) == (stored(want) if short else before)
     made.write(0, values)
     assert stored(targets) == stored(want)
     made.write(0, tuple(step(2).values()))  # no longer the accepted one
@@ -455,7 +483,6 @@ def test_a_step_is_taken_at_once_only_to_a_row_that_holds_nothing(monkeypatch: p
     for t in range(6):
         if t == 3:
             rollout.set_last(value=np.ones(N, np.float32))
-        rollout.debug = t == 1
         rollout.add(step | {"obs": np.full(N, t, np.float32)})
-    assert taken == [(2, 2)]  # the first teaches, then debug mode, bootstrap values, and a full rollout
+    assert taken == [(1, 1), (2, 2)]  # the first teaches; then come bootstrap values, and a full rollout
     assert rollout["obs"].tolist() == [[t] * N for t in (2, 3, 4, 5)]

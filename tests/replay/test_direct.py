@@ -60,8 +60,12 @@ def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(DirectAdd, "suits", staticmethod(lambda ring, staging: False))
 
 
+@pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_stores_the_bytes_that_the_long_way_stores(kind: str, the_long_way: Callable[[], None]) -> None:
+def test_one_call_stores_the_bytes_that_the_long_way_stores(
+    kind: str, short: bool, the_long_way: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.replay.direct.SHORT", 2**16 if short else 0)  # long steps are copied without the GIL
     one = replay(kind)
     plays = random_plays(len(kind), 2, 40)
     steps = [given(one, kinds) for kinds in plays]
@@ -70,6 +74,7 @@ def test_one_call_stores_the_bytes_that_the_long_way_stores(kind: str, the_long_
     for step in forms:
         one.buffer.add(**step)
     assert [direct is None for direct in one.buffer._writer._direct] == [False, one.buffer.own_next_obs]
+    assert all(direct is None or direct._step.hold == short for direct in one.buffer._writer._direct)
     the_long_way()
     other = replay(kind)
     for step in forms:
@@ -189,7 +194,7 @@ class World:
     A packed row begins with its reward and flags; the others are bytes of the observation.
     """
 
-    def __init__(self, mode: int, twin: Any) -> None:
+    def __init__(self, mode: int, twin: Any, hold: int = 1) -> None:
         places, self.twin, none = COUNT * ROWS, twin, np.zeros(0, np.int64)
         self.memory, self.block = np.zeros((places, WIDTH), np.uint8), np.zeros((places, BYTES), np.uint8)
         self.state, counters = np.zeros((COUNT, 4), np.int64), np.zeros(9, np.int64)
@@ -210,7 +215,7 @@ class World:
         assert copier.plan is not None
         at = self.block.ctypes.data
         self.direct = DirectStep(copier.plan.table, self.ring, self.given,
-                                 np.array([[1, at, BYTES, 0], [3, at, BYTES, 1]], np.int64), mode)  # fmt: skip
+                                 np.array([[1, at, BYTES, 0], [3, at, BYTES, 1]], np.int64), mode, hold)  # fmt: skip
 
     def add(self, values: tuple[Any, ...]) -> int:
         """Add a step by this world's twin."""
@@ -233,9 +238,10 @@ def step(seed: int, end: float = 0.3) -> tuple[Any, ...]:
     return packed, large, final, last
 
 
+@pytest.mark.parametrize("hold", [0, 1])
 @pytest.mark.parametrize("mode", range(4))
-def test_both_twins_add_the_same_steps(mode: int) -> None:
-    worlds = [World(mode, twin) for twin in (cpu, reference)]
+def test_both_twins_add_the_same_steps(mode: int, hold: int) -> None:
+    worlds = [World(mode, twin, hold) for twin in (cpu, reference)]
     for seed in range(40):
         values = step(seed, 0.3 if mode else 0.05)
         heads, found = worlds[0].state[:, 0].copy(), [world.add(values) for world in worlds]

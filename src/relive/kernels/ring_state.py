@@ -125,6 +125,8 @@ class DirectStep(NamedTuple):
     the block, the bytes of a row there, and 1 if the field is of the final observation, else 0."""
     mode: int
     """The way of adding the rows."""
+    hold: int
+    """1: the GIL is held to the end; 0: other threads of Python run while rows are copied."""
 
 
 class DirectBatch(NamedTuple):

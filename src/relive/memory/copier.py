@@ -50,7 +50,7 @@ that they are read, and new ones would drive out all else. Below that, a copy by
 LONG = 2**17
 """Bytes of a long row."""
 SHORT = 2**16
-"""Bytes of a step that are copied while no other thread of Python runs."""
+"""Up to so many bytes of a step are copied while no other thread of Python runs."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Plan:
     """The kernel that checks."""
     copy: Callable[[Ints, int], None]
     """The kernel that copies."""
-    take: Callable[[int, Ints, int], int]
+    take: Callable[[int, Ints, int, bool], int]
     """The kernel that checks and then copies."""
 
 
@@ -75,7 +75,7 @@ class StepCopier:
     :meth:`accept` checks all fields of a step in one compiled call, and :meth:`write` copies them in another. Both
     follow a table that :meth:`learn` makes from a step that a StepChecker has checked. A step that is not accepted is
     checked field by field, and NumPy assigns it. Where nobody needs the row, one call does both: :meth:`take`, and
-    :meth:`accept` if ``scratch`` is True.
+    :meth:`accept` if ``scratch`` is True. Other threads of Python run while a long step is copied.
 
     Args:
         dtypes: of the fields.
@@ -100,15 +100,15 @@ class StepCopier:
         self.plan: Plan | None = None
         """How the step before was given, if its fields can be copied as they are."""
         self._plans = Bounded[tuple[Kind, ...], Plan]()
-        self._nbytes = sum(target[0].nbytes for target in targets if target is not None)
+        self._hold = sum(target[0].nbytes for target in targets if target is not None) <= SHORT
         self._accepted: Any = None
         """The step that was accepted last, until it is written. It keeps alive what the table points to."""
         self._copied: Any = None
         """The step that :meth:`accept` has copied, until it is written."""
-        self._at_once = scratch and self._nbytes <= SHORT
+        self._at_once = scratch
 
     def take(self, row: int, step: Mapping[str, Any], pick: Callable[[Any], tuple[Any, ...]]) -> bool:
-        """Copy a step to a row that nobody needs, if it is short and all of its fields can be copied as they are.
+        """Copy a step to a row that nobody needs, if all of its fields can be copied as they are.
 
         After False the row is as it was, and the step may still be right.
 
@@ -118,13 +118,13 @@ class StepCopier:
             pick: gives the leaves of a step of the right fields.
         """
         plan = self.plan
-        if plan is None or self._nbytes > SHORT:
+        if plan is None:
             return False
         try:
             values = pick(step)
             if plan.asked is not None and not plan.asked.fit(values):
                 return False
-            return plan.take(id(values), plan.table, row) < 0
+            return plan.take(id(values), plan.table, row, self._hold) < 0
         except Exception:  # the caller finds out what is wrong
             return False
 
@@ -138,7 +138,7 @@ class StepCopier:
         if plan is None or (plan.asked is not None and not plan.asked.fit(values)):
             return False
         if self._at_once:
-            if plan.take(id(values), plan.table, 0) >= 0:
+            if plan.take(id(values), plan.table, 0, self._hold) >= 0:
                 return False
             self._copied = values
         else:

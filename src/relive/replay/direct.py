@@ -64,7 +64,7 @@ class DirectAdd:
     """Adds steps of the same envs that can be copied as they are: one compiled call checks, stages and adds them.
 
     Only steps like the one that the copier has learned from are added. It is for rings in RAM: rows in files may have
-    to come from the disk first, and the call keeps all other threads of Python waiting.
+    to come from the disk first, and the call keeps all other threads of Python waiting if the step is short.
 
     Args:
         ring: gets the rows.
@@ -89,7 +89,7 @@ class DirectAdd:
     @staticmethod
     def suits(ring: Ring, staging: Staging | None) -> bool:
         """Whether steps that are staged so can be added in one call."""
-        return staging is not None and staging.nbytes <= SHORT and ring.undo is None
+        return staging is not None and ring.undo is None
 
     def add(self, step: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Add a step and return its leaves; or change nothing and return None, if it takes more than that.
@@ -124,10 +124,10 @@ class DirectAdd:
 
     def _prepare(self, plan: Plan, watches: bool) -> None:
         """Make ready for steps of this plan, for what the sampler watches, and for the ring's rule."""
-        ring, (rows, final, _, large, _) = self._ring, self._staging
+        ring, (rows, final, _, large, nbytes) = self._ring, self._staging
         self._plan = None  # an interrupt on the way leaves the handle and what it points to apart
         self._adding = ring.new_adding(self._envs, rows, final, watches)
-        self._step = DirectStep(plan.table, ring.handle, self._adding.handle, large, self._mode)
+        self._step = DirectStep(plan.table, ring.handle, self._adding.handle, large, self._mode, int(nbytes <= SHORT))
         self._handle = kernels.fast().handle_of(self._step)
         self._rule, self._watches, self._plan = ring.rule, watches, plan
 

@@ -276,6 +276,9 @@ def _grid(
     shape = reward.shape
     if len(shape) != 2 or not shape[0] or not shape[1]:
         raise ShapeError(f"field 'reward': expected a grid [T, N] of at least one step, got {tuple(shape)}")
+    given = kernels.Grid(reward, value, terminated, truncated, final_value, mask)
+    if _are_plain(given, shape):
+        return given
     double = reward.dtype is torch.float64 or getattr(value, "dtype", None) is torch.float64
     numbers = _fit("reward", reward, reward, torch.float64 if double else torch.float32)
     return kernels.Grid(
@@ -288,6 +291,32 @@ def _grid(
     )
 
 
+_PLAIN = (
+    (torch.float32, False), (torch.float32, True), (torch.bool, False), (torch.bool, False), (torch.float32, True),
+    (torch.bool, True),
+)  # fmt: skip
+"""What the members of a grid most often are: their dtype, and whether they may be missing."""
+
+
+def _are_plain(given: kernels.Grid, shape: torch.Size) -> bool:
+    """Whether :func:`_fit` would give back each member of a grid ``[T, N]`` as it is, found out in fewer calls."""
+    steps, envs = shape
+    sizes = shape, (steps + 1, envs), shape, shape, shape, shape
+    try:
+        for x, (dtype, optional), size in zip(given, _PLAIN, sizes, strict=True):
+            if x is None:
+                if optional:
+                    continue
+                return False
+            if x.__class__ is not Tensor or x.dtype is not dtype or x.shape != size or x.layout is not torch.strided:
+                return False
+            if not x.is_cpu or x.requires_grad or not x.is_contiguous() or x.is_neg() or not x.data_ptr():
+                return False
+    except RuntimeError:  # a tensor without a shape or an address
+        return False
+    return True
+
+
 def _require_dense(name: str, x: Any) -> None:
     """Require a dense tensor of real numbers.
 
@@ -297,8 +326,8 @@ def _require_dense(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise DTypeError(f"field '{name}': expected a torch.Tensor, got {kind}; pass torch.as_tensor({name})")
-    if x.is_complex() or x.is_quantized or x.layout is not torch.strided:
-        what = f"{x.dtype} tensor of layout {x.layout} on {x.device}"
+    if x.is_complex() or x.is_quantized or x.is_nested or x.layout is not torch.strided:
+        what = f"{'nested ' * x.is_nested}{x.dtype} tensor of layout {x.layout} on {x.device}"
         raise DTypeError(f"field '{name}': expected a dense tensor of real numbers, got a {what}")
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from ..errors import FieldError, SchemaError
 from ..memory.estimate import readable, require_free
 from ..parameters import COUNT_RULE, Rule, require
+from ..steps.arrays import Array, numpy_dtype
 from ..steps.checker import StepChecker, refuse_unreadable
 from ..steps.schema import Field, Schema, unknown_field
 from ..steps.trees import Path, dotted
@@ -18,8 +21,8 @@ from ..steps.trees import Path, dotted
 __all__ = ["KEPT_APART", "Fields", "as_size"]
 
 
-KEPT_APART = ("mask", "final_value")
-"""The columns that the buffer itself adds. A batch has them only on request."""
+KEPT_APART = {"mask": True, "final_value": math.nan}
+"""The columns that the buffer itself adds, and what they hold by default. A batch has them only on request."""
 
 
 def as_size(num_steps: int, num_envs: int) -> tuple[int, int]:
@@ -90,6 +93,17 @@ class Fields:
         self.paths = tuple(path for path in schema.leaves if path[0] not in self.sparse)
         """The leaves of a step that have a column."""
         self.__dict__.pop("_checkers", None)
+        self.__dict__.pop("whole", None)
+
+    @cached_property
+    def whole(self) -> tuple[StepChecker, dict[str, Array]]:
+        """The check of a step with the fields that the buffer adds, and these fields where they are not given."""
+        added: dict[str, Any] = {name: field for (name,), field in self.apart.items()}
+        defaults = {
+            name: np.full((self.num_envs, *field.shape), KEPT_APART[name], numpy_dtype(field.dtype))
+            for name, field in added.items()
+        }
+        return StepChecker(self.schema.extend(**added), self.num_envs, self.device), defaults
 
     @property
     def all(self) -> dict[Path, Field]:

@@ -20,6 +20,7 @@ from ..errors import (
     SchemaError,
     ShapeError,
 )  # fmt: skip
+from ..memory.copier import StepCopier
 from ..parameters import FLAG_RULE, Rule, is_whole, require
 from ..steps.arrays import as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
@@ -90,14 +91,29 @@ class Writer:
         """Append one vector step; ``values`` is used up."""
         columns, check, copier = self._columns, self._fields.check, self._columns.copier
         # the next row is free, unless it has an old step or the bootstrap values
-        if columns.count < columns.num_steps and not self.has_last and not self.debug and len(values) == check.size:
-            row = columns.next_row
-            if copier is not None and self._states.rows is None and copier.take(row, values, check.pick):
-                if self._apart_used:
-                    self._write_apart(row, {})
+        if columns.count < columns.num_steps and not self.has_last and copier is not None and self._states.rows is None:
+            row, plain = columns.next_row, len(values) == check.size and not self._apart_used
+            if copier.take(row, values, check.pick) if plain else self._take_whole(row, values, copier):
+                if self.debug:
+                    self._refuse_reward(values)
                 self._advance(1)
                 return
         self._add(values)
+
+    def _take_whole(self, row: int, values: dict[str, Any], copier: StepCopier) -> bool:
+        """Copy a step to a free row with its mask and final values, if all of it can be copied as it is."""
+        check, defaults = self._fields.whole
+        step = {**defaults, **values}
+        if len(step) != check.size:
+            return False
+        self._apart_used = True  # before the write, in case it is interrupted
+        if copier.take(row, step, check.pick):
+            return True
+        try:
+            copier.learn(check.pick(step))
+        except Exception:  # the caller finds out what is wrong
+            return False
+        return copier.take(row, step, check.pick)
 
     def _add(self, values: dict[str, Any]) -> None:
         """Check each part of a step, then write it."""
@@ -112,9 +128,8 @@ class Writer:
             refuse_unreadable(values)
             raise
         row = columns.next_row
-        if self.debug and "reward" in values:
-            reward = values["reward"]
-            self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
+        if self.debug:
+            self._refuse_reward(values)
         self.has_last = False  # the bootstrap row may be the one that is written
         if states is not None:
             checked = self._states.write(states, row, checked)
@@ -142,11 +157,16 @@ class Writer:
         self._episodes.ended, columns.start, columns.count = ended, start, columns.count - count  # at once
 
     def _write_apart(self, rows: int | slice, given: Mapping[str, Any]) -> None:
-        """Write the mask and the final values of rows: as given, else True and NaN."""
+        """Write the mask and the final values of rows: as given, or their defaults."""
         self._apart_used = True  # before the write, in case it is interrupted
         for (name,) in self._fields.apart:
-            default = True if name == "mask" else float("nan")
-            self._columns.put((name,), rows, given.get(name, default))
+            self._columns.put((name,), rows, given.get(name, KEPT_APART[name]))
+
+    def _refuse_reward(self, values: Mapping[str, Any]) -> None:
+        """Refuse a reward of the next step that is not finite."""
+        if "reward" in values:
+            reward = values["reward"]
+            self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
 
     def _refuse_nonfinite(self, reward: Tensor, steps: int) -> None:
         """Refuse rewards of the next ``steps`` steps that are not finite; dtype and shape are checked already."""

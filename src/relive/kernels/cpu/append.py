@@ -38,6 +38,7 @@ from .jit import address_t, addressed, fetch, inlined, jit, memcpy
 from .places import place_after, place_of
 from .rows import accept_step, copy_step
 from .rule import ends_full, ends_window
+from .tensors import release_gil, take_gil
 from .undo import note_undo
 
 __all__ = ["add_rows", "add_step", "plan_rows", "scatter_rows"]
@@ -150,29 +151,37 @@ def plan_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
             heads[e] += 1
     for i in range(envs.size):
         given.tails[i] = heads[envs[i]] - rows
-    if ring.undo.size and note_undo(ring, given, _kinds(given, mode)):
-        return USED_UP
+    if ring.undo.size:
+        ended = np.empty(envs.size, np.uint8)
+        _note_kinds(given, mode, ended)
+        if note_undo(ring, given, ended):
+            return USED_UP
     return 0
 
 
 @inlined
-def _kinds(given: StagedRows, mode: int) -> Bools:
-    """See :func:`relive.kernels.reference.append.kinds_of`."""
-    ended = np.full(given.envs.size, mode, np.uint8)
-    if mode != ALONE:
-        for i in range(given.envs.size):
+def _note_kinds(given: StagedRows, mode: int, ended: Bools) -> None:
+    """Write what :func:`relive.kernels.reference.append.kinds_of` gives."""
+    for i in range(given.envs.size):
+        ended[i] = ALONE
+        if mode != ALONE:
             ended[i] = given.terminated[i] | given.truncated[i]
             if mode == LINKED:
                 ended[i] += LINKED  # a done makes it LAST
-    return ended
 
 
 @jit
 def add_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
     """See :func:`relive.kernels.reference.append.add_rows`."""
+    return _add(ring_handle, staged_handle, mode, np.empty(open_staged(staged_handle).envs.size, np.uint8))
+
+
+@jit
+def _add(ring_handle: Ints, staged_handle: Ints, mode: int, ended: Bools) -> int:
+    """The same; ``ended`` is memory for what ends each row, so that nothing here can fail for lack of it."""
     ring, given = open_ring(ring_handle), open_staged(staged_handle)
     envs, memory, rows = given.envs, ring.memory, ring.rows
-    ended = _kinds(given, mode)
+    _note_kinds(given, mode, ended)
     for i in range(envs.size if mode == NO_FINALS else 0):
         if ended[i]:
             return -1 - i
@@ -196,11 +205,22 @@ def add_rows(ring_handle: Ints, staged_handle: Ints, mode: int) -> int:
 def _add_step(step: int, direct: Ints) -> int:
     """See :func:`relive.kernels.reference.append.add_step`; ``direct`` is the handle of a :class:`DirectStep`."""
     table, ring, staged = matrix_of(direct, 0, np.int64), vector_of(direct, 1, np.int64), vector_of(direct, 2, np.int64)
-    large, mode = matrix_of(direct, 3, np.int64), direct[4 * ENTRIES]
+    large, mode, hold = matrix_of(direct, 3, np.int64), direct[4 * ENTRIES], direct[5 * ENTRIES] != 0
     if accept_step(step, table) >= 0:
         return UNFIT
+    ended = np.empty(open_staged(staged).envs.size, np.uint8)
+    thread = 0 if hold else release_gil()
+    events = _store(table, ring, staged, large, mode, ended)
+    if not hold:
+        take_gil(thread)
+    return events
+
+
+@jit
+def _store(table: Ints, ring: Ints, staged: Ints, large: Ints, mode: int, ended: Bools) -> int:
+    """Stage an accepted step and add its rows."""
     copy_step(table, 0)
-    events = add_rows(ring, staged, mode)
+    events = _add(ring, staged, mode, ended)
     if events >= 0 and large.shape[0]:
         given = open_staged(staged)
         for k in range(large.shape[0]):

@@ -87,10 +87,8 @@ def vtrace(
 def _places(grid: Grid, **more: Tensor) -> Ints:
     """The tensors of a grid, and those to write, as :class:`Places` has them."""
     tensors: dict[str, Any] = grid._asdict() | more
-    addresses = (tensors.get(name) for name in PLACES[2:])
-    return np.array(
-        [grid.reward.shape[1], grid.reward.numel(), *(0 if x is None else x.data_ptr() for x in addresses)], np.int64
-    )
+    addresses = [0 if x is None else x.data_ptr() for x in map(tensors.get, PLACES[2:])]
+    return np.array([grid.reward.shape[1], grid.reward.numel(), *addresses], np.int64)
 
 
 @inlined

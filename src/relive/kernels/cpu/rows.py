@@ -38,7 +38,7 @@ from ..step_table import (
 )
 from ..tensor_calls import CPU
 from .jit import Addresses, address_t, addressed, inlined, jit, memcpy, stream
-from .tensors import describe, is_true
+from .tensors import describe, is_true, release_gil, take_gil
 
 __all__ = ["accept_step", "copy_row", "copy_step", "take_step"]
 
@@ -146,11 +146,18 @@ def _can_be_narrowed(address: int, nbytes: int) -> bool:
 accept_step = jit(_accept_step, nogil=False)
 
 
-def _take_step(step: int, table: Ints, row: int) -> int:
-    """See :func:`relive.kernels.reference.rows.take_step`."""
+def _take_step(step: int, table: Ints, row: int, hold: bool) -> int:
+    """See :func:`relive.kernels.reference.rows.take_step`. The caller holds the tuple, and so what is copied."""
     bad = accept_step(step, table)
-    if bad < 0:
+    if bad >= 0:
+        return bad
+    if hold:
         copy_step(table, row)
+        return bad
+    noted = table.copy()  # another thread may have a step accepted meanwhile
+    thread = release_gil()
+    copy_step(noted, row)
+    take_gil(thread)
     return bad
 
 

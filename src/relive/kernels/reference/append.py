@@ -175,7 +175,7 @@ def add_rows(ring: RingArrays, given: StagedRows, mode: int) -> int:
 def add_step(step: int, direct: DirectStep) -> int:
     """Check a step, stage it and add its rows: :func:`accept_step`, :func:`copy_step` and :func:`add_rows` in one call.
 
-    Large fields are not staged: they are copied to their blocks. The GIL is held all the time.
+    Large fields are not staged: they are copied to their blocks. The GIL is held while the step is checked.
 
     Args:
         step: the address (``id``) of a tuple with an item for each column of ``direct.table``.

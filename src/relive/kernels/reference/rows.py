@@ -111,8 +111,8 @@ def copy_step(table: Ints, row: int) -> None:
                 ctypes.memmove(target, column[SOURCE] + run * size, size)
 
 
-def take_step(step: int, table: Ints, row: int) -> int:
-    """:func:`accept_step`, and :func:`copy_step` if all fields fit. The GIL is held while they are copied."""
+def take_step(step: int, table: Ints, row: int, hold: bool) -> int:
+    """:func:`accept_step`, and :func:`copy_step` if all fields fit. ``hold``: the GIL, while they are copied."""
     bad = accept_step(step, table)
     if bad < 0:
         copy_step(table, row)
