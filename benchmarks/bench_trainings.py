@@ -123,7 +123,7 @@ def run(effort: harness.Effort, folder: Path) -> None:
     part = 1 if effort.rounds > 10 else 4  # a smoke run is a quarter as long
     trainings = [
         ("PPO, 8 envs", ppo, ppo.Ppo(8, 256, 17, 6, updates=12 // part)),
-        ("PPO, 4096 envs", ppo, ppo.Ppo(4096, 24, 48, 12, updates=max(1, 2 // part))),
+        ("PPO, 4096 envs", ppo, ppo.Ppo(4096, 24, 48, 12, updates=max(1, 6 // part))),
         ("recurrent PPO, 256 envs", recurrent, recurrent.RecurrentPpo(256, 64, 17, 6, max(1, 3 // part), epochs=3)),
         ("DQN, 8 envs", dqn, dqn.Dqn(8, 2000 // part)),
         ("SAC with hindsight", sac, sac.Sac(1000 // part)),

@@ -67,7 +67,7 @@ class Ppo:
             for number, batch in enumerate(clock.each(storage.batches(self.epochs))):
                 if update == 0 and number < BATCHES:
                     sizes = (rows, self.obs_dim), (rows, self.action_dim), (rows,), (rows,), (rows,)
-                    returns.append(batch[-1])
+                    returns.append(batch[-1].clone())  # the batch itself may go
                     wrong = wrong or shapes_differ(batch, *sizes)
                 obs, action, log_prob, advantage, ret = batch
                 advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)

@@ -65,7 +65,7 @@ class RecurrentPpo(ppo.Ppo):
             for number, batch in enumerate(clock.each(storage.batches(self.epochs))):
                 out = batch.real(gru(batch.obs, batch.hidden)[0])
                 if update == 0 and number < ppo.BATCHES:
-                    returns.append(batch.ret)
+                    returns.append(batch.ret.clone())  # the batch itself may go
                     if out.shape[:-1] != batch.ret.shape:
                         wrong = f"{tuple(out.shape)} steps and {tuple(batch.ret.shape)} returns"
                 advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
