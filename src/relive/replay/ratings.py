@@ -42,10 +42,13 @@ class Ratings:
     def update(self, view: View, index: Any, td_error: Any, mask: Any) -> int:
         """Set the errors of the transitions ``index``. Returns how many of them were overwritten meanwhile."""
         sampler = self.prioritized or self._require_priorities()
-        late = UNUSUAL
-        if mask is None and type(index) is Tensor and type(td_error) is Tensor:
-            calls, rate = self._calls, kernels.fast().rate_tensors
-            late = UNUSUAL if calls is None else sampler.rate(rate, calls.describe, id(index), id(td_error))
+        late, calls, kernel = UNUSUAL, self._calls, kernels.fast()
+        if calls is not None and type(index) is Tensor and type(td_error) is Tensor:
+            given = calls.describe, id(index), id(td_error)
+            if mask is None:
+                late = sampler.rate(kernel.rate_tensors, *given)
+            elif type(mask) is Tensor and (time_first := time_first_of(view)) is not None:
+                late = sampler.rate(kernel.rate_sequences, *given, id(mask), bool(time_first), float(sampler.eta))
         if late == UNUSUAL:
             late = self._update_checked(sampler, view, index, td_error, mask)
         come = self.progress
@@ -99,7 +102,7 @@ class Ratings:
         errors, real = by_item(view, where, doubles(td_error), None if mask is None else as_host(mask, "mask"))
         sizes = magnitudes(errors)
         if errors.ndim == 2:
-            sizes = sampler.reduced(errors, real).astype(np.float32)
+            sizes = sampler.reduced(errors, real)
         late = sampler.rate(kernels.fast().rate, len(where), _address(where), 1, _address(sizes), 1, False)
         if late != UNUSUAL:
             return late

@@ -179,7 +179,7 @@ class Prioritized(Sampler):
         """Set TD errors by ``kernel(memory, *given)``, in one pass; returns what it returns.
 
         Args:
-            kernel: the fast twin of ``rate`` or ``rate_tensors`` of :mod:`relive.kernels.reference.priorities`. If it
+            kernel: a fast twin of :mod:`relive.kernels.reference.priorities` whose name begins with ``rate``. If it
                 returns UNUSUAL, nothing has changed, and :meth:`update` may take the errors.
             given: the kernel's other arguments.
         """
@@ -288,12 +288,11 @@ class Prioritized(Sampler):
             bound = self._binding = Binding(weighing, cast("Ring", self._ring), self._largest, self._kept)
         return bound
 
-    def reduced(self, errors: Doubles, mask: Any = None) -> Doubles:
+    def reduced(self, errors: Doubles, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
         """The |TD error| ``[B]`` of sequences ``[B, L]``: eta · max + (1 - eta) · mean over the real steps."""
-        real = np.ones(errors.shape, np.bool_) if mask is None else mask
-        absolute = np.where(real, np.abs(errors), 0.0)
-        mean = absolute.sum(1) / np.maximum(real.sum(1), 1)
-        return self.eta * absolute.max(1) + (1 - self.eta) * mean
+        out, steps = np.empty(len(errors), np.float32), (np.ascontiguousarray(errors), np.ascontiguousarray(mask))
+        kernels.fast().reduce_errors(*steps, float(self.eta), out)
+        return out
 
     def weights(self, places: Ints) -> Doubles:
         """The weight p of the rows at ``places`` ``[B]``; 0 if they cannot be drawn."""

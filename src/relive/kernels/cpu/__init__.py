@@ -13,7 +13,16 @@ from .hindsight import plan_goals, relabel_windows
 from .jit import cache_folder
 from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
-from .priorities import draw_weighted, note_drawable, powers, rate, rate_tensors, set_errors
+from .priorities import (
+    draw_weighted,
+    note_drawable,
+    powers,
+    rate,
+    rate_sequences,
+    rate_tensors,
+    reduce_errors,
+    set_errors,
+)
 from .random import masses, permutation, uniforms
 from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step, take_step
@@ -69,8 +78,10 @@ __all__ = [
     "publish",
     "published",
     "rate",
+    "rate_sequences",
     "rate_tensors",
     "read_sequences",
+    "reduce_errors",
     "relabel_windows",
     "ring_bell",
     "sample_goals",

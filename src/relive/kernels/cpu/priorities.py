@@ -30,16 +30,25 @@ from ..reference.priorities import (
 from ..reference.tree import FANOUT
 from ..ring_state import HEAD
 from .handles import Ints, open_ring, vector_of
-from .jit import addressed, f32, fence, fetch, jit, prefetch
+from .jit import addressed, f32, fence, fetch, jit, prefetch, strided
 from .places import oldest, place_of
 from .random import masses
 from .tensors import numbers_of
 from .tree import Doubles, climb, heaviest_of, tree_find, tree_shares
 
-__all__ = ["draw_weighted", "note_drawable", "powers", "rate", "rate_tensors", "set_errors"]
+__all__ = [
+    "draw_weighted",
+    "note_drawable",
+    "powers",
+    "rate",
+    "rate_sequences",
+    "rate_tensors",
+    "reduce_errors",
+    "set_errors",
+]
 
-INT64, FLOAT32, FLOAT64 = 1 << 16 | 64 << 8, 1 << 16 | 32 << 8 | 2, 1 << 16 | 64 << 8 | 2
-"""What DLPack calls these dtypes: one number, of so many bits, kDLInt or kDLFloat."""
+INT64, FLOAT32, FLOAT64, BOOL = 1 << 16 | 64 << 8, 1 << 16 | 32 << 8 | 2, 1 << 16 | 64 << 8 | 2, 1 << 16 | 8 << 8 | 6
+"""What DLPack calls these dtypes: one number, of so many bits, kDLInt, kDLFloat or kDLBool."""
 _i64: Any = np.int64
 _u64: Any = np.uint64
 _WIDTH: Any = np.uint64(FANOUT)
@@ -218,6 +227,56 @@ def _rate_tensors(handle: Ints, describing: int, index: int, errors: int) -> int
 
 
 rate_tensors = jit(_rate_tensors, nogil=False)
+
+
+def _rate_sequences(
+    handle: Ints, describing: int, index: int, errors: int, mask: int, time_first: bool, eta: float
+) -> int:
+    """See :func:`relive.kernels.reference.priorities.rate_sequences`. The caller holds the three tensors."""
+    indices, whole, count, stride = numbers_of(describing, index)
+    values, dtype, shape, apart = numbers_of(describing, errors)
+    real, kind, marks, between = numbers_of(describing, mask)
+    if indices == 0 or values == 0 or real == 0 or whole != INT64 or kind != BOOL:
+        return _UNUSUAL
+    if (dtype != FLOAT32 and dtype != FLOAT64) or count.size != 1 or shape.size != 2 or marks.size != 2:
+        return _UNUSUAL
+    item, time = (1, 0) if time_first else (0, 1)
+    if shape[item] != count[0] or count[0] > MANY or marks[0] != shape[0] or marks[1] != shape[1]:
+        return _UNUSUAL
+    sizes = np.empty(count[0], f32)
+    for b in range(sizes.size):
+        counts = strided(real + b * between[item], shape[time], between[time], np.uint8)
+        if dtype == FLOAT64:
+            doubles = strided(values + 8 * b * apart[item], shape[time], apart[time], np.float64)
+            size = _reduced(doubles, counts, eta)
+        else:
+            size = _reduced(strided(values + 4 * b * apart[item], shape[time], apart[time], np.float32), counts, eta)
+        if not size <= _LARGEST_ERROR:
+            return _UNUSUAL
+        sizes[b] = size
+    return rate(handle, count[0], indices, stride[0], sizes.ctypes.data, 1, False)
+
+
+@jit
+def _reduced(errors: Any, counts: Any, eta: float) -> float:
+    """The error of a sequence: :func:`relive.kernels.reference.priorities.reduce_errors`; NaN if one is too large."""
+    largest, total, count, bad = 0.0, 0.0, 0, False
+    for t in range(errors.size):
+        if counts[t]:
+            size = abs(np.float64(errors[t]))
+            bad |= not size <= _LARGEST_ERROR
+            largest, total, count = max(largest, size), total + size, count + 1
+    return np.nan if bad else eta * largest + (1 - eta) * (total / max(count, 1))
+
+
+@jit
+def reduce_errors(errors: Any, mask: Any, eta: float, out: Floats) -> None:
+    """See :func:`relive.kernels.reference.priorities.reduce_errors`; no error is too large."""
+    for b in range(out.size):
+        out[b] = _reduced(errors[b], mask[b], eta)
+
+
+rate_sequences = jit(_rate_sequences, nogil=False)
 
 
 @jit

@@ -9,7 +9,17 @@ from .fields import split_rows
 from .hindsight import plan_goals, relabel_windows
 from .limits import add_count, admit, admit_noted, confirm, take_back
 from .packing import pack_rows, take_rows
-from .priorities import Priorities, draw_weighted, note_drawable, powers, rate, rate_tensors, set_errors
+from .priorities import (
+    Priorities,
+    draw_weighted,
+    note_drawable,
+    powers,
+    rate,
+    rate_sequences,
+    rate_tensors,
+    reduce_errors,
+    set_errors,
+)
 from .random import masses, permutation
 from .returns import Grid, discounted_return, gae, refuse_missing, vtrace
 from .rows import accept_step, copy_row, copy_step, take_step
@@ -74,8 +84,10 @@ __all__ = [
     "publish",
     "published",
     "rate",
+    "rate_sequences",
     "rate_tensors",
     "read_sequences",
+    "reduce_errors",
     "refuse_missing",
     "relabel_windows",
     "ring_bell",

@@ -39,7 +39,9 @@ __all__ = [
     "note_drawable",
     "powers",
     "rate",
+    "rate_sequences",
     "rate_tensors",
+    "reduce_errors",
     "set_errors",
 ]
 
@@ -210,6 +212,48 @@ def rate_tensors(memory: Priorities, describe: int, index: int, errors: int) -> 
     if not known or not in_ram or len(given[0]) != len(given[1]):
         return UNUSUAL
     return rate(memory, *(x.detach().resolve_neg().numpy() for x in given))
+
+
+def rate_sequences(
+    memory: Priorities, describe: int, index: int, errors: int, mask: int, time_first: bool, eta: float
+) -> int:
+    """:func:`rate` of sequences by the TD errors of their steps: :func:`rate_tensors` after :func:`reduce_errors`.
+
+    Args:
+        memory: see :func:`rate_tensors`, as for the next two.
+        describe: likewise.
+        index: likewise.
+        errors: the address of a tensor, float32 or float64 ``[T, B]`` if ``time_first``, else ``[B, T]``.
+        mask: that of another, bool of the same shape.
+        time_first: which axis is time.
+        eta: see :func:`reduce_errors`.
+    """
+    given: list[Tensor] = [ctypes.cast(address, ctypes.py_object).value for address in (index, errors, mask)]
+    known = [x.dtype for x in given[::2]] == [torch.int64, torch.bool]
+    known = known and given[1].dtype in (torch.float32, torch.float64) and [x.dim() for x in given] == [1, 2, 2]
+    if not known or not all(x.is_cpu and x.data_ptr() for x in given) or given[1].shape != given[2].shape:
+        return UNUSUAL
+    indices, *steps = (x.detach().resolve_neg().numpy() for x in given)
+    values, real = (x.T for x in steps) if time_first else steps
+    if len(indices) != len(values) or len(indices) > MANY or not (np.abs(values[real]) <= LARGEST_ERROR).all():
+        return UNUSUAL
+    sizes = np.empty(len(indices), np.float32)
+    reduce_errors(values.astype(np.float64), real, eta, sizes)
+    return rate(memory, indices, sizes)
+
+
+def reduce_errors(errors: Doubles, mask: NDArray[np.bool_], eta: float, out: Floats) -> None:
+    """The TD error of each sequence, float32 ``[B]``, from those of its steps, ``[B, L]``, that ``mask`` counts.
+
+    It is ``eta`` times the largest, plus 1 - ``eta`` times their mean, summed from left to right; 0 if none counts
+    (Kapturowski et al. 2019, section 2.3).
+    """
+    for b in range(len(errors)):
+        largest, total, count = 0.0, 0.0, 0
+        for error, real in zip(errors[b].tolist(), mask[b].tolist(), strict=True):
+            if real:
+                largest, total, count = max(largest, abs(error)), total + abs(error), count + 1
+        out[b] = eta * largest + (1 - eta) * (total / max(count, 1))
 
 
 def note_drawable(memory: Priorities, places: Ints, drawable: NDArray[np.uint8], error: float, weight: float) -> None:
