@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +117,10 @@ class Minibatches:
 
     def reader(self, wanted: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
         """What reads the rows of an index (flat rows, int64 ``[B]``); see :class:`PackedRows` for ``pack``."""
-        return PackedRows(self._columns.ordered(wanted), pack, self._memory).gather
+        return self._packed(wanted, pack).gather
+
+    def _packed(self, wanted: list[Path], pack: bool) -> PackedRows:
+        return PackedRows(self._columns.ordered(wanted), pack, self._memory)
 
     def _batches(
         self,
@@ -127,14 +130,22 @@ class Minibatches:
         pack: bool,
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
-        gather = self.reader(wanted, pack)
-        finished = self._columns.is_finished
+        rows, finished = self._packed(wanted, pack), self._columns.is_finished
+        gather, direct = rows.gather, rows.direct
         for order in orders:
+            places: Any = None if direct is None else order.numpy()
             for low, high in bounds:
-                leaves = gather(order[low:high])
-                if normalize_advantage:
-                    leaves[ADVANTAGE] = scaled(leaves[ADVANTAGE])
-                batch = as_tensordict(leaves, (high - low,))
+                found = None if direct is None else direct.take(places[low:high])
+                if direct is None or found is None:
+                    leaves = gather(order[low:high])
+                    if normalize_advantage:
+                        leaves[ADVANTAGE] = scaled(leaves[ADVANTAGE])
+                    batch = as_tensordict(leaves, (high - low,))
+                else:
+                    if normalize_advantage:
+                        (name,) = ADVANTAGE
+                        found[0][name] = scaled(found[0][name])
+                    batch = direct.members.tensordict(found, high - low)
                 yield batch if finished else unfinished(batch)
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:

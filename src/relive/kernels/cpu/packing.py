@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.packing import PackedSource
+from ..ring_state import UNFIT
+from .fields import rows_at, split_rows
+from .handles import ENTRIES, matrix_of
 from .jit import LINE, Bytes, address_t, copy_short, inlined, jit, memcpy, prefetch
+from .tensors import release_gil, take_gil
 
-__all__ = ["pack_rows", "take_rows"]
+__all__ = ["pack_rows", "take_batch", "take_rows"]
 
 Ints = NDArray[np.int64]
 AHEAD = 16
@@ -22,6 +27,8 @@ FORESEEN = 1024
 """Bytes of a row that are loaded ahead; the processor itself loads the rest of a longer one."""
 SHORT = 512
 """Rows of at most this many bytes are copied without a call."""
+DESCRIBE, LEND, ADOPT, SOURCE, TABLE, NAMES = range(len(PackedSource._fields))
+"""The positions of :class:`relive.kernels.reference.packing.PackedSource`'s members."""
 BLOCK = 64
 """Envs, or steps, that are packed together: field after field, while they stay in a near cache."""
 NARROW_BLOCK = 8
@@ -78,3 +85,21 @@ def _load_ahead(flat: Bytes, start: int, nbytes: int) -> None:
     """Begin to load these bytes, which need not exist."""
     for byte in range(start, start + nbytes, LINE):
         prefetch(flat, byte)
+
+
+def _take_batch(packed: Ints, index: Ints, rows: int, found: int) -> int:
+    """See :func:`relive.kernels.reference.packing.take_batch`; ``packed`` is a handle. The caller holds ``rows``."""
+    source, out = matrix_of(packed, SOURCE, np.uint8), rows_at(packed[ENTRIES * DESCRIBE], rows)
+    if out.shape[0] != index.size or out.shape[1] != source.shape[1]:
+        return UNFIT
+    thread = release_gil()
+    bad = take_rows(source, index, out)
+    take_gil(thread)
+    if bad >= 0:
+        return bad
+    describe, lend, adopt = packed[ENTRIES * DESCRIBE], packed[ENTRIES * LEND], packed[ENTRIES * ADOPT]
+    table, names = matrix_of(packed, TABLE, np.int64), packed[ENTRIES * NAMES]
+    return -1 if split_rows(describe, lend, adopt, rows, names, table, found) else UNFIT
+
+
+take_batch = jit(_take_batch, nogil=False)

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pack_rows", "take_rows"]
+from ..ring_state import UNFIT
+from .fields import rows_at, split_rows
+
+__all__ = ["PackedSource", "pack_rows", "take_batch", "take_rows"]
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+
+
+class PackedSource(NamedTuple):
+    """What :func:`take_batch` reads packed rows and makes tensors with."""
+
+    describe: int
+    """The address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`."""
+    lend: int
+    """Likewise."""
+    adopt: int
+    """Likewise."""
+    source: Bytes
+    """``[R, W]``, the packed rows."""
+    table: Ints
+    """See :func:`relive.kernels.reference.fields.split_rows`."""
+    names: int
+    """Likewise: the address of the names."""
 
 
 def pack_rows(columns: Ints, sizes: Ints, offsets: Ints, rows: Bytes, steps: int) -> None:
@@ -43,3 +63,26 @@ def take_rows(source: Bytes, index: Ints, out: Any) -> int:
             return b
         out[b] = source[r]
     return -1
+
+
+def take_batch(packed: PackedSource, index: Ints, rows: int, found: int) -> int:
+    """:func:`take_rows`, and a tensor for each field of the batch. The GIL is not held while rows are copied.
+
+    Args:
+        packed: the rest.
+        index: the rows of the batch, ``[B]``.
+        rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, which the batch will lie in.
+        found: see :func:`relive.kernels.reference.fields.split_rows`.
+
+    Returns:
+        what :func:`take_rows` returns, or UNFIT if ``rows`` are another tensor. The dicts are as they were unless it is
+        -1.
+    """
+    out = rows_at(rows)
+    if out is None or out.shape != (len(index), packed.source.shape[1]):
+        return UNFIT
+    bad = take_rows(packed.source, index, out)
+    if bad >= 0:
+        return bad
+    made = split_rows(packed.describe, packed.lend, packed.adopt, rows, packed.names, packed.table, found)
+    return -1 if made else UNFIT

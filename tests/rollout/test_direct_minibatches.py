@@ -1,0 +1,226 @@
+"""A minibatch is gathered and made tensors in one compiled call, which gives to the bit what the long way gives."""
+
+from __future__ import annotations
+
+import cProfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import relive
+from fields import LEAVES, bits, noise
+from relive import GAE, Field, RolloutBuffer, Schema
+from relive.kernels import cpu, reference
+from relive.kernels.reference.fields import INTO
+from relive.kernels.reference.packing import PackedSource
+from relive.kernels.ring_state import UNFIT
+from relive.kernels.tensor_calls import tensor_calls
+from relive.memory.blocks import SMALL
+from relive.memory.layout import RowLayout
+from relive.rollout import packed
+from relive.steps.trees import Path
+
+pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
+
+FLAG = Field((), torch.bool)
+ENDS: dict[str, Any] = {"reward": (), "terminated": FLAG, "truncated": FLAG, "value": ()}
+SCHEMAS: dict[str, tuple[dict[str, Any], bool]] = {
+    "flat": ({"obs": (5,), "action": Field((2,), torch.bfloat16), "byte": Field((3, 2), torch.uint8)}, True),
+    "nested": ({"obs": {"camera": Field((4, 4), torch.uint8), "joints": (7,)}, "action": ()}, True),
+    "nested deeply": ({"obs": {"body": {"joints": (7,)}, "camera": (3,)}, "action": ()}, False),
+    "images": ({"obs": Field((40, 40), torch.uint8), "action": ()}, False),
+}
+"""A schema, and whether its batches take one call."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_layouts() -> Iterator[None]:
+    """What is kept of a layout depends on what a test replaces."""
+    packed._laid_out.cache_clear()
+    yield
+    packed._laid_out.cache_clear()
+
+
+def rollout(kind: str, *, masked: bool = False, finished: bool = True, steps: int = 24) -> RolloutBuffer:
+    """A rollout of noise."""
+    schema = Schema({**SCHEMAS[kind][0], **ENDS})
+    made, rng = RolloutBuffer(schema, steps, 3, seed=7), np.random.default_rng(1)
+    leaves = [(path, field) for path, field in schema.leaves.items() if path[0] in SCHEMAS[kind][0]]
+    for t in range(steps):
+        step: dict[str, Any] = {name: rng.normal(size=3).astype(np.float32) for name in ("reward", "value")}
+        for k, (path, field) in enumerate(leaves):
+            branch = step
+            for name in path[:-1]:
+                branch = branch.setdefault(name, {})
+            branch[path[-1]] = noise((3, *field.shape), field.dtype, 100 * t + k)
+        mask = {"mask": rng.random(3) < 0.7} if masked else {}
+        made.add(step, terminated=rng.random(3) < 0.1, truncated=np.zeros(3, bool), **mask)
+    return made.finish(GAE(), last_value=np.zeros(3)) if finished else made
+
+
+def told(batch: Any) -> list[Any]:
+    """All that can be told of a batch."""
+    leaves = batch.items(include_nested=True, leaves_only=True)
+    return [
+        tuple(batch.batch_size),
+        batch.device,
+        [(name, x.dtype, x.shape, x.stride(), bits(x)) for name, x in leaves],
+        list(batch.keys()),
+    ]
+
+
+@pytest.mark.parametrize("options", [
+    {"num_batches": 4, "epochs": 3}, {"batch_size": 7, "epochs": 2, "drop_last": True},
+    {"batch_size": 5, "epochs": 2, "reshuffle": False}, {"batch_size": 1}, {"batch_size": 72, "epochs": 2},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_one_call_gives_the_minibatches_of_the_long_way(
+    kind: str, masked: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if masked and options.get("batch_size") == 72:
+        options = options | {"batch_size": 40}
+    source, taken = rollout(kind, masked=masked), list[bool]()
+    take = packed.DirectRows.take
+
+    def noted(self: packed.DirectRows, *places: Any) -> Any:
+        found = take(self, *places)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(packed.DirectRows, "take", noted)
+    found = [told(batch) for batch in source.minibatches(**options)]
+    whole = options.get("epochs", 1) > 1 or options["batch_size"] == 1
+    assert taken == [True] * len(found) * (SCHEMAS[kind][1] and whole)
+    source.seed = 7
+    monkeypatch.setattr(packed, "tensor_calls", lambda: None)
+    packed._laid_out.cache_clear()
+    taken.clear()
+    assert [told(batch) for batch in source.minibatches(**options)] == found
+    assert not taken
+
+
+def test_normalized_advantages_and_a_choice_of_fields_are_those_of_the_long_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = rollout("nested")
+    options: dict[str, Any] = {"num_batches": 3, "epochs": 2, "normalize_advantage": True}
+    for fields in (("advantage", "obs"), None, ("value", "advantage")):
+        found = [told(batch) for batch in source.minibatches(**options, fields=fields)]
+        with monkeypatch.context() as patch:
+            patch.setattr(packed, "tensor_calls", lambda: None)
+            packed._laid_out.cache_clear()
+            source.seed = 7
+            want = [told(batch) for batch in source.minibatches(**options, fields=fields)]
+        packed._laid_out.cache_clear()
+        assert found == want
+        source.seed = 7
+
+
+def test_a_missing_advantage_is_an_error_that_names_the_fields_there_are() -> None:
+    (batch, *_) = rollout("flat", finished=False).minibatches(num_batches=2, epochs=2)
+    with pytest.raises(KeyError, match="advantage"):
+        batch["advantage"]
+
+
+def test_a_batch_is_a_copy_and_outlives_the_pass() -> None:
+    source = rollout("flat", steps=400)
+    passed = source.minibatches(num_batches=2, epochs=2)
+    first, second = next(passed), next(passed)
+    kept = told(first), told(second)
+    for column in source.block.values():
+        column.zero_()
+    rest = [told(batch) for batch in passed]
+    del passed, source
+    assert (told(first), told(second)) == kept
+    assert kept not in rest
+
+
+def test_the_memory_of_a_dropped_batch_is_used_again() -> None:
+    envs = 1024
+    source = RolloutBuffer(Schema({"obs": (60,), **ENDS}), 24, envs, seed=0)
+    for _ in range(24):
+        step = {"obs": np.zeros((envs, 60), np.float32)} | {x: np.zeros(envs, np.float32) for x in ("reward", "value")}
+        source.add(step, terminated=np.zeros(envs, bool), truncated=np.zeros(envs, bool))
+    assert 24 * envs * 60 * 4 / 4 > SMALL
+    seen = set()
+    for batch in source.minibatches(num_batches=4, epochs=6, fields=("obs", "value")):
+        seen.add(batch["obs"].data_ptr())
+    assert len(seen) <= 3
+
+
+def test_long_batches_are_left_to_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = rollout("flat")
+    want = [told(batch) for batch in source.minibatches(num_batches=2, epochs=2)]
+    monkeypatch.setattr(packed, "SHARED_WORK", 0)
+    monkeypatch.setattr(packed, "FEW_THREADS", 0)
+    monkeypatch.setattr(cpu, "take_batch", lambda *_: pytest.fail("one thread copied the batch"))
+    source.seed = 7
+    assert [told(batch) for batch in source.minibatches(num_batches=2, epochs=2)] == want
+
+
+def test_a_minibatch_takes_at_most_ten_calls_of_functions_in_python() -> None:
+    source = rollout("flat", steps=256)
+    run = lambda: sum(1 for _ in source.minibatches(8, epochs=2))  # noqa: E731
+    run()
+    profile = cProfile.Profile()
+    profile.enable()
+    count = run()
+    profile.disable()
+    written = [
+        entry for entry in profile.getstats()
+        if not isinstance(entry.code, str) and "tensordict/" not in entry.code.co_filename.replace("\\", "/")
+    ]  # fmt: skip
+    assert sum(entry.callcount for entry in written if "torch" not in entry.code.co_filename) <= 10 * count
+
+
+# The kernel and the plain one
+
+
+def source_of(leaves: dict[Path, Field], count: int) -> tuple[PackedSource, tuple[Any, ...], RowLayout]:
+    """Packed rows of noise, what keeps their names alive, and their layout."""
+    layout, calls = RowLayout(leaves), tensor_calls()
+    assert calls is not None
+    assert layout.table is not None
+    table, names = layout.table.copy(), tuple(path[-1] for path in layout.fields)
+    table[:, INTO] = np.arange(len(table)) % 2
+    rows = noise((count, layout.nbytes), torch.uint8, 5).numpy()
+    return PackedSource(calls.describe, calls.lend, calls.adopt, rows, table, id(names)), names, layout
+
+
+def asked(twin: Any, source: PackedSource, index: list[int], rows: Any) -> tuple[int, list[Any]]:
+    """What a twin answers, and the tensors that it has made."""
+    found: tuple[dict[str, Any], ...] = ({}, {})
+    packed_rows = source if twin is reference else cpu.handle_of(source)
+    answer = twin.take_batch(packed_rows, np.array(index, np.int64), id(rows), id(found))
+    return answer, [[(name, x.dtype, x.shape, x.stride(), bits(x)) for name, x in into.items()] for into in found]
+
+
+@given(LEAVES, st.integers(1, 6), st.data())
+def test_both_twins_make_the_same_batch(leaves: dict[Path, Field], count: int, data: st.DataObject) -> None:
+    source, _, layout = source_of(leaves, count)
+    index = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9))
+    answers = [
+        asked(twin, source, index, torch.zeros((len(index), layout.nbytes), dtype=torch.uint8))
+        for twin in (cpu, reference)
+    ]
+    assert answers[0][0] == -1
+    assert answers[0] == answers[1]
+    assert sum(map(len, answers[0][1])) == len(leaves)
+
+
+def test_both_twins_make_nothing_of_wrong_rows_or_a_wrong_index() -> None:
+    source, _, layout = source_of({("x",): Field((3,)), ("y",): Field((), torch.int64)}, 5)
+    width = layout.nbytes
+    good = torch.zeros((3, width), dtype=torch.uint8)
+    for twin in (cpu, reference):
+        for rows in (good[:2], good[:, :-1], good[0], good.to("meta"), torch.zeros((3, width, 1), dtype=torch.uint8)):
+            assert asked(twin, source, [0, 1, 2], rows) == (UNFIT, [[], []])
+        assert asked(twin, source, [0, 5, 2], good) == (1, [[], []])
+        assert asked(twin, source, [0, 1, -1], good) == (2, [[], []])
+    assert relive.kernels.fast().take_batch is cpu.take_batch
