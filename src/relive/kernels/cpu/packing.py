@@ -26,7 +26,9 @@ AHEAD = 16
 FORESEEN = 1024
 """Bytes of a row that are loaded ahead; the processor itself loads the rest of a longer one."""
 SHORT = 512
-"""Rows of at most this many bytes are copied without a call."""
+"""Rows and fields of at most this many bytes are copied without a call."""
+FEW = 47
+"""Fields of at most this many bytes are packed by a call each, which is then as quick."""
 DESCRIBE, LEND, ADOPT, SOURCE, TABLE, NAMES = range(len(PackedSource._fields))
 """The positions of :class:`relive.kernels.reference.packing.PackedSource`'s members."""
 BLOCK = 64
@@ -54,9 +56,21 @@ def _pack_step(column: int, size: int, offset: int, rows: Bytes, steps: int, t: 
     if size == 4:  # a constant size is one move, not a call
         for n in range(low, high):
             memcpy(address_t(target + n * steps * width), address_t(source + n * 4), np.intp(4))
+    elif FEW < size <= SHORT:
+        _copy_items(source + low * size, target + low * steps * width, size, steps * width, high - low)
     else:
         for n in range(low, high):
             memcpy(address_t(target + n * steps * width), address_t(source + n * size), np.intp(size))
+
+
+@jit
+def _copy_items(source: int, target: int, size: int, apart: int, count: int) -> None:
+    """Copy items of at least 16 bytes, 16 at a time, to places that lie ``apart`` bytes from each other."""
+    whole, last = size // 16 * 16, size - 16
+    for k in range(count):
+        from_, to = source + k * size, target + k * apart
+        copy_short(address_t(to), address_t(from_), np.intp(whole))
+        copy_short(address_t(to + last), address_t(from_ + last), np.intp(16))  # most often, some of them again
 
 
 @jit
