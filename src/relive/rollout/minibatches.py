@@ -18,6 +18,7 @@ from ..memory.blocks import Recycled
 from ..parameters import COUNT_RULE, FLAG_RULE, is_count, require, seed_or_drawn
 from ..returns.functions import scaled
 from ..steps.trees import Path
+from .direct import DirectRows, Packing
 from .named import ADVANTAGE, NamedColumns, unfinished
 from .packed import PackedRows
 
@@ -73,6 +74,13 @@ class Minibatches:
     ) -> None:
         self._columns, self._device, self._permutations, self._memory = columns, device, permutations, memory
 
+    _packing: Packing | None = None
+    """That of the last pass."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: everything but where the columns lie."""
+        return {**self.__dict__, "_packing": None}
+
     def flat(self, fields: tuple[str, ...] | None) -> TensorDict:
         """All of them, time first (row ``t * N + n``), copied."""
         self._columns.require_steps()
@@ -117,10 +125,16 @@ class Minibatches:
 
     def reader(self, wanted: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
         """What reads the rows of an index (flat rows, int64 ``[B]``); see :class:`PackedRows` for ``pack``."""
-        return self._packed(wanted, pack).gather
+        return PackedRows(self._columns.ordered(wanted), pack, self._memory).gather
 
-    def _packed(self, wanted: list[Path], pack: bool) -> PackedRows:
-        return PackedRows(self._columns.ordered(wanted), pack, self._memory)
+    def _direct(self, wanted: list[Path], count: int) -> DirectRows | None:
+        """The packed rows, if a batch of so many of them takes one compiled call."""
+        columns, packing = self._columns.in_ram, self._packing
+        if columns is None:
+            return None
+        if packing is None or packing.layout is not columns.layout or packing.wanted != wanted:
+            packing = self._packing = Packing.of(columns, wanted)
+        return DirectRows(columns, packing, self._memory) if packing.suits(count) else None
 
     def _batches(
         self,
@@ -130,13 +144,15 @@ class Minibatches:
         pack: bool,
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
-        rows, finished = self._packed(wanted, pack), self._columns.is_finished
-        gather, direct = rows.gather, rows.direct
+        (low, high), finished = bounds[0], self._columns.is_finished  # the longest
+        direct = self._direct(wanted, high - low) if pack else None
+        gather = self.reader(wanted, pack) if direct is None else None
         for order in orders:
             places: Any = None if direct is None else order.numpy()
             for low, high in bounds:
                 found = None if direct is None else direct.take(places[low:high])
                 if direct is None or found is None:
+                    gather = self.reader(wanted, pack) if gather is None else gather
                     leaves = gather(order[low:high])
                     if normalize_advantage:
                         leaves[ADVANTAGE] = scaled(leaves[ADVANTAGE])
@@ -145,7 +161,7 @@ class Minibatches:
                     if normalize_advantage:
                         (name,) = ADVANTAGE
                         found[0][name] = scaled(found[0][name])
-                    batch = direct.members.tensordict(found, high - low)
+                    batch = direct.tensordict(found, high - low)
                 yield batch if finished else unfinished(batch)
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,21 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import kernels
-from ..batches.tensordicts import Members
-from ..kernels.reference.fields import INTO
-from ..kernels.reference.packing import PackedSource
-from ..kernels.tensor_calls import TensorCalls, tensor_calls
 from ..memory.blocks import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout, typed
 from ..steps.arrays import Ints, numpy_dtype
 from ..steps.schema import Field
 from ..steps.trees import Path
 
-__all__ = ["DirectRows", "PackedRows", "pack_columns"]
+__all__ = ["PackedRows", "pack_columns"]
 
 Bytes = NDArray[np.uint8]
-
-_from_numpy: Any = cast("Any", torch).from_numpy  # its stubs do not say which arrays it takes
 
 SHARED_WORK = 2**20
 """A batch of at least this many bytes is copied faster by torch's threads than by one thread."""
@@ -46,67 +39,20 @@ class PackedRows:
 
     def __init__(self, columns: Mapping[Path, Tensor], pack: bool = True, memory: Recycled | None = None) -> None:
         flat = {path: column.flatten(0, 1) for path, column in columns.items()}
-        fields, layout, batch = _laid_out(tuple((path, x.shape[1:], x.dtype) for path, x in flat.items()), pack)
+        fields, layout = _laid_out(tuple((path, x.shape[1:], x.dtype) for path, x in flat.items()), pack)
         on_host = all(x.is_cpu for x in flat.values())
-        rows = _HostRows(flat, fields, layout, batch, memory or Recycled()) if on_host else _DeviceRows(flat, layout)
+        rows = _HostRows(flat, fields, layout, memory or Recycled()) if on_host else _DeviceRows(flat, layout)
         self.gather: Callable[[Tensor], dict[Path, Tensor]] = rows.gather
         """The rows of an index (int64, ``[B]``) as fresh tensors ``[B, ...]``; small fields share one block."""
-        self.direct = rows.direct()
-        """The same in one compiled call; None if it takes more."""
 
 
 @lru_cache(maxsize=64)
 def _laid_out(
     leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], pack: bool
-) -> tuple[dict[Path, Field], RowLayout, _Batch | None]:
-    """The fields of columns with these shapes and dtypes, the layout of a packed row, and that of a batch of such rows.
-
-    Each pass asks again.
-    """
+) -> tuple[dict[Path, Field], RowLayout]:
+    """The fields of columns with these shapes and dtypes, and the layout of a packed row; each pass asks again."""
     fields = {path: Field(tuple(shape), dtype) for path, shape, dtype in leaves}
-    layout = RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD})
-    if tensor_calls() is None or layout.table is None or len(layout.fields) < len(fields) or not Members.suit(fields):
-        return fields, layout, None
-    members, table = Members(fields), layout.table.copy()
-    table[:, INTO] = [members.into[path] for path in layout.fields]
-    return fields, layout, _Batch(members, table, tuple(path[-1] for path in layout.fields))
-
-
-class _Batch(NamedTuple):
-    """What compiled code makes a batch of, if all fields are packed and no deeper than it can go."""
-
-    members: Members
-    """The dicts of a batch."""
-    table: Ints
-    """See :func:`relive.kernels.reference.fields.split_rows`."""
-    names: tuple[str, ...]
-    """Likewise."""
-
-
-class DirectRows:
-    """Reads packed rows as TensorDicts: one compiled call copies the rows, makes the tensors and fills the dicts.
-
-    Args:
-        rows: uint8 ``[R, W]``.
-        batch: what is made of them.
-        calls: torch's functions that make tensors.
-        empty: gives the memory of a batch ``[B, W]``.
-    """
-
-    def __init__(self, rows: Bytes, batch: _Batch, calls: TensorCalls, empty: Callable[[int, int], Bytes]) -> None:
-        self.members, self._width, self._empty, fast = batch.members, rows.shape[1], empty, kernels.fast()
-        self._source = PackedSource(calls.describe, calls.lend, calls.adopt, rows, batch.table, id(batch.names))
-        self._batch, self._handle, self._take = batch, fast.handle_of(self._source), fast.take_batch  # kept alive
-
-    def take(self, places: Ints) -> tuple[dict[str, Any], ...] | None:
-        """The full dicts of a batch of these rows; None if that takes more than one call."""
-        count, width = len(places), self._width
-        nbytes = count * width
-        if nbytes >= SHARED_WORK and torch.get_num_threads() > FEW_THREADS:
-            return None
-        rows = _from_numpy(np.empty((count, width), np.uint8) if nbytes < SMALL else self._empty(count, width))
-        found = self.members.empty()
-        return found if self._take(self._handle, places, id(rows), id(found)) == -1 else None
+    return fields, RowLayout({path: x for path, x in fields.items() if pack and x.nbytes <= LARGE_FIELD})
 
 
 class _DeviceRows:
@@ -120,9 +66,6 @@ class _DeviceRows:
             for path, view in layout.views(self._packed).items():
                 view.copy_(flat[path])
 
-    def direct(self) -> None:
-        """See :class:`PackedRows`."""
-
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         packed = {} if self._packed is None else self._layout.views(self._packed.index_select(0, index))
         return {path: packed[path] if path in packed else x.index_select(0, index) for path, x in self._flat.items()}
@@ -132,24 +75,14 @@ class _HostRows:
     """Rows in RAM, as bytes: our kernels pack the small fields, and pick all rows."""
 
     def __init__(
-        self,
-        flat: Mapping[Path, Tensor],
-        fields: Mapping[Path, Field],
-        layout: RowLayout,
-        batch: _Batch | None,
-        memory: Recycled,
+        self, flat: Mapping[Path, Tensor], fields: Mapping[Path, Field], layout: RowLayout, memory: Recycled
     ) -> None:
-        self._fields, self._layout, self._batch, self._memory = fields, layout, batch, memory
+        self._fields, self._layout, self._memory = fields, layout, memory
         self._take = kernels.fast().take_rows
         self._apart = {path: x for path, x in flat.items() if path not in layout.fields}
         if layout.fields:
             self._packed = self._empty(len(flat[next(iter(layout.fields))]), layout.nbytes)
             pack_columns(layout, flat, self._packed, 1)
-
-    def direct(self) -> DirectRows | None:
-        """See :class:`PackedRows`."""
-        batch, calls = self._batch, tensor_calls()
-        return None if batch is None or calls is None else DirectRows(self._packed, batch, calls, self._empty)
 
     def gather(self, index: Tensor) -> dict[Path, Tensor]:
         places = index.numpy()

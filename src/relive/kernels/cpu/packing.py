@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reference.packing import PackedSource
+from ..reference.packing import PackedFields
 from ..ring_state import UNFIT
 from .fields import rows_at, split_rows
 from .handles import ENTRIES, matrix_of
@@ -29,8 +29,8 @@ SHORT = 512
 """Rows and fields of at most this many bytes are copied without a call."""
 FEW = 47
 """Fields of at most this many bytes are packed by a call each, which is then as quick."""
-DESCRIBE, LEND, ADOPT, SOURCE, TABLE, NAMES = range(len(PackedSource._fields))
-"""The positions of :class:`relive.kernels.reference.packing.PackedSource`'s members."""
+DESCRIBE, LEND, ADOPT, TABLE, NAMES = range(len(PackedFields._fields))
+"""The positions of :class:`relive.kernels.reference.packing.PackedFields`'s members."""
 BLOCK = 64
 """Envs, or steps, that are packed together: field after field, while they stay in a near cache."""
 NARROW_BLOCK = 8
@@ -101,9 +101,9 @@ def _load_ahead(flat: Bytes, start: int, nbytes: int) -> None:
         prefetch(flat, byte)
 
 
-def _take_batch(packed: Ints, index: Ints, rows: int, found: int) -> int:
-    """See :func:`relive.kernels.reference.packing.take_batch`; ``packed`` is a handle. The caller holds ``rows``."""
-    source, out = matrix_of(packed, SOURCE, np.uint8), rows_at(packed[ENTRIES * DESCRIBE], rows)
+def _take_batch(fields: Ints, source: Bytes, index: Ints, rows: int, found: int) -> int:
+    """See :func:`relive.kernels.reference.packing.take_batch`; ``fields`` is a handle. The caller holds ``rows``."""
+    out = rows_at(fields[ENTRIES * DESCRIBE], rows)
     if out.shape[0] != index.size or out.shape[1] != source.shape[1]:
         return UNFIT
     thread = release_gil()
@@ -111,8 +111,8 @@ def _take_batch(packed: Ints, index: Ints, rows: int, found: int) -> int:
     take_gil(thread)
     if bad >= 0:
         return bad
-    describe, lend, adopt = packed[ENTRIES * DESCRIBE], packed[ENTRIES * LEND], packed[ENTRIES * ADOPT]
-    table, names = matrix_of(packed, TABLE, np.int64), packed[ENTRIES * NAMES]
+    describe, lend, adopt = fields[ENTRIES * DESCRIBE], fields[ENTRIES * LEND], fields[ENTRIES * ADOPT]
+    table, names = matrix_of(fields, TABLE, np.int64), fields[ENTRIES * NAMES]
     return -1 if split_rows(describe, lend, adopt, rows, names, table, found) else UNFIT
 
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from ..ring_state import UNFIT
 from .fields import rows_at, split_rows
 
-__all__ = ["PackedSource", "pack_rows", "take_batch", "take_rows"]
+__all__ = ["PackedFields", "pack_rows", "take_batch", "take_rows"]
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
-class PackedSource(NamedTuple):
-    """What :func:`take_batch` reads packed rows and makes tensors with."""
+class PackedFields(NamedTuple):
+    """What :func:`take_batch` makes tensors of packed rows with."""
 
     describe: int
     """The address of torch's function of that name: :class:`relive.kernels.tensor_calls.TensorCalls`."""
@@ -26,8 +26,6 @@ class PackedSource(NamedTuple):
     """Likewise."""
     adopt: int
     """Likewise."""
-    source: Bytes
-    """``[R, W]``, the packed rows."""
     table: Ints
     """See :func:`relive.kernels.reference.fields.split_rows`."""
     names: int
@@ -65,11 +63,12 @@ def take_rows(source: Bytes, index: Ints, out: Any) -> int:
     return -1
 
 
-def take_batch(packed: PackedSource, index: Ints, rows: int, found: int) -> int:
+def take_batch(fields: PackedFields, source: Bytes, index: Ints, rows: int, found: int) -> int:
     """:func:`take_rows`, and a tensor for each field of the batch. The GIL is not held while rows are copied.
 
     Args:
-        packed: the rest.
+        fields: the rest.
+        source: ``[R, W]``, the packed rows.
         index: the rows of the batch, ``[B]``.
         rows: the address (``id``) of a tensor, uint8 ``[B, W]`` in one piece, which the batch will lie in.
         found: see :func:`relive.kernels.reference.fields.split_rows`.
@@ -79,10 +78,10 @@ def take_batch(packed: PackedSource, index: Ints, rows: int, found: int) -> int:
         -1.
     """
     out = rows_at(rows)
-    if out is None or out.shape != (len(index), packed.source.shape[1]):
+    if out is None or out.shape != (len(index), source.shape[1]):
         return UNFIT
-    bad = take_rows(packed.source, index, out)
+    bad = take_rows(source, index, out)
     if bad >= 0:
         return bad
-    made = split_rows(packed.describe, packed.lend, packed.adopt, rows, packed.names, packed.table, found)
+    made = split_rows(fields.describe, fields.lend, fields.adopt, rows, fields.names, fields.table, found)
     return -1 if made else UNFIT

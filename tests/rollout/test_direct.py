@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import cProfile
-from collections.abc import Iterator
+import itertools
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,12 +20,13 @@ from fields import LEAVES, bits, noise
 from relive import GAE, Field, RolloutBuffer, Schema
 from relive.kernels import cpu, reference
 from relive.kernels.reference.fields import INTO
-from relive.kernels.reference.packing import PackedSource
+from relive.kernels.reference.packing import PackedFields
 from relive.kernels.ring_state import UNFIT
 from relive.kernels.tensor_calls import tensor_calls
 from relive.memory.blocks import SMALL
 from relive.memory.layout import RowLayout
-from relive.rollout import packed
+from relive.rollout import direct
+from relive.rollout.minibatches import Minibatches
 from relive.steps.trees import Path
 
 pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has no functions for compiled code")
@@ -38,18 +42,18 @@ SCHEMAS: dict[str, tuple[dict[str, Any], bool]] = {
 """A schema, and whether its batches take one call."""
 
 
-@pytest.fixture(autouse=True)
-def fresh_layouts() -> Iterator[None]:
-    """What is kept of a layout depends on what a test replaces."""
-    packed._laid_out.cache_clear()
-    yield
-    packed._laid_out.cache_clear()
+@pytest.fixture
+def the_long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make the passes that begin from now on gather and make tensors in several calls."""
+    return lambda: monkeypatch.setattr(Minibatches, "_direct", lambda *_: None)
 
 
-def rollout(kind: str, *, masked: bool = False, finished: bool = True, steps: int = 24) -> RolloutBuffer:
+def rollout(
+    kind: str, *, masked: bool = False, finished: bool = True, steps: int = 24, wrap: bool = False
+) -> RolloutBuffer:
     """A rollout of noise."""
     schema = Schema({**SCHEMAS[kind][0], **ENDS})
-    made, rng = RolloutBuffer(schema, steps, 3, seed=7), np.random.default_rng(1)
+    made, rng = RolloutBuffer(schema, steps, 3, seed=7, wrap=wrap), np.random.default_rng(1)
     leaves = [(path, field) for path, field in schema.leaves.items() if path[0] in SCHEMAS[kind][0]]
     for t in range(steps):
         step: dict[str, Any] = {name: rng.normal(size=3).astype(np.float32) for name in ("reward", "value")}
@@ -81,45 +85,97 @@ def told(batch: Any) -> list[Any]:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_one_call_gives_the_minibatches_of_the_long_way(
-    kind: str, masked: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, masked: bool, options: dict[str, Any], the_long_way: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if masked and options.get("batch_size") == 72:
         options = options | {"batch_size": 40}
     source, taken = rollout(kind, masked=masked), list[bool]()
-    take = packed.DirectRows.take
+    take = direct.DirectRows.take
 
-    def noted(self: packed.DirectRows, *places: Any) -> Any:
+    def noted(self: direct.DirectRows, *places: Any) -> Any:
         found = take(self, *places)
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(packed.DirectRows, "take", noted)
+    monkeypatch.setattr(direct.DirectRows, "take", noted)
     found = [told(batch) for batch in source.minibatches(**options)]
     whole = options.get("epochs", 1) > 1 or options["batch_size"] == 1
     assert taken == [True] * len(found) * (SCHEMAS[kind][1] and whole)
     source.seed = 7
-    monkeypatch.setattr(packed, "tensor_calls", lambda: None)
-    packed._laid_out.cache_clear()
+    the_long_way()
     taken.clear()
     assert [told(batch) for batch in source.minibatches(**options)] == found
     assert not taken
 
 
 def test_normalized_advantages_and_a_choice_of_fields_are_those_of_the_long_way(
-    monkeypatch: pytest.MonkeyPatch,
+    the_long_way: Callable[[], None],
 ) -> None:
-    source = rollout("nested")
-    options: dict[str, Any] = {"num_batches": 3, "epochs": 2, "normalize_advantage": True}
-    for fields in (("advantage", "obs"), None, ("value", "advantage")):
-        found = [told(batch) for batch in source.minibatches(**options, fields=fields)]
-        with monkeypatch.context() as patch:
-            patch.setattr(packed, "tensor_calls", lambda: None)
-            packed._laid_out.cache_clear()
-            source.seed = 7
-            want = [told(batch) for batch in source.minibatches(**options, fields=fields)]
-        packed._laid_out.cache_clear()
-        assert found == want
+    source, found = rollout("nested"), []
+    for _ in range(2):
         source.seed = 7
+        for fields in (("advantage", "obs"), None, ("value", "advantage"), ("value", "advantage")):
+            batches = source.minibatches(num_batches=3, epochs=2, normalize_advantage=True, fields=fields)
+            found.append([told(batch) for batch in batches])
+        the_long_way()
+    assert found[:4] == found[4:]
+
+
+def test_columns_that_move_or_turn_are_followed(the_long_way: Callable[[], None]) -> None:
+    found = []
+    for _ in range(2):
+        source = rollout("flat", wrap=True)
+        for turn in range(6):
+            if turn == 1:
+                source["extra"] = np.ones((24, 3), np.float32)
+            elif turn == 2:
+                source = copy.deepcopy(source)
+            elif turn == 3:
+                source.add({"obs": np.ones((3, 5)), "action": np.ones((3, 2)), "byte": np.ones((3, 3, 2), np.uint8)},
+                           reward=np.ones(3), terminated=np.ones(3, bool), truncated=np.ones(3, bool),
+                           value=np.ones(3))  # fmt: skip
+            elif turn == 4:
+                source.clear()
+                source.add_fields(more=(2,))
+            elif turn == 5:
+                source = pickle.loads(pickle.dumps(source))
+            if turn >= 4:
+                step = {name: source.block[name][turn] for name in source.schema.names}
+                source.add(step)
+            found.append([told(batch) for batch in source.minibatches(num_batches=2, epochs=2)])
+        the_long_way()
+    assert found[:6] == found[6:]
+
+
+def test_two_passes_at_once_do_not_disturb_each_other() -> None:
+    source = rollout("flat")
+    want = [[told(batch) for batch in source.minibatches(num_batches=4, epochs=2)] for _ in range(2)]
+    source.seed = 7
+    passes = [source.minibatches(num_batches=4, epochs=2) for _ in range(2)]
+    alone = [told(next(passes[0])) for _ in range(4)]
+    assert alone == want[0][:4]
+    assert [told(batch) for batch in passes[1]] != alone
+    assert len([*passes[0]]) == 4
+
+
+def test_a_batch_that_cannot_be_made_directly_is_made_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, take, turn = rollout("nested"), direct.DirectRows.take, itertools.count()
+    want = [told(batch) for batch in source.minibatches(num_batches=4, epochs=2, normalize_advantage=True)]
+    monkeypatch.setattr(direct.DirectRows, "take", lambda *a: None if next(turn) % 3 == 1 else take(*a))
+    source.seed = 7
+    assert [told(batch) for batch in source.minibatches(num_batches=4, epochs=2, normalize_advantage=True)] == want
+
+
+def test_without_the_functions_of_torch_batches_are_made_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = [told(batch) for batch in rollout("flat").minibatches(num_batches=4, epochs=2)]
+    monkeypatch.setattr(direct, "tensor_calls", lambda: None)
+    direct._batch_of.cache_clear()
+    try:
+        source = rollout("flat")
+        assert [told(batch) for batch in source.minibatches(num_batches=4, epochs=2)] == want
+        assert source._minibatches._packing.batch is None
+    finally:
+        direct._batch_of.cache_clear()
 
 
 def test_a_missing_advantage_is_an_error_that_names_the_fields_there_are() -> None:
@@ -157,8 +213,8 @@ def test_the_memory_of_a_dropped_batch_is_used_again() -> None:
 def test_long_batches_are_left_to_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     source = rollout("flat")
     want = [told(batch) for batch in source.minibatches(num_batches=2, epochs=2)]
-    monkeypatch.setattr(packed, "SHARED_WORK", 0)
-    monkeypatch.setattr(packed, "FEW_THREADS", 0)
+    monkeypatch.setattr(direct, "SHARED_WORK", 0)
+    monkeypatch.setattr(direct, "FEW_THREADS", 0)
     monkeypatch.setattr(cpu, "take_batch", lambda *_: pytest.fail("one thread copied the batch"))
     source.seed = 7
     assert [told(batch) for batch in source.minibatches(num_batches=2, epochs=2)] == want
@@ -181,8 +237,10 @@ def test_a_minibatch_takes_at_most_ten_calls_of_functions_in_python() -> None:
 
 # The kernel and the plain one
 
+Source = tuple[PackedFields, np.ndarray]
 
-def source_of(leaves: dict[Path, Field], count: int) -> tuple[PackedSource, tuple[Any, ...], RowLayout]:
+
+def source_of(leaves: dict[Path, Field], count: int) -> tuple[Source, tuple[Any, ...], RowLayout]:
     """Packed rows of noise, what keeps their names alive, and their layout."""
     layout, calls = RowLayout(leaves), tensor_calls()
     assert calls is not None
@@ -190,14 +248,14 @@ def source_of(leaves: dict[Path, Field], count: int) -> tuple[PackedSource, tupl
     table, names = layout.table.copy(), tuple(path[-1] for path in layout.fields)
     table[:, INTO] = np.arange(len(table)) % 2
     rows = noise((count, layout.nbytes), torch.uint8, 5).numpy()
-    return PackedSource(calls.describe, calls.lend, calls.adopt, rows, table, id(names)), names, layout
+    return (PackedFields(calls.describe, calls.lend, calls.adopt, table, id(names)), rows), names, layout
 
 
-def asked(twin: Any, source: PackedSource, index: list[int], rows: Any) -> tuple[int, list[Any]]:
+def asked(twin: Any, source: Source, index: list[int], rows: Any) -> tuple[int, list[Any]]:
     """What a twin answers, and the tensors that it has made."""
     found: tuple[dict[str, Any], ...] = ({}, {})
-    packed_rows = source if twin is reference else cpu.handle_of(source)
-    answer = twin.take_batch(packed_rows, np.array(index, np.int64), id(rows), id(found))
+    made_of, packed = source if twin is reference else (cpu.handle_of(source[0]), source[1])
+    answer = twin.take_batch(made_of, packed, np.array(index, np.int64), id(rows), id(found))
     return answer, [[(name, x.dtype, x.shape, x.stride(), bits(x)) for name, x in into.items()] for into in found]
 
 
