@@ -147,6 +147,14 @@ def test_columns_that_move_or_turn_are_followed(the_long_way: Callable[[], None]
     assert found[:6] == found[6:]
 
 
+def test_a_rollout_without_real_steps_has_no_minibatches() -> None:
+    source = RolloutBuffer(Schema(ENDS), 2, 1)
+    for _ in range(2):
+        zero, no = np.zeros(1, np.float32), np.zeros(1, bool)
+        source.add(reward=zero, value=zero, terminated=no, truncated=no, mask=no)
+    assert [*source.minibatches(4, epochs=2)] == []
+
+
 def test_two_passes_at_once_do_not_disturb_each_other() -> None:
     source = rollout("flat")
     want = [[told(batch) for batch in source.minibatches(num_batches=4, epochs=2)] for _ in range(2)]

@@ -144,8 +144,8 @@ class Minibatches:
         pack: bool,
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
-        (low, high), finished = bounds[0], self._columns.is_finished  # the longest
-        direct = self._direct(wanted, high - low) if pack else None
+        low, high = bounds[0] if bounds else (0, 0)  # the longest
+        direct, finished = self._direct(wanted, high - low) if pack else None, self._columns.is_finished
         gather = self.reader(wanted, pack) if direct is None else None
         for order in orders:
             places: Any = None if direct is None else order.numpy()
