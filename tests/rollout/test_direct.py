@@ -155,6 +155,18 @@ def test_a_rollout_without_real_steps_has_no_minibatches() -> None:
     assert [*source.minibatches(4, epochs=2)] == []
 
 
+def test_rows_that_do_not_begin_at_the_first_place_are_read(the_long_way: Callable[[], None]) -> None:
+    source = rollout("flat", wrap=True, finished=False)
+    source.reserve(5)  # gives up the five oldest
+    found = []
+    for _ in range(2):
+        source.seed = 7
+        found.append([told(batch) for batch in source.minibatches(num_batches=3, epochs=2)])
+        the_long_way()
+    assert (source.steps, source._columns.start, source._minibatches._packing is None) == (19, 5, False)
+    assert found[0] == found[1]
+
+
 def test_two_passes_at_once_do_not_disturb_each_other() -> None:
     source = rollout("flat")
     want = [[told(batch) for batch in source.minibatches(num_batches=4, epochs=2)] for _ in range(2)]

@@ -16,10 +16,12 @@ from ..kernels.reference.packing import PackedFields
 from ..kernels.tensor_calls import tensor_calls
 from ..memory.blocks import SMALL, Recycled
 from ..memory.layout import LARGE_FIELD, RowLayout
+from ..returns.functions import scaled
 from ..steps.arrays import Ints
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .columns import Columns
+from .named import ADVANTAGE
 from .packed import FEW_THREADS, SHARED_WORK
 
 if TYPE_CHECKING:
@@ -105,7 +107,8 @@ class DirectRows:
     """
 
     def __init__(self, columns: Columns, packing: Packing, memory: Recycled) -> None:
-        batch, envs = cast("_Batch", packing.batch), columns.num_envs
+        batch, envs = packing.batch, columns.num_envs
+        assert batch is not None
         count, addresses, fast = columns.count * envs, packing.addresses, kernels.fast()
         self._batch, self._memory, self._take = batch, memory, fast.take_batch
         self._rows = memory.take(count * batch.width).reshape(count, batch.width)
@@ -113,14 +116,15 @@ class DirectRows:
             addresses = addresses + columns.start * envs * batch.sizes
         fast.pack_rows(addresses, batch.sizes, batch.offsets, self._rows, 1)
 
-    def take(self, places: Ints) -> tuple[dict[str, Any], ...] | None:
-        """The full dicts of a batch of these rows; None if that takes more than one call."""
+    def take(self, places: Ints, normalize_advantage: bool) -> TensorDict | None:
+        """The batch of these rows; None if that takes more than one call."""
         batch, count = self._batch, len(places)
-        nbytes = count * batch.width
+        nbytes, members = count * batch.width, batch.members
         memory: NDArray[np.uint8] = np.empty(nbytes, np.uint8) if nbytes < SMALL else self._memory.take(nbytes)
-        rows, found = _from_numpy(memory.reshape(count, batch.width)), batch.members.empty()
-        return found if self._take(batch.handle, self._rows, places, id(rows), id(found)) == -1 else None
-
-    def tensordict(self, found: tuple[dict[str, Any], ...], count: int) -> TensorDict:
-        """The batch of dicts that :meth:`take` gave."""
-        return self._batch.members.tensordict(found, count)
+        rows, found = _from_numpy(memory.reshape(count, batch.width)), members.empty()
+        if self._take(batch.handle, self._rows, places, id(rows), id(found)) != -1:
+            return None
+        if normalize_advantage:
+            (name,) = ADVANTAGE
+            found[0][name] = scaled(found[0][name])
+        return members.tensordict(found, count)

@@ -150,18 +150,13 @@ class Minibatches:
         for order in orders:
             places: Any = None if direct is None else order.numpy()
             for low, high in bounds:
-                found = None if direct is None else direct.take(places[low:high])
-                if direct is None or found is None:
+                batch = None if direct is None else direct.take(places[low:high], normalize_advantage)
+                if batch is None:
                     gather = self.reader(wanted, pack) if gather is None else gather
                     leaves = gather(order[low:high])
                     if normalize_advantage:
                         leaves[ADVANTAGE] = scaled(leaves[ADVANTAGE])
                     batch = as_tensordict(leaves, (high - low,))
-                else:
-                    if normalize_advantage:
-                        (name,) = ADVANTAGE
-                        found[0][name] = scaled(found[0][name])
-                    batch = direct.tensordict(found, high - low)
                 yield batch if finished else unfinished(batch)
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:
