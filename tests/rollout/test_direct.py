@@ -125,9 +125,9 @@ def test_columns_that_move_or_turn_are_followed(the_long_way: Callable[[], None]
     found = []
     for _ in range(2):
         source = rollout("flat", wrap=True)
-        for turn in range(6):
-            if turn == 1:
-                source["extra"] = np.ones((24, 3), np.float32)
+        for turn in range(8):
+            if turn in (1, 6, 7):  # another shape, and so other memory
+                source["extra"] = np.full((source.steps, 3, *[2] * (turn - 5 if turn > 1 else 0)), turn, np.float32)
             elif turn == 2:
                 source = copy.deepcopy(source)
             elif turn == 3:
@@ -139,12 +139,12 @@ def test_columns_that_move_or_turn_are_followed(the_long_way: Callable[[], None]
                 source.add_fields(more=(2,))
             elif turn == 5:
                 source = pickle.loads(pickle.dumps(source))
-            if turn >= 4:
+            if turn in (4, 5):
                 step = {name: source.block[name][turn] for name in source.schema.names}
                 source.add(step)
             found.append([told(batch) for batch in source.minibatches(num_batches=2, epochs=2)])
         the_long_way()
-    assert found[:6] == found[6:]
+    assert found[:8] == found[8:]
 
 
 def test_a_rollout_without_real_steps_has_no_minibatches() -> None:
