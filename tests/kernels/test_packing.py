@@ -13,14 +13,14 @@ from relive.kernels import cpu, reference
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 300])
 def test_both_twins_pack_columns_next_to_each_other(count: int) -> None:
     rng = np.random.default_rng(count)
-    sizes = np.array([4, 0, 17, 1, 8])
+    sizes = np.array([4, 0, 17, 1, 8, 48, 68, 127, 511, 512, 513])
     columns = [rng.integers(0, 256, (count, size), np.uint8) for size in sizes]
-    offsets = np.array([16, 20, 24, 0, 48])
-    want = np.full((count, 64), 7, np.uint8)
+    offsets = np.array([16, 20, 24, 0, 48, 64, 113, 192, 320, 832, 1400])
+    want = np.full((count, 1920), 7, np.uint8)
     for column, size, offset in zip(columns, sizes, offsets, strict=True):
         want[:, offset : offset + size] = column
     for module in (cpu, reference):
-        rows = np.full((count, 64), 7, np.uint8)
+        rows = np.full((count, 1920), 7, np.uint8)
         module.pack_rows(np.array([column.ctypes.data for column in columns]), sizes, offsets, rows, 1)
         assert np.array_equal(rows, want)
 
@@ -28,12 +28,12 @@ def test_both_twins_pack_columns_next_to_each_other(count: int) -> None:
 @pytest.mark.parametrize(("steps", "envs"), [(1, 5), (2, 9), (65, 7), (130, 17)])
 def test_both_twins_pack_env_by_env(steps: int, envs: int) -> None:
     rng = np.random.default_rng(steps)
-    columns = [rng.integers(0, 256, (steps, envs, size), np.uint8) for size in (4, 11)]
-    want = np.concatenate(columns, 2).swapaxes(0, 1).reshape(steps * envs, 15)
+    columns = [rng.integers(0, 256, (steps, envs, size), np.uint8) for size in (4, 11, 53)]
+    want = np.concatenate(columns, 2).swapaxes(0, 1).reshape(steps * envs, 68)
     for module in (cpu, reference):
-        rows = np.zeros((steps * envs, 15), np.uint8)
+        rows = np.zeros((steps * envs, 68), np.uint8)
         addresses = np.array([column.ctypes.data for column in columns])
-        module.pack_rows(addresses, np.array([4, 11]), np.array([0, 4]), rows, steps)
+        module.pack_rows(addresses, np.array([4, 11, 53]), np.array([0, 4, 15]), rows, steps)
         assert np.array_equal(rows, want)
 
 

@@ -75,6 +75,15 @@ def test_what_is_added_in_one_call_is_what_the_long_way_stores(wrap: bool, seed:
         assert again["mask"][-1].tolist() == [False, True]
 
 
+def test_what_was_written_to_a_row_that_was_given_back_does_not_stay_there() -> None:
+    rollout = filled([step(0)] * 2, 6)
+    views = rollout.reserve(3)
+    views["mask"][:], views["final_value"][:] = False, 7
+    for t in range(2, 5):
+        rollout.add(step(t))
+    assert holds(rollout, [step(0), step(0), *map(step, range(2, 5))])
+
+
 @pytest.mark.parametrize("names", ASKED)
 def test_what_does_not_fit_is_refused_as_by_the_long_way(names: tuple[str, ...]) -> None:
     values = step(0) | {name: ADDED[name](2) for name in names}

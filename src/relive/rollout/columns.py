@@ -196,6 +196,15 @@ class Columns:
         plain = self._on_host and memory is not None and memory.ndim == 2 and self._dtypes[path] is dtype
         return plain and sum(known[0] == path[0] for known in self._memory) == 1
 
+    @property
+    def in_one_piece(self) -> bool:
+        """Whether the columns are in RAM, and the written rows lie one after another."""
+        return self._on_host and self.start + self.count <= self.num_steps
+
+    def described(self, path: Path) -> tuple[Path, tuple[int, ...], torch.dtype]:
+        """The path of a column, the shape of one env's step in it, and its dtype."""
+        return path, tuple(self._memory[path].shape[2:]), self._dtypes[path]
+
     def address(self, path: Path) -> int:
         """The address of a column in RAM; it is valid while ``layout`` is the same object."""
         return self._memory[path].ctypes.data

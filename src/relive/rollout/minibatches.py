@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ..memory.blocks import Recycled
 from ..parameters import COUNT_RULE, FLAG_RULE, is_count, require, seed_or_drawn
 from ..returns.functions import scaled
 from ..steps.trees import Path
+from .direct import DirectRows, Packing
 from .named import ADVANTAGE, NamedColumns, unfinished
 from .packed import PackedRows
 
@@ -73,6 +74,13 @@ class Minibatches:
     ) -> None:
         self._columns, self._device, self._permutations, self._memory = columns, device, permutations, memory
 
+    _packing: Packing | None = None
+    """That of the last pass."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: everything but where the columns lie."""
+        return {**self.__dict__, "_packing": None}
+
     def flat(self, fields: tuple[str, ...] | None) -> TensorDict:
         """All of them, time first (row ``t * N + n``), copied."""
         self._columns.require_steps()
@@ -119,6 +127,15 @@ class Minibatches:
         """What reads the rows of an index (flat rows, int64 ``[B]``); see :class:`PackedRows` for ``pack``."""
         return PackedRows(self._columns.ordered(wanted), pack, self._memory).gather
 
+    def _direct(self, wanted: list[Path], count: int) -> DirectRows | None:
+        """The packed rows, if a batch of so many of them takes one compiled call."""
+        columns, packing = self._columns.in_ram, self._packing
+        if columns is None:
+            return None
+        if packing is None or packing.layout is not columns.layout or packing.wanted != wanted:
+            packing = self._packing = Packing.of(columns, wanted)
+        return DirectRows(columns, packing, self._memory) if packing.suits(count) else None
+
     def _batches(
         self,
         wanted: list[Path],
@@ -127,14 +144,19 @@ class Minibatches:
         pack: bool,
         normalize_advantage: bool,
     ) -> Iterator[TensorDict]:
-        gather = self.reader(wanted, pack)
-        finished = self._columns.is_finished
+        low, high = bounds[0] if bounds else (0, 0)  # the longest
+        direct, finished = self._direct(wanted, high - low) if pack else None, self._columns.is_finished
+        gather = self.reader(wanted, pack) if direct is None else None
         for order in orders:
+            places: Any = None if direct is None else order.numpy()
             for low, high in bounds:
-                leaves = gather(order[low:high])
-                if normalize_advantage:
-                    leaves[ADVANTAGE] = scaled(leaves[ADVANTAGE])
-                batch = as_tensordict(leaves, (high - low,))
+                batch = None if direct is None else direct.take(places[low:high], normalize_advantage)
+                if batch is None:
+                    gather = self.reader(wanted, pack) if gather is None else gather
+                    leaves = gather(order[low:high])
+                    if normalize_advantage:
+                        leaves[ADVANTAGE] = scaled(leaves[ADVANTAGE])
+                    batch = as_tensordict(leaves, (high - low,))
                 yield batch if finished else unfinished(batch)
 
     def _flat_columns(self, fields: tuple[str, ...] | None) -> dict[Path, Tensor]:

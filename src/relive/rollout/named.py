@@ -138,6 +138,11 @@ class NamedColumns:
         """Whether there is an advantage."""
         return ADVANTAGE in self._columns
 
+    @property
+    def in_ram(self) -> Columns | None:
+        """The columns, if they are in RAM and the written rows lie one after another."""
+        return self._columns if self._columns.in_one_piece else None
+
     def require_steps(self) -> None:
         """Refuse to read an empty rollout.
 

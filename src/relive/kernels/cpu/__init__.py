@@ -12,7 +12,7 @@ from .handles import handle_of
 from .hindsight import plan_goals, relabel_windows
 from .jit import cache_folder
 from .limits import add_count, admit, admit_noted, confirm, take_back
-from .packing import pack_rows, take_rows
+from .packing import pack_rows, take_batch, take_rows
 from .priorities import (
     draw_weighted,
     note_drawable,
@@ -93,6 +93,7 @@ __all__ = [
     "split_rows",
     "stack_places",
     "take_back",
+    "take_batch",
     "take_rows",
     "take_step",
     "tree_build",

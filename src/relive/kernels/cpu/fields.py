@@ -12,7 +12,7 @@ from ..tensor_calls import DESCRIBED, LOAN
 from .jit import addressed, inlined, jit
 from .tensors import adopt, lend, numbers_of
 
-__all__ = ["BYTES", "adopt_field", "split_rows"]
+__all__ = ["BYTES", "adopt_field", "rows_at", "split_rows"]
 
 Ints = NDArray[np.int64]
 
@@ -35,6 +35,14 @@ def _split_rows(describing: int, lending: int, adopting: int, rows: int, names: 
     for i in range(table.shape[0]):
         adopt_field(lending, adopting, rows, 0, shape[:lead], apart[:lead], names, i, table[i], both, found)
     return True
+
+
+@inlined
+def rows_at(describing: int, rows: int) -> Any:
+    """The memory of the tensor of bytes at an address, with two axes; no rows if it is not in RAM."""
+    data, dtype, shape, _ = numbers_of(describing, rows)
+    known = data != 0 and dtype == BYTES and shape.size == 2
+    return addressed(data, (shape[0], shape[1]) if known else (0, 1), np.uint8)
 
 
 @inlined

@@ -16,7 +16,7 @@ from ..reference.sample import LAYERS, LINE, ROWS, SOURCE, Draw
 from ..reference.sequences import FIRST
 from ..ring_state import UNFIT, DirectBatch
 from .draw import draw
-from .fields import BYTES, adopt_field, split_rows
+from .fields import BYTES, adopt_field, rows_at, split_rows
 from .handles import ENTRIES, Ints, matrix_of, open_ring, vector_of
 from .hindsight import open_steps, plan_goals, relabel_windows
 from .jit import address_t, addressed, fetch, inlined, jit, memcpy, strided
@@ -77,10 +77,8 @@ def _draw_leaves(direct: Ints, stream: Any, places: Ints) -> bool:
 
 @inlined
 def _rows_at(direct: Ints, rows: int) -> Any:
-    """The memory of the tensor of bytes at an address, with two axes; no rows if it is not in RAM."""
-    data, dtype, shape, _ = numbers_of(direct[ENTRIES * DESCRIBE], rows)
-    known = data != 0 and dtype == BYTES and shape.size == 2
-    return addressed(data, (shape[0], shape[1]) if known else (0, 1), np.uint8)
+    """The memory of the tensor of bytes at an address."""
+    return rows_at(direct[ENTRIES * DESCRIBE], rows)
 
 
 @inlined

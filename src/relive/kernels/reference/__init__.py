@@ -8,7 +8,7 @@ from .episodes import episode_starts, gather_windows, mark_windows, plan_windows
 from .fields import split_rows
 from .hindsight import plan_goals, relabel_windows
 from .limits import add_count, admit, admit_noted, confirm, take_back
-from .packing import pack_rows, take_rows
+from .packing import pack_rows, take_batch, take_rows
 from .priorities import (
     Priorities,
     draw_weighted,
@@ -100,6 +100,7 @@ __all__ = [
     "split_rows",
     "stack_places",
     "take_back",
+    "take_batch",
     "take_rows",
     "take_step",
     "tree_build",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..tensor_calls import made_code
 
-__all__ = ["CODE", "DIMS", "INTO", "ITEM", "NDIM", "OFFSET", "WIDTH", "field_of", "split_rows"]
+__all__ = ["CODE", "DIMS", "INTO", "ITEM", "NDIM", "OFFSET", "WIDTH", "field_of", "rows_at", "split_rows"]
 
 OFFSET, WIDTH, ITEM, CODE, INTO, NDIM, DIMS = range(7)
 """The entries of a line of ``table``: the byte of a row at which the field begins; how many bytes a row has, and each
@@ -48,6 +48,12 @@ def split_rows(describe: int, lend: int, adopt: int, rows: int, names: int, tabl
     for name, line in zip(keys, table.tolist(), strict=True):
         dicts[line[INTO]][name] = field_of(packed, 0, lead, apart, line)
     return True
+
+
+def rows_at(rows: int) -> Any:
+    """The tensor at an address as an array; None if it is not in RAM."""
+    packed: Tensor = ctypes.cast(rows, ctypes.py_object).value
+    return packed.numpy() if packed.is_cpu and packed.data_ptr() else None
 
 
 def field_of(packed: Any, start: int, lead: list[int], apart: list[int], line: list[int]) -> Tensor:

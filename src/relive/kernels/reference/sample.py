@@ -6,11 +6,10 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ..ring_state import UNFIT, DirectBatch
 from .draw import draw
-from .fields import INTO, WIDTH, field_of, split_rows
+from .fields import INTO, WIDTH, field_of, rows_at, split_rows
 from .hindsight import OTHERS, RANDOM, STRATEGY, RelabelledSteps, plan_goals, relabel_windows
 from .nstep import column
 from .places import Ints
@@ -85,7 +84,7 @@ def sample_windows(direct: DirectBatch, drawing: Draw, steps: int, gamma: float,
     Returns:
         whether that was done. If not, the dicts are as they were: there is nothing to draw, or ``rows`` are not in RAM.
     """
-    out = _rows_at(rows)
+    out = rows_at(rows)
     if out is None:
         return False
     places, last = np.empty(len(out), np.int64), np.empty(len(out), np.int64)
@@ -114,7 +113,7 @@ def sample_stacks(
         memory: the address of a tensor, uint8 ``[N]``, which gets the stacks line by line: N bytes in all.
         found: see :func:`sample_windows`.
     """
-    out, large = _rows_at(rows), _rows_at(memory)
+    out, large = rows_at(rows), rows_at(memory)
     count, size = 0 if out is None else len(out), sum(direct.stacks[:, LINE + WIDTH].tolist())
     if not count or large is None or large.shape != (count * depth * size,):
         return False
@@ -155,7 +154,7 @@ def sample_sequences(
         memory: that of a tensor, uint8 ``[N]``, for the states before their first rows, line by line: N bytes in all.
         found: see :func:`sample_windows`.
     """
-    out, cut, large = _rows_at(rows), _rows_at(steps), _rows_at(memory)
+    out, cut, large = rows_at(rows), rows_at(steps), rows_at(memory)
     if out is None or not len(out) or cut is None or cut.ndim != 3:
         return False
     states, count = direct.stacks.tolist(), len(out)
@@ -209,7 +208,7 @@ def sample_goals(
     Returns:
         the number of rows with another goal, or UNFIT where :func:`sample_windows` returns False.
     """
-    out = _rows_at(rows)
+    out = rows_at(rows)
     if out is None:
         return UNFIT
     stream, places = _stream(direct, drawing), steps.places
@@ -233,7 +232,7 @@ def finish_goals(
     The arguments, and what is returned, are those of :func:`relive.kernels.reference.hindsight.relabel_windows` and
     :func:`sample_windows`.
     """
-    out: Any = _rows_at(rows)
+    out: Any = rows_at(rows)
     bad = relabel_windows(direct.ring, direct.batch, gamma, chosen, judged, out, steps.last, steps, rewards)
     if bad < 0:
         split_rows(direct.describe, direct.lend, direct.adopt, rows, direct.names, direct.table, found)
@@ -242,9 +241,3 @@ def finish_goals(
 
 def _stream(direct: DirectBatch, drawing: Draw) -> int:
     return key(int(direct.seed[0]), drawing[0])
-
-
-def _rows_at(rows: int) -> Any:
-    """The tensor at an address as an array; None if it is not in RAM."""
-    packed: Tensor = ctypes.cast(rows, ctypes.py_object).value
-    return packed.numpy() if packed.is_cpu and packed.data_ptr() else None
