@@ -21,7 +21,7 @@ HOSTS := agilerl stable_baselines3 velora
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 
-.PHONY: help setup demo test test-slow test-all attacks mutations test-peers test-hosts lint format bench clean outdated
+.PHONY: help setup demo test test-ci test-slow test-all attacks mutations test-peers test-hosts lint format bench clean outdated
 
 help: ## show this list
 	@echo "relive: the data layer of a reinforcement learning loop in PyTorch"
@@ -36,10 +36,14 @@ demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole
 
 test: setup ## style, types and every quick test
 	@$(PY) -m relive.compile > /dev/null & $(MAKE) lint; status=$$?; wait; exit $$status
-	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
+	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile $(PROFILE)
+
+PROFILE := quick
+test-ci: PROFILE := ci
+test-ci: test ## the same with more cases and random examples: what has to pass before a change lands
 
 test-slow: setup ## the tests that `make test` leaves out
-	@$(PY) -m pytest -n 2 --dist worksteal -m slow
+	@$(PY) -m pytest -n 2 --dist worksteal -m "slow or ci" --hypothesis-profile ci
 
 test-all: lint ## the same with the slow tests and many more random examples
 	@$(PY) -m pytest -n 2 --dist worksteal --hypothesis-profile thorough

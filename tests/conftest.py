@@ -20,12 +20,13 @@ from hypothesis import HealthCheck, settings
 
 from attacks import tally
 
-# `ci` draws the same examples in every run, so that a red run is red again; `thorough` looks for new ones.
-# No deadline in either: the first call of a numba kernel compiles it.
+# `quick` and `ci` draw the same examples in every run, so that a red run is red again; `thorough` looks for new ones.
+# No deadline in any: the first call of a numba kernel compiles it.
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("quick", derandomize=True, max_examples=15, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET)
-settings.load_profile("ci")
+settings.load_profile("quick")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
+from effort import often
 from elsewhere import ELSEWHERE, far_device
 from forked import in_fork
 from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
@@ -246,7 +247,7 @@ def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works(t
             thread.join()
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [often(2, 5), pytest.param(50, marks=pytest.mark.slow)])
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork(times: int) -> None:
     locks = [forks.shared_lock() for _ in range(3)]
     done = threading.Event()

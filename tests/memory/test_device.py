@@ -194,7 +194,7 @@ def test_every_view_reads_the_same(place: Place, dress: str, view: str) -> None:
     pair.play(*PLAYS[9:]).check()
 
 
-@pytest.mark.parametrize("sampler", twins.SAMPLERS)
+@pytest.mark.parametrize(("sampler", "place"), covering(twins.SAMPLERS, PLACES, full=2, quick=1), indirect=["place"])
 def test_every_sampler_draws_the_same(place: Place, sampler: str) -> None:
     pair = Pair(place, 12, dress="mixed", sampler=twins.SAMPLERS[sampler], view=lambda: NStep(2, 0.5))
     for plays in (PLAYS, PLAYS[:5]):
@@ -513,8 +513,11 @@ def test_a_mixture_is_of_one_device(place: Place) -> None:
 # Moving.
 
 
-@pytest.mark.parametrize("dress", ["box", "mixed"])
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    ("dress", "ordered", "place"),
+    covering(["box", "mixed"], [True, False], PLACES, full=3, quick=2),
+    indirect=["place"],
+)
 def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered: bool, tmp_path: File) -> None:
     pair = Pair(place, dress=dress, ordered=ordered, sampler=Prioritized)
     pair.play(*(p for p in PLAYS if ordered or p != "|")).check()
