@@ -15,6 +15,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
+from covering import covering
 from effort import often
 from elsewhere import ELSEWHERE, far_device
 from forked import in_fork
@@ -56,8 +57,7 @@ WAYS: dict[str, Callable[[RolloutBuffer], Any]] = {
 """Every way in which what a rollout hands out can change hands."""
 
 
-@pytest.mark.parametrize("how", ["add", "reserve"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "how"), covering(WAYS, ["add", "reserve"], full=2, quick=1))
 def test_whatever_is_sent_or_shared_the_next_rollouts_are_right(way: str, how: str) -> None:
     rollout = RolloutBuffer(LARGE, 4, 3, seed=0)
     for k in range(3):

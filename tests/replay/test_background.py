@@ -7,7 +7,6 @@ import errno
 import gc
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from effort import in_ci, often
 from interrupting import broken_off
 from relive import Prioritized, ReplayBuffer, RolloutBuffer, load_extra
 from relive.errors import DTypeError, FileFormatError, LifecycleError, ParameterError
-from relive.files import SaveHandle, disk, read
+from relive.files import SaveHandle, disk
 from relive.memory.device import DeviceRows
 from relive.replay import saved_ring, snapshot
 from replays import PLAIN
@@ -467,41 +466,6 @@ def test_a_fork_while_a_buffer_is_saved_goes_on_without_that_save(
     buffer.save(tmp_path / "save")  # the child does not hold the directory's lock
     done(child)
     assert_saved(before, tmp_path / "save")
-
-
-AT_EXIT = """
-import atexit, os, sys, time
-import numpy as np, torch
-from relive import ReplayBuffer, Schema, files
-
-tensors = {"rows": torch.arange(1 << 18), "flags": torch.ones(3)}
-atexit.register(lambda: files.write(sys.argv[2], tensors, {"k": 1}))
-
-schema = Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0, "reward": 0.0,
-                              "terminated": False, "truncated": False})
-replay = ReplayBuffer(schema, 40000, seed=0)
-steps = {"obs": np.zeros((40000, 1, 2)), "action": np.arange(40000)[:, None], "reward": np.zeros((40000, 1)),
-         "terminated": np.zeros((40000, 1), bool), "truncated": np.zeros((40000, 1), bool)}
-replay.extend(steps)
-genuine = os.write
-
-def slow(descriptor, data):
-    time.sleep(0.03)
-    return genuine(descriptor, data)
-
-os.write = slow
-replay.save(sys.argv[1], background=True)
-"""
-
-
-def test_a_program_that_ends_finishes_its_save_and_can_make_another_though_it_starts_no_threads(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", AT_EXIT, str(tmp_path / "save"), str(tmp_path / "at exit")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    assert len(ReplayBuffer.load(tmp_path / "save")) == 39_999
-    tensors, _ = read(tmp_path / "at exit")
-    assert torch.equal(tensors["rows"], torch.arange(1 << 18))
 
 
 # Rollouts.
