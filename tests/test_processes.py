@@ -210,7 +210,7 @@ def test_a_batch_in_recycled_memory_is_not_changed_by_a_forked_child() -> None:
     assert same_batches(batch, kept)
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [often(2, 5), pytest.param(50, marks=pytest.mark.slow)])
 def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works(times: int) -> None:
     replay, rollout = replay_of(0, 4096, BIG), RolloutBuffer(BIG, 16, 512, seed=0)
     steps = {name: torch.as_tensor(value)[None].expand(64, *value.shape) for name, value in written(BIG, 2, 3).items()}

@@ -41,7 +41,7 @@ def test_two_chunks_of_some_envs_store_what_one_chunk_and_single_steps_store(
         twin.buffer.add(step, envs=ENVS)
     twin.check()  # against the oracle
     chunk = stacked(steps)
-    for seam in range(0, len(plays) + 1, often(3, 1) + masked):
+    for seam in range(0, len(plays) + 1, often(4, 1) + masked):
         replay = ReplayBuffer(twin.schema, 4 * rows, 4, sampler=Prioritized(), view=VIEWS[view](), seed=0)
         replay.extend(mapped(lambda x, seam=seam: x[:seam], chunk), envs=ENVS)
         replay.extend(mapped(lambda x, seam=seam: x[seam:], chunk), envs=ENVS)

@@ -150,7 +150,7 @@ def test_a_data_file_that_is_gone_or_cut_is_written_again(
     twin = Twin(2, 40, dress="mixed").play(*[".."] * 30)
     twin.buffer.save(tmp_path / "save")
     count = len(data_files(tmp_path / "save"))
-    for number in range(count):
+    for number in range(0, count, often(3, 1)):
         for harm in (Path.unlink, lambda file: os.truncate(file, 50), lambda file: (file.unlink(), file.mkdir())):
             file = sorted((tmp_path / "save").glob("data-*"))[number]
             harm(file)

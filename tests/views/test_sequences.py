@@ -66,7 +66,8 @@ def check_views(twin: Twin, turn: int = 0, of: int = 1) -> None:
 @pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_reads_as_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4))):
-        check_views(Twin(1, rows).play(*play), turn, of)
+        if (turn + rows) % often(2, 1) == 0:  # the other half goes through the other ring
+            check_views(Twin(1, rows).play(*play), turn, of)
 
 
 @pytest.mark.slow
@@ -184,6 +185,8 @@ BEFORE = ("action", "reward")
 @pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays(".U|", 4))):
+        if (turn + rows) % often(2, 1):
+            continue  # the other half goes through the other ring
         twin = Twin(1, rows, dress="mixed" if turn % 9 == 0 else "box").play(*play)
         for view in itertools.islice(views(), turn % of, None, of):
             view.last = BEFORE
