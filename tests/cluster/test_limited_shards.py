@@ -127,7 +127,7 @@ def test_shards_that_die_and_come_back_neither_block_the_others_nor_get_more_tha
         assert error_of(limit) >= -40
         assert error_of(limit) <= 40
 
-    run(replay, [replay.writer(envs, timeout=2.0) for envs in ([0, 1], [2, 3])], often(14, 36), 32, watch)
+    run(replay, [replay.writer(envs, timeout=0.5) for envs in ([0, 1], [2, 3])], often(14, 36), 32, watch)
     stats = replay.stats()
     assert (stats["restarts"], stats["shards_up"]) == (1, 2)
     replay.close()
