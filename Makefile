@@ -34,12 +34,13 @@ setup: $(VENV)/installed ## create .venv: the package, its extras, the tools of 
 demo: setup ## train PPO on CartPole-v1, under a minute; draws runs/ppo-CartPole-v1.png
 	@$(PY) examples/ppo.py --env CartPole-v1 --plot runs/ppo-CartPole-v1.png
 
-test: setup ## style, types and every quick test
+PROFILE := quick
+test: setup ## style, types and every quick test; PROFILE=ci, as in .ci/run: more cases and random examples
 	@$(PY) -m relive.compile > /dev/null & $(MAKE) lint; status=$$?; wait; exit $$status
-	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
+	@$(PY) -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile $(PROFILE)
 
 test-slow: setup ## the tests that `make test` leaves out
-	@$(PY) -m pytest -n 2 --dist worksteal -m slow
+	@$(PY) -m pytest -n 2 --dist worksteal -m "slow or ci" --hypothesis-profile ci
 
 test-all: lint ## the same with the slow tests and many more random examples
 	@$(PY) -m pytest -n 2 --dist worksteal --hypothesis-profile thorough

@@ -21,7 +21,7 @@ SECONDS = 30.0
 """How long to wait for another process: far more than it takes."""
 
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
-"""How a process may start. A spawned one imports torch, which takes two seconds; tests of lanes spawn a quick one."""
+"""How a process may start. A spawned one imports torch, which takes two seconds."""
 
 
 STARTED = WeakSet[Any]()
@@ -48,6 +48,15 @@ def claim_and_stay(block: SharedBlock, place: int) -> None:
     words = block.array.view(np.int32)
     words[1] = 1 if claim is not None and claim.holds else 2
     Bell(words[:1]).ring()
+    signal.pause()
+
+
+def share_and_stay(pipe: int) -> None:
+    """Fork, write the name of the block in both processes, and wait to be killed. This one leads a group of its own."""
+    os.setsid()
+    block = SharedBlock.create(4096)
+    os.fork()
+    os.write(pipe, (block.name + "\n").encode())  # at once: two processes write here
     signal.pause()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import tempfile
@@ -20,12 +21,15 @@ from hypothesis import HealthCheck, settings
 
 from attacks import tally
 
-# `ci` draws the same examples in every run, so that a red run is red again; `thorough` looks for new ones.
-# No deadline in either: the first call of a numba kernel compiles it.
+gc.disable()  # until all is imported and collected: nothing of that is garbage
+
+# `quick` and `ci` draw the same examples in every run, so that a red run is red again; `thorough` looks for new ones.
+# No deadline in any: the first call of a numba kernel compiles it.
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("quick", derandomize=True, max_examples=15, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, suppress_health_check=QUIET)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET)
-settings.load_profile("ci")
+settings.load_profile("quick")
 
 
 @pytest.fixture
@@ -45,8 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: Path(os.environ.pop(tally.PLACE)).unlink(missing_ok=True))
 
 
-def pytest_collection_finish() -> None:
-    """Keep what is loaded by now out of garbage collections, which would look at all of it, and make them rarer."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep what is loaded by now out of garbage collections, which would look at all of it, and make them rarer.
+
+    A worker of pytest-xdist loads the kernels first: its tests need them, and they are 400,000 objects.
+    """
+    if hasattr(session.config, "workerinput"):
+        importlib.import_module("forked").load_kernels()
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

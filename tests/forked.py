@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -26,7 +27,7 @@ def in_fork(work: Callable[..., Any], *args: Any, seconds: float = SECONDS, name
     If it raises, dies or is not done in time, the test fails with what it wrote. A fork has loaded what this process
     has; a new interpreter would need two seconds of the processor to import as much.
     """
-    _load()
+    load_kernels()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as result:
         process = multiprocessing.get_context("fork").Process(target=_do, args=(output, result, work, args))
         process.start()
@@ -47,9 +48,11 @@ def in_fork(work: Callable[..., Any], *args: Any, seconds: float = SECONDS, name
 
 
 @cache
-def _load() -> None:
+def load_kernels() -> None:
     """Load the kernels here, once, and not in each fork: that takes a second or two of the processor."""
     compile_kernels()
+    gc.collect()
+    gc.freeze()  # no later garbage collection looks at them
 
 
 def _do(output: IO[bytes], result: IO[bytes], work: Callable[..., Any], args: tuple[Any, ...]) -> None:

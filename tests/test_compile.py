@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import gc
+import io
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
+import pytest
+
+from effort import in_ci
+from forked import in_fork
 from relive import kernels
 
 TRAININGS = """
@@ -39,8 +45,21 @@ print(fast().PROGRESS.compiled - compiled)
 """
 
 
+def compiled_in_training() -> str:
+    """What the program prints."""
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(TRAININGS, {})
+    return printed.getvalue()
+
+
 def test_after_it_a_ppo_and_a_dqn_compile_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", TRAININGS], capture_output=True, text=True, check=False)
+    assert in_fork(compiled_in_training).split() == ["0"]
+
+
+@pytest.mark.parametrize("program", [in_ci(TRAININGS)], ids=["trainings"])
+def test_nor_do_they_in_a_new_process(program: str) -> None:
+    """Which has loaded nothing for another test."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["0"]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from covering import covering
 from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
 from relive import (
     FrameStack,
@@ -41,9 +42,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("view", "sampler", "how"), covering(VIEWS, SAMPLERS, COPIES, full=3, quick=2))
 def test_a_copy_of_a_replay_goes_on_alike_and_apart(view: str, sampler: str, how: str) -> None:
     replay = replay_of(30, view=VIEWS[view](), sampler=SAMPLERS[sampler]())
     replay.sample(8)

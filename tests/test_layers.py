@@ -64,6 +64,17 @@ def is_inside(module: str, place: str) -> bool:
     return module == place or module.startswith(place + ".")
 
 
+def last_name(called: ast.expr) -> str:
+    """The name of a function that is called, without what it is looked up in."""
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+
+
+@cache
+def tree_of(source: str) -> ast.Module:
+    """A module, parsed once."""
+    return ast.parse(source)
+
+
 @cache
 def imports_of(path: str, source: str) -> list[tuple[int, str]]:
     """Each (line, absolute name) that a module imports, wherever in it; `from a import b` counts as a.b."""
@@ -75,13 +86,13 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
         return ".".join([*base, name]).rstrip(".")
 
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             origin = absolute(node.module or "", node.level)
             found += [(node.lineno, f"{origin}.{alias.name}") for alias in node.names]
-        elif isinstance(node, ast.Call) and re.search(r"\b(import_module|__import__)$", ast.unparse(node.func)):
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("import_module", "__import__"):
             name = node.args[0] if node.args else None
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 bare = name.value.lstrip(".")
@@ -137,7 +148,7 @@ def borrowed_names(sources: Sources) -> list[str]:
 @cache
 def names_of(source: str) -> tuple[set[str], set[str]]:
     """The names that a module defines, and those in its ``__all__``."""
-    tree = ast.parse(source)
+    tree = tree_of(source)
     defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     defined |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     assigned = {ast.unparse(node.targets): node.value for node in tree.body if isinstance(node, ast.Assign)}

@@ -15,6 +15,8 @@ import torch
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
+from covering import covering
+from effort import often
 from elsewhere import ELSEWHERE, far_device
 from forked import in_fork
 from processes import IMAGES, LARGE, SAMPLERS, fill, holds, replay_of, sent, written
@@ -55,8 +57,7 @@ WAYS: dict[str, Callable[[RolloutBuffer], Any]] = {
 """Every way in which what a rollout hands out can change hands."""
 
 
-@pytest.mark.parametrize("how", ["add", "reserve"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "how"), covering(WAYS, ["add", "reserve"], full=2, quick=1))
 def test_whatever_is_sent_or_shared_the_next_rollouts_are_right(way: str, how: str) -> None:
     rollout = RolloutBuffer(LARGE, 4, 3, seed=0)
     for k in range(3):
@@ -209,7 +210,7 @@ def test_a_batch_in_recycled_memory_is_not_changed_by_a_forked_child() -> None:
     assert same_batches(batch, kept)
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [often(2, 5), pytest.param(50, marks=pytest.mark.slow)])
 def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works(times: int) -> None:
     replay, rollout = replay_of(0, 4096, BIG), RolloutBuffer(BIG, 16, 512, seed=0)
     steps = {name: torch.as_tensor(value)[None].expand(64, *value.shape) for name, value in written(BIG, 2, 3).items()}
@@ -246,7 +247,7 @@ def test_a_fork_while_another_thread_adds_leaves_the_child_a_buffer_that_works(t
             thread.join()
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [often(2, 5), pytest.param(50, marks=pytest.mark.slow)])
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_the_fork(times: int) -> None:
     locks = [forks.shared_lock() for _ in range(3)]
     done = threading.Event()

@@ -38,7 +38,7 @@ def main() -> int:
         place = Path(folder) / "tally"
         place.touch()
         suites = [suite for suite in SUITES if (ROOT / suite).exists()]
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *suites]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--hypothesis-profile", "ci", *suites]
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, tally.PLACE: str(place)}, check=False)
         if not done.returncode:
             page = PAGE.read_text(encoding="utf-8")

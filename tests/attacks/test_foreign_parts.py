@@ -12,6 +12,7 @@ import torch
 import relive.replay.buffer
 import twins
 from attacks.tally import record
+from covering import covering
 from relive import FrameStack, Hindsight, NStep, Prioritized, Recent, ReplayBuffer, Transition, Uniform
 from relive import Sequence as SequenceView
 from relive.errors import ParameterError, ReliveError
@@ -150,8 +151,10 @@ def outcome(call: Callable[[], Any], name: str) -> str:
     return "taken"
 
 
-@pytest.mark.parametrize("view", [Transition, lambda: FrameStack(3), lambda: SequenceView(3, 1)])
-@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize(
+    ("view", "device"),
+    covering([Transition, lambda: FrameStack(3), lambda: SequenceView(3, 1)], [False, True], full=2, quick=1),
+)
 def test_a_users_sampler_that_names_no_rows_is_refused_by_name(view: Callable[[], Any], device: bool) -> None:
     found = {}
     for what, change in {**WRONG, **FEWER}.items():
@@ -198,8 +201,7 @@ def test_what_is_derived_from_a_sampler_of_relives_is_looked_at_like_any_other()
     assert outcome(lambda: filled(Recent(c_min=1, inner=Mine())).sample(COUNT), "Mine()") == ""
 
 
-@pytest.mark.parametrize("device", [False, True])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(("door", "device"), covering(DOORS, [False, True], full=2, quick=1))
 def test_a_users_view_that_names_no_rows_is_refused_by_name(door: str, device: bool) -> None:
     found = {}
     for what, change in WRONG.items():

@@ -20,6 +20,7 @@ import torch
 
 import relive
 from attacks.tally import attempt
+from effort import often
 from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
 from relive.errors import FileFormatError, ReliveError
@@ -254,7 +255,7 @@ def use(path: Path) -> None:
             replay.close()
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [often(2, 4), pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MAKES)
 def test_whatever_rows_and_trees_hold_no_call_leaves_its_memory(
     name: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

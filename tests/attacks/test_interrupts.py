@@ -24,6 +24,7 @@ import tagged
 import twins
 from attacks.tally import record
 from covering import covering
+from effort import in_ci, often
 from interrupting import EVERY_SAMPLER, KINDS, Broken, broken_off, calls
 from relive import Collector, Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema
 from twins import KINDS as LETTERS
@@ -75,7 +76,7 @@ CELLS = [(kind, sampler) for kind in KINDS for sampler in EVERY_SAMPLER]
 
 @pytest.mark.parametrize(("kind", "sampler"), covering(KINDS, EVERY_SAMPLER))
 def test_a_call_broken_off_at_some_lines_is_made_whole_by_the_next(kind: str, sampler: str) -> None:
-    tried, failed = attack(kind, sampler, range(CELLS.index((kind, sampler)) % 31, 200, 97), 1)
+    tried, failed = attack(kind, sampler, range(CELLS.index((kind, sampler)) % 31, often(100, 200), 97), 1)
     record("an exception at a line of a call that writes, replay", tried, len(failed))
     assert not failed, f"{len(failed)} of {tried}: {failed[:5]}"
 
@@ -154,9 +155,8 @@ def collected(kind: str, mode: AutoresetMode, at: int) -> bool:
     return off
 
 
-@pytest.mark.parametrize("kind", ["replay", "rollout", "steps"])
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("stride", [211, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kind", "mode"), covering(["replay", "rollout", "steps"], AutoresetMode, full=2, quick=1))
+@pytest.mark.parametrize("stride", [often(499, 211), pytest.param(3, marks=pytest.mark.slow)])
 def test_a_collection_broken_off_at_any_line_leaves_nothing_that_did_not_happen(
     kind: str, mode: AutoresetMode, stride: int
 ) -> None:
@@ -269,8 +269,11 @@ def interrupted(kind: str, sampler: str, times: int, seed: int) -> tuple[int, li
     return tried, failed
 
 
-@pytest.mark.parametrize(("kind", "sampler"), CELLS[:: len(EVERY_SAMPLER) - 1])
-@pytest.mark.parametrize("times", [3, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [in_ci(*cell) if k % 2 else cell for k, cell in enumerate(CELLS[:: len(EVERY_SAMPLER) - 1])],
+)
+@pytest.mark.parametrize("times", [often(1, 3), pytest.param(400, marks=pytest.mark.slow)])
 def test_a_signal_at_any_instant_leaves_every_step_in_or_out(kind: str, sampler: str, times: int) -> None:
     if "sequences" in kind and "prioritized" in sampler:
         sampler = "uniform"  # errors of sequences come in another shape

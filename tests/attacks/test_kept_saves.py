@@ -20,6 +20,7 @@ from attacks import forger
 from attacks.machine import AFTERMATHS, Died, Machine
 from attacks.tally import record
 from covering import covering
+from effort import often
 from relive import ReplayBuffer, load_extra
 from relive import files as persist
 from relive.errors import FileFormatError
@@ -91,7 +92,7 @@ def calls(path: Path) -> int:
     return machine.count
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [often(9, 4), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("aftermath", AFTERMATHS)
 def test_dying_before_any_call_leaves_the_old_save_or_the_new_with_its_learner(
     aftermath: str, every: int, tmp_path: Path, tried: Tried
@@ -117,7 +118,7 @@ def test_dying_before_any_call_leaves_the_old_save_or_the_new_with_its_learner(
 FAULTS: dict[str, BaseException] = {"error": OSError(errno.EIO, "I/O error"), "interrupt": KeyboardInterrupt()}
 
 
-@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [often(5, 2), pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("fault", "late"), covering(FAULTS, ["before", "after"]))
 def test_a_failure_at_any_call_leaves_a_whole_save_that_the_same_buffer_can_replace(
     fault: str, late: str, every: int, tmp_path: Path, tried: Tried
@@ -273,7 +274,7 @@ def test_any_changed_byte_of_a_kept_file_is_noticed(tmp_path: Path, tried: Tried
 
 def test_segments_forged_at_random_are_refused_or_harmless(tmp_path: Path) -> None:
     """Spans, rows and lists of segments, changed at random and sealed again."""
-    wrong, tries = list[str](), 120
+    wrong, tries = list[str](), often(40, 120)
     parts = Parts(tmp_path / "good")
     for number in range(tries):
         rng = np.random.default_rng(number)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import relive
+from effort import in_ci
 from ranked import Work, in_processes
 from relive import Field, NStep, Prioritized, ReplayBuffer, Schema, Sequence, Uniform
 from relive.cluster.distributed import ShardedReplay
@@ -76,7 +77,7 @@ def session(draw: Any, update: Any, replay: ReplayBuffer, envs: np.ndarray) -> l
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, in_ci(2), 4])
 @pytest.mark.parametrize(
     "options",
     [
@@ -293,7 +294,7 @@ def failing(fails: bool) -> Any:
     return relive.cluster.distributed.ranks.Report({}, ())
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, in_ci(4)])
 def test_the_gradient_that_ddp_averages_is_that_of_one_ring(ranks: int, tmp_path: Path):
     whole = replay_of(8, sampler=Prioritized(default_error=1.0))
     wanted = train(net(), whole.sample, whole, whole.update_priorities, envs_of(0, 1))

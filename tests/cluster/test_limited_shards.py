@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,23 @@ import pytest
 
 from children import SECONDS
 from clusters import LocalLink, check, local, steps
+from effort import often
 from relive import MinSize, SamplesPerInsert
+from relive.cluster import group, pace
+from relive.cluster import writer as writers
 from relive.cluster.pace import Pace
 from relive.cluster.replay import Replay
 from relive.cluster.shard import Totals
 from relive.errors import ParameterError, WaitTimeoutError
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch):
+    """Who waits looks again soon: the shards of these tests answer at once."""
+    monkeypatch.setattr(group, "PAUSE", 0.002)
+    monkeypatch.setattr(pace, "PAUSE", 0.002)
+    monkeypatch.setattr(writers, "PAUSE", 0.002)
+    monkeypatch.setattr(writers, "LONGEST_PAUSE", 0.01)
 
 
 def error_of(limit: SamplesPerInsert) -> float:
@@ -95,7 +108,7 @@ def test_threads_of_both_sides_keep_the_limit(busy: list[list[int]]):
         assert stored(link) <= 20 + 40 + limit.stats()["samples"]
         assert error_of(limit) >= -40
 
-    run(replay, [replay.writer(envs, timeout=0.2) for envs in busy], 30, 32, watch)
+    run(replay, [replay.writer(envs, timeout=0.2) for envs in busy], often(10, 30), 32, watch)
     replay.close()
 
 
@@ -104,16 +117,17 @@ def test_shards_that_die_and_come_back_neither_block_the_others_nor_get_more_tha
     replay, link = local(limit=limit, limit_timeout=SECONDS, capacity=4000, path=tmp_path / "replay")
 
     def watch(turn: int) -> None:
-        if turn == 5:
+        if turn == often(2, 5):
             replay.save()
-        if turn == 8:
+        if turn == often(4, 8):
             link.kill(1)
-        if turn == 20:
+        if turn == often(8, 20):
             link.restart(1)
+            time.sleep(0.01)  # more than a pause
         assert error_of(limit) >= -40
         assert error_of(limit) <= 40
 
-    run(replay, [replay.writer(envs, timeout=2.0) for envs in ([0, 1], [2, 3])], 36, 32, watch)
+    run(replay, [replay.writer(envs, timeout=0.5) for envs in ([0, 1], [2, 3])], often(14, 36), 32, watch)
     stats = replay.stats()
     assert (stats["restarts"], stats["shards_up"]) == (1, 2)
     replay.close()

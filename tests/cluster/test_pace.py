@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from effort import often
 from ranked import SECONDS, Work, in_processes
 from relive import Field, MinSize, ReplayBuffer, SamplesPerInsert, Schema
 from relive.cluster.distributed import ShardedReplay
@@ -19,6 +20,7 @@ from relive.errors import EmptyError, ParameterError, WaitTimeoutError
 
 InThreads = Callable[[int, Work], list[Any]]
 
+ROUNDS = often(15, 40)
 FLAG = Field((), torch.bool)
 SCHEMA = Schema({"obs": (1,), "reward": (), "terminated": FLAG, "truncated": FLAG})
 
@@ -67,7 +69,7 @@ def limited(rank: int, count: int, kind: str) -> tuple[int, int, list[float]]:
     player = threading.Thread(target=play)
     if rank not in idle:
         player.start()
-    for _ in range(40):
+    for _ in range(ROUNDS):
         assert (shards.sample(32)["index"] >= 0).sum() <= 32
         inserts, _, samples = limit.counted()
         errors.append(inserts)
@@ -76,7 +78,7 @@ def limited(rank: int, count: int, kind: str) -> tuple[int, int, list[float]]:
         player.join(SECONDS)
     inserts, ready, samples = limit.counted()
     assert inserts == ready
-    assert limit.stats()["samples"] == 40 * 32
+    assert limit.stats()["samples"] == ROUNDS * 32
     return inserts, samples, errors
 
 

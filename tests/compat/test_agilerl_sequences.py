@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from agilerl_buffers import BOX, MOVES, STATES, filled, steps
+from effort import every_nth
 from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer, StepError
 
 pytestmark = pytest.mark.usefixtures("no_hosts")
@@ -95,9 +96,10 @@ def windows_of(episode: list[Any], length: int | None, kind: str) -> list[list[A
     return found
 
 
-@pytest.mark.parametrize("kind", ["CHUNKED", "MAXIMUM", "FIFTY_PERCENT_OVERLAP"])
-@pytest.mark.parametrize("length", [None, 1, 2, 5, 100])
-@pytest.mark.parametrize("capacity", [23, 40])
+@pytest.mark.parametrize(
+    ("kind", "length", "capacity"),
+    every_nth(3, ["CHUNKED", "MAXIMUM", "FIFTY_PERCENT_OVERLAP"], [None, 1, 2, 5, 100], [23, 40]),
+)
 def test_sequences_hold_every_step_with_its_state_and_its_targets(kind: str, length: int | None, capacity: int) -> None:
     played = steps(40, 3, seed=7, recurrent=True, masks=3)
     buffer = filled(

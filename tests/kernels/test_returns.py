@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from covering import covering
 from relive.kernels import cpu, reference
 from returned import COEFFICIENTS, ESTIMATORS, Numbers, agree, drawn, envs_of, kernel, library, patterns, truth
 
 # The two implementations
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("num_envs", [1, 2, 3, 7, 8, 9, 16, 64, 300])
-@pytest.mark.parametrize("length", [1, 2, 3, 17, 64])
+@pytest.mark.parametrize(
+    ("num_envs", "name", "length"),
+    covering([1, 2, 3, 7, 8, 9, 16, 64, 300], ESTIMATORS, [1, 2, 3, 17, 64], full=3, quick=2),
+)
 def test_numba_agrees_with_torch_to_the_bit_at_every_shape(name: str, length: int, num_envs: int) -> None:
     for numbers, ends, unreal in zip(
         COEFFICIENTS, (0.0, 0.02, 0.15, 0.5, 1.0), (None, 0.01, None, 0.3, 1.0), strict=True
@@ -25,9 +27,10 @@ def test_numba_agrees_with_torch_to_the_bit_at_every_shape(name: str, length: in
         assert all(torch.equal(a, b) for a, b in zip(ours, library(name, block, **numbers), strict=True))
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("num_envs", [1, 2, 3, 7, 8, 9, 16, 64, 300])
-@pytest.mark.parametrize("length", [1, 2, 3, 17, 64])
+@pytest.mark.parametrize(
+    ("num_envs", "name", "length"),
+    covering([1, 2, 3, 7, 8, 9, 16, 64, 300], ESTIMATORS, [1, 2, 3, 17, 64], full=3, quick=2),
+)
 def test_narrow_and_wide_blocks_agree_with_the_oracle(name: str, length: int, num_envs: int) -> None:
     numbers, block = COEFFICIENTS[0], drawn(2, length, num_envs, ends=0.1)
     some = np.random.default_rng(num_envs).permutation(num_envs)[:5]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import relive
+from effort import in_ci
 from relive import Field, Monitor, Prioritized, Recent, ReplayBuffer, Schema, Sequence, errors
 
 SCHEMA = Schema({
@@ -306,7 +307,7 @@ def test_where_nobody_counted_an_inspection_says_so(tmp_path: Path) -> None:
     assert (empty.num_steps, empty.draws, empty.never_sampled) == (0, None, None)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"sampler": Prioritized()}])
+@pytest.mark.parametrize("kwargs", [in_ci({}), {"sampler": Prioritized()}])
 def test_the_picture_and_the_table_have_the_draws(kwargs: dict[str, Any]) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("pandas")

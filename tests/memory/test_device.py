@@ -24,6 +24,7 @@ from torch import Tensor
 import relive.replay.buffer
 import twins
 from covering import covering
+from effort import often
 from elsewhere import ELSEWHERE, far_device
 from relive import (
     Collector,
@@ -194,7 +195,7 @@ def test_every_view_reads_the_same(place: Place, dress: str, view: str) -> None:
     pair.play(*PLAYS[9:]).check()
 
 
-@pytest.mark.parametrize("sampler", twins.SAMPLERS)
+@pytest.mark.parametrize(("sampler", "place"), covering(twins.SAMPLERS, PLACES, full=2, quick=1), indirect=["place"])
 def test_every_sampler_draws_the_same(place: Place, sampler: str) -> None:
     pair = Pair(place, 12, dress="mixed", sampler=twins.SAMPLERS[sampler], view=lambda: NStep(2, 0.5))
     for plays in (PLAYS, PLAYS[:5]):
@@ -367,11 +368,11 @@ def test_sequences_are_the_same(place: Place, fields: tuple[str, ...], sampler: 
         make(schema, 60, 2, seed=5, view=deepcopy(views[0]), sampler=build()) for make in (ReplayBuffer, place.buffer)
     )
     generator = np.random.default_rng(1)
-    for turn in range(90):
+    for turn in range(often(50, 90)):
         step = random_step(schema, generator)
         ram.add(step)
         there.add(mixed(place, step, turn))
-        if turn in (40, 60, 89):
+        if turn in (40, 60, often(49, 89)):
             for view in views:
                 ram.view, there.view = view, deepcopy(view)
                 for ours, theirs in ((ram.sample(9), there.sample(9)), (ram.data(), there.data())):
@@ -513,8 +514,11 @@ def test_a_mixture_is_of_one_device(place: Place) -> None:
 # Moving.
 
 
-@pytest.mark.parametrize("dress", ["box", "mixed"])
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    ("dress", "ordered", "place"),
+    covering(["box", "mixed"], [True, False], PLACES, full=3, quick=2),
+    indirect=["place"],
+)
 def test_a_save_is_the_same_and_loads_anywhere(place: Place, dress: str, ordered: bool, tmp_path: File) -> None:
     pair = Pair(place, dress=dress, ordered=ordered, sampler=Prioritized)
     pair.play(*(p for p in PLAYS if ordered or p != "|")).check()

@@ -39,7 +39,7 @@ def test_a_fork_waits_for_a_thread_that_compiles() -> None:
     def compiles() -> None:
         with global_compiler_lock:
             began.set()
-            time.sleep(0.3)
+            time.sleep(0.1)
 
     thread = threading.Thread(target=compiles)
     thread.start()
@@ -55,9 +55,9 @@ def test_a_fork_lets_a_thread_that_changes_a_buffer_compile() -> None:
     def changes() -> None:
         with lock:
             began.set()
-            time.sleep(0.3)
+            time.sleep(0.1)
             with global_compiler_lock:
-                time.sleep(0.3)
+                time.sleep(0.1)
 
     thread = threading.Thread(target=changes, daemon=True)
     thread.start()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import tagged
 from children import SECONDS, done, kill, started
+from effort import in_ci, often
 from forked import in_fork
 from interrupting import broken_off
 from laned import COUNTED, LanedTwin, counted, numbers, own_and_end, write_some
@@ -312,7 +313,9 @@ def test_an_owner_that_wants_many_steps_is_woken_for_them_only() -> None:
 # Processes
 
 
-@pytest.mark.parametrize("methods", [("fork", "spawn"), pytest.param(("spawn", "spawn"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "methods", [("fork", "fork"), in_ci(("fork", "spawn")), pytest.param(("spawn", "spawn"), marks=pytest.mark.slow)]
+)
 def test_other_processes_write_and_this_one_drains(methods: tuple[str, str]) -> None:
     lanes, replay = Lanes(COUNTED, 2, 2, steps=8), ReplayBuffer(COUNTED, 4000, 4)
     processes = [started(method, write_some, lanes, k, 100 * k, 60) for k, method in enumerate(methods)]
@@ -424,7 +427,7 @@ def test_counters_that_a_process_wrote_over_are_found() -> None:
 # Calls that are broken off
 
 
-@pytest.mark.parametrize("stride", [31, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [often(79, 31), pytest.param(1, marks=pytest.mark.slow)])
 def test_a_drain_that_is_broken_off_at_any_line_loses_no_step_and_stores_none_twice(stride: int) -> None:
     for at in range(0, 10**6, stride):
         lanes, replay = Lanes(COUNTED, 2, steps=16), ReplayBuffer(COUNTED, 200, 2)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, started
+from children import METHODS, SECONDS, add_one, claim_and_stay, done, is_open_anywhere, kill, share_and_stay, started
 from forked import in_fork
 from relive.errors import LifecycleError, ParameterError
 from relive.processes import backing
@@ -71,27 +71,17 @@ def test_the_memory_outlives_its_block_while_an_array_uses_it() -> None:
 
 @LINUX
 def test_memory_is_gone_with_the_last_process_even_if_all_are_killed() -> None:
-    script = (
-        "import os, time\n"
-        "from relive.processes.shared import SharedBlock\n"
-        "block = SharedBlock.create(4096)\n"
-        "os.fork()\n"
-        "os.write(1, (block.name + chr(10)).encode())\n"  # at once: two processes write here
-        "time.sleep(60)\n"
-    )
-    before = set(os.listdir("/dev/shm"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    names = [process.stdout.readline().strip() for _ in range(2)]
+    before, (read, write) = set(os.listdir("/dev/shm")), os.pipe()
+    process = started("fork", share_and_stay, write)
+    os.close(write)
+    with open(read, encoding="ascii") as lines:
+        names = [lines.readline().strip() for _ in range(2)]
     token = names[0].rpartition("-")[2]
     assert len({*names}) == 2
     assert len(is_open_anywhere(token)) == 2
     other = SharedBlock.attach(names[1])  # of the child's
     os.killpg(process.pid, 9)
-    process.wait(SECONDS)
-    process.stdout.close()
+    process.join(SECONDS)
     other.array[0] = 1  # this process has it still
     del other
     gc.collect()

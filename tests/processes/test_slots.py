@@ -28,7 +28,7 @@ from interrupting import broken_off
 from processes import IMAGES, replay_of, written
 from relive import Lanes, Prioritized, Recent, ReplayBuffer, ReplayServer, SamplesPerInsert, Uniform
 from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
-from relive.processes import slots_owner
+from relive.processes import slots_owner, wire
 from relive.processes.shared import SharedBlock
 from relive.processes.slots_owner import Order, Owner
 from relive.processes.wire import Address, Line, listen
@@ -317,7 +317,8 @@ def test_a_stranger_with_another_token_gets_no_seat():
         assert server._address.connect("0").receive()[0] == "welcome"
 
 
-def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long():
+def test_a_stranger_who_sends_half_a_message_holds_nobody_back_for_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "HASTE", 0.1)
     server, stranger = serve(partial(replay_of, 20)), socket.socket(socket.AF_UNIX)
     with server, server.learner(timeout=SECONDS) as learner, stranger:
         stranger.connect(server._address.name)
@@ -333,7 +334,7 @@ def rate_wrongly(server: ReplayServer, stop: bool) -> int:
     learner, refused = server.learner(0, timeout=SECONDS), 0
     if stop:  # so that the owner finds a full socket
         os.kill(server.pid, signal.SIGSTOP)
-        threading.Timer(0.5, os.kill, (server.pid, signal.SIGCONT)).start()
+        threading.Timer(0.2, os.kill, (server.pid, signal.SIGCONT)).start()
     for _ in range(600):
         try:
             learner.update_priorities([10**9], [1.0])
@@ -364,7 +365,7 @@ NEXT = pickle.dumps(("next",))
 def test_a_learner_that_sends_no_whole_message_loses_its_place_and_the_others_go_on(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(slots_owner, "STALLED", 1)
+    monkeypatch.setattr(slots_owner, "STALLED", 0.3)
     with serve(partial(replay_of, 20), 4, 2, learners=2) as server:
         first, second = server.learner(0, timeout=SECONDS), server.learner(1, timeout=SECONDS)
         assert [len(next(learner)["reward"]) for learner in (first, second)] == [4, 4]

@@ -20,6 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import oracle
 import tagged
+from covering import covering
+from effort import often
 from relive import (
     Collector,
     Field,
@@ -263,8 +265,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
+@pytest.mark.parametrize(("schedule", "mode"), covering(SCHEDULES, MODES, full=2, quick=1))
 def test_traps_e5_and_e6_in_every_autoreset_mode_what_is_stored_is_what_happened(
     mode: AutoresetMode, schedule: str
 ) -> None:
@@ -509,7 +510,7 @@ def test_what_one_thread_draws_while_another_adds_is_whole(name: str) -> None:
     player.start()
     try:
         filled.wait(60)
-        for _ in range(300):
+        for _ in range(often(80, 300)):
             batch: Any = buffer.sample(256)
             obs = batch["obs"].flatten(0, -2)
             assert (obs == obs[:, :1]).all()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import relive
+from covering import covering
 from forked import in_fork
 from relive import Field, FrameStack, NStep, Prioritized, Recent, ReplayBuffer, Schema, errors
 from relive.replay import copied as copying
@@ -64,8 +65,15 @@ def same(one: Any, other: Any) -> None:
             np.testing.assert_equal(getattr(other, name), value, err_msg=name)
 
 
-@pytest.mark.parametrize("sampler", [relive.Uniform, Prioritized, lambda: Recent(0.9, 5, inner=Prioritized())])
-@pytest.mark.parametrize("count", [0, 1, 25, 130])
+@pytest.mark.parametrize(
+    ("count", "sampler"),
+    covering(
+        [0, 1, 25, 130],
+        [relive.Uniform, Prioritized, lambda: Recent(0.9, 5, inner=Prioritized())],
+        full=2,
+        quick=1,
+    ),
+)
 def test_an_open_a_closed_and_a_dropped_replay_are_read_as_they_are(count: int, sampler: Any, tmp_path: Path) -> None:
     replay = opened(tmp_path / "r", sampler=sampler(), view=NStep(2, gamma=0.9), seed=0)
     replay.extend(steps(0, count))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from drawing import EVERY_SAMPLER, GOALS, World, assert_same, both, facts, filled, state
+from effort import often
 from interrupting import broken_off
 from relabelling import worth
 from relive import Hindsight, NStep
@@ -87,7 +88,7 @@ def test_after_a_batch_that_is_broken_off_anywhere_the_next_ones_are_those_of_th
     view = GOALS[goals]() if goals else NStep(2)
     buffer, at = filled("goals", sampler=EVERY_SAMPLER["beta by schedule"](), view=view), 0
     while broken_off(lambda: buffer.sample(5), at):
-        at += 1
+        at += often(2, 1)
         other = copy.deepcopy(buffer)
         other._direct = None
         if at % 3 == 0:

@@ -35,7 +35,12 @@ pytestmark = pytest.mark.skipif(tensor_calls() is None, reason="this torch has n
 @pytest.mark.parametrize(
     ("sampler", "kind", "own", "seed"),
     covering(
-        EVERY_SAMPLER, [kind for kind in KINDS if kind != "goals"], ["own", "ordered", "unordered"], range(3), full=2
+        EVERY_SAMPLER,
+        [kind for kind in KINDS if kind != "goals"],
+        ["own", "ordered", "unordered"],
+        range(3),
+        full=2,
+        quick=1,
     ),
 )
 def test_the_direct_way_makes_the_batches_of_the_long_way(sampler: str, kind: str, own: str, seed: int) -> None:
@@ -44,7 +49,7 @@ def test_the_direct_way_makes_the_batches_of_the_long_way(sampler: str, kind: st
     assert_same(one.seen, other.seen)
 
 
-@pytest.mark.parametrize(("sampler", "goals", "seed"), covering(EVERY_SAMPLER, GOALS, range(3), full=2))
+@pytest.mark.parametrize(("sampler", "goals", "seed"), covering(EVERY_SAMPLER, GOALS, range(3), full=2, quick=1))
 def test_relabelled_batches_are_those_of_the_long_way(sampler: str, goals: str, seed: int) -> None:
     one, other = both("goals", seed, 12, sampler=EVERY_SAMPLER[sampler], view=GOALS[goals])
     assert_same(one.seen, other.seen)

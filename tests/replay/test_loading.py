@@ -16,6 +16,7 @@ from torch import nn
 import relive
 from attacks import forger
 from covering import covering
+from effort import often
 from elsewhere import ELSEWHERE, far_device
 from relive import NStep, Prioritized, ReplayBuffer, RolloutBuffer, SchemaChanges, Sequence, Transition, Uniform
 from relive import files as persist
@@ -42,9 +43,11 @@ def test_a_buffer_of_another_capacity_is_one_that_held_no_more(rows: int, mode: 
     options: dict[str, Any] = {"ordered": mode != "alone"} | ({"own_next_obs": True} if mode == "own" else {})
     saved = Twin(2, 8, dress="mixed", **options)
     small = Twin(2, min(rows, 8), dress="mixed", **options)
-    for play in PLAYS:
+    for turn, play in enumerate(PLAYS):
         feed(saved, play)
         feed(small, play)
+        if turn % often(3, 1):
+            continue
         saved.buffer.save(tmp_path / "save")
         loaded = ReplayBuffer.load(tmp_path / "save", capacity=2 * rows)
         loaded.check()
@@ -408,8 +411,7 @@ def test_a_rollout_is_loaded_with_its_state_whatever_its_fields_are_called(tmp_p
 # Another number of envs.
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("num_envs", [1, 3, 7])
+@pytest.mark.parametrize(("sampler", "num_envs"), covering(SAMPLERS, [1, 3, 7], full=2, quick=1))
 def test_transitions_without_an_order_are_dealt_to_another_number_of_envs(
     num_envs: int, sampler: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive
+from covering import covering
 from relive import (
     FrameStack,
     Hindsight,
@@ -141,8 +142,15 @@ def test_fields_that_not_all_buffers_have_are_left_out() -> None:
     assert not {"weight", "probability"} & set(one.keys())
 
 
-@pytest.mark.parametrize("shares", [{"a": 1, "b": 3}, {"a": 3, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 1}])
-@pytest.mark.parametrize("view", [*VIEWS, *SEQUENCES])
+@pytest.mark.parametrize(
+    ("view", "shares"),
+    covering(
+        [*VIEWS, *SEQUENCES],
+        [{"a": 1, "b": 3}, {"a": 3, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 1}],
+        full=2,
+        quick=1,
+    ),
+)
 def test_the_fields_of_a_batch_follow_from_the_buffers_and_not_from_its_size(shares: Any, view: str) -> None:
     make = {**VIEWS, **SEQUENCES}[view]
     cases = [(Prioritized, Uniform), (Prioritized, lambda: Recent(0.9, 5, inner=Prioritized())), (Uniform, Uniform)]

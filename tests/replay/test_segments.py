@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from attacks import forger
+from effort import in_ci, often
 from relive import ReplayBuffer, SchemaChanges
 from relive import files as persist
 from relive.files import format
@@ -85,7 +86,7 @@ def test_what_was_saved_step_by_step_comes_back_whole(sampler: str, seed: int, t
     twin = Twin(int(random.integers(1, 5)), int(random.integers(2, 40)), dress="mixed", sampler=SAMPLERS[sampler]())
     places = [tmp_path / name for name in "ab"]
     torch.manual_seed(seed)
-    for _ in range(36):
+    for _ in range(often(16, 36)):
         act(twin, random)
         path = places[int(random.integers(4) == 0)]
         if random.integers(2):
@@ -99,7 +100,7 @@ def test_what_was_saved_step_by_step_comes_back_whole(sampler: str, seed: int, t
 @pytest.mark.parametrize("mode", ["own", "alone"])
 def test_rows_with_next_observations_of_their_own_come_back_too(mode: str, tmp_path: Path) -> None:
     buffer = forger.replay("prioritized", "transition", mode)
-    for t in range(60):
+    for t in range(often(36, 60)):
         buffer.add(forger.step(t, t % 5 == 4))
         if t % 17 == 16:
             buffer.clear(rewind=True)
@@ -149,7 +150,7 @@ def test_a_data_file_that_is_gone_or_cut_is_written_again(
     twin = Twin(2, 40, dress="mixed").play(*[".."] * 30)
     twin.buffer.save(tmp_path / "save")
     count = len(data_files(tmp_path / "save"))
-    for number in range(count):
+    for number in range(0, count, often(3, 1)):
         for harm in (Path.unlink, lambda file: os.truncate(file, 50), lambda file: (file.unlink(), file.mkdir())):
             file = sorted((tmp_path / "save").glob("data-*"))[number]
             harm(file)
@@ -227,7 +228,7 @@ def grow(buffer: ReplayBuffer, steps: int) -> None:
     buffer.extend({name: np.broadcast_to(value, (steps, *value.shape)) for name, value in fields.items()})
 
 
-@pytest.mark.parametrize("num_envs", [1, pytest.param(8, marks=pytest.mark.slow), 500])
+@pytest.mark.parametrize("num_envs", [1, pytest.param(8, marks=pytest.mark.slow), in_ci(500)])
 def test_a_save_writes_in_proportion_to_what_is_new(
     num_envs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from effort import first_of
 from relive import errors, returns
 from relive.kernels import cpu, reference
 from returned import (
@@ -49,7 +50,7 @@ def agree_everywhere(name: str, block: Block, numbers: Numbers) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("length", first_of(4, range(1, 6)))
 def test_every_pattern_of_ends_agrees_with_the_oracle(name: str, length: int) -> None:
     for numbers in COEFFICIENTS:
         agree_everywhere(name, patterns(length, masked=False), numbers)
@@ -63,7 +64,7 @@ def test_every_pattern_of_ends_and_unreal_steps_agrees_with_the_oracle(name: str
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("length", [4, 5])
+@pytest.mark.parametrize("length", first_of(1, [4, 5]))
 def test_a_slice_of_the_longer_patterns_with_unreal_steps_agrees_with_the_oracle(name: str, length: int) -> None:
     for i, numbers in enumerate(COEFFICIENTS):
         agree_everywhere(name, envs_of(patterns(length, masked=True), slice(200 * i, 200 * i + 200)), numbers)
@@ -248,13 +249,13 @@ def test_a_good_question_is_answered(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("field", ["terminated", "truncated", "mask", "final_value", "value", "log_rho"])
-@pytest.mark.parametrize("shape", [(4,), (4, 5), (3, 6), (6, 4), (4, 6, 1), (1, 1), ()])
-def test_a_grid_of_another_shape_is_refused(name: str, field: str, shape: tuple[int, ...]) -> None:
+def test_a_grid_of_another_shape_is_refused(name: str, field: str) -> None:
     takes_value = field in ("value", "final_value") and name != "group_advantage"
     if field in ("terminated", "truncated", "mask") or takes_value or (field == "log_rho" and name == "vtrace"):
         flags = field in ("terminated", "truncated", "mask")
-        with pytest.raises(errors.ShapeError, match=f"'{field}'"):
-            asked(name, **{field: torch.zeros(shape, dtype=torch.bool if flags else torch.float32)})
+        for shape in [(4,), (4, 5), (3, 6), (6, 4), (4, 6, 1), (1, 1), ()]:
+            with pytest.raises(errors.ShapeError, match=f"'{field}'"):
+                asked(name, **{field: torch.zeros(shape, dtype=torch.bool if flags else torch.float32)})
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import first_of, in_ci
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.kernels import cpu, reference
@@ -92,7 +93,7 @@ def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
         assert (ring.stamp[places] >= 0).tolist() == [row.complete for row in live]
 
 
-@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), in_ci(4)])
 def test_every_short_play_of_one_env_leaves_exactly_the_anchors_of_the_list_of_episodes(rows: int) -> None:
     for play in plays(".TUB", 3):
         check_anchors(1, rows, play)
@@ -109,7 +110,7 @@ def test_every_play_with_interruptions_and_clears_does_so_as_well(rows: int) -> 
         check_anchors(1, rows, play)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first_of(4, range(8)))
 def test_plays_of_several_envs_that_wrap_at_different_times_do_so_as_well(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(8):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import oracle
 import relive
 from covering import covering
+from effort import in_ci, often
 from relive import GAE, Collector, Field, RolloutBuffer, Schema, SequenceBatch, errors
 from windowed import (
     FLAG,
@@ -47,7 +48,15 @@ READINGS: tuple[dict[str, Any], ...] = (
 MODES = [mode.name for mode in AutoresetMode]
 every_mode = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name.lower())
 every_kind = pytest.mark.parametrize("kind", KINDS)
-every_kind_in_a_mode = pytest.mark.parametrize(("kind", "mode"), covering(KINDS, MODES))
+
+
+def quick_kinds(*axes: Any) -> list[Any]:
+    """Each kind with a value of each axis; four kinds, of every structure of a state, in ``make test``."""
+    cases, rest = covering(KINDS, *axes), ("cell", "CfC", "LTC")
+    return [in_ci(*case.values) if case.values[0] in rest and not case.marks else case for case in cases]
+
+
+every_kind_in_a_mode = pytest.mark.parametrize(("kind", "mode"), quick_kinds(MODES))
 
 
 def core_of(kind: str) -> tuple[nn.Module, Any, int]:
@@ -186,12 +195,12 @@ def test_a_sequence_unrolled_from_its_stored_state_gives_the_stored_outputs(kind
     assert isinstance(rollout, RolloutBuffer)
     kinds = set()
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(often(2, 3)):
             collector.collect()
             kinds |= set(
                 zip(rollout["terminated"].flatten().tolist(), rollout["truncated"].flatten().tolist(), strict=True)
             )
-            for reading in READINGS:
+            for reading in READINGS[:: often(2, 1)]:
                 assert replayed(net, rollout.sequences(**reading, batch_size=5)) == real_steps(rollout)
     assert kinds >= {(False, False), (False, True)}
 
@@ -228,16 +237,16 @@ def test_states_kept_every_fourth_step_are_unrolled_to_the_one_a_sequence_begins
     assert isinstance(rollout, RolloutBuffer)
     burnt = 0
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(often(2, 3)):
             collector.collect()
-            for reading in READINGS:
+            for reading in READINGS[:: often(2, 1)]:
                 batches = list(rollout.sequences(**reading, num_batches=2))
                 assert replayed(net, iter(batches)) == real_steps(rollout)
                 burnt += sum(int(seq["burn_in"].sum()) for seq in batches)
     assert burnt > 50
 
 
-@pytest.mark.parametrize(("kind", "mode", "every"), covering(KINDS, MODES, [1, 4]))
+@pytest.mark.parametrize(("kind", "mode", "every"), quick_kinds(MODES, [1, 4]))
 def test_chunks_give_the_stored_outputs_if_the_state_starts_afresh_where_episodes_do(
     kind: str, mode: str, every: int
 ) -> None:
@@ -265,7 +274,7 @@ def test_chunks_give_the_stored_outputs_if_the_state_starts_afresh_where_episode
                         close(taken(log_probs[0], seq["action"][t])[real], seq["log_prob"][t][real])
 
 
-@pytest.mark.parametrize(("kind", "reading"), covering(KINDS, [READINGS[0], READINGS[2], {}]))
+@pytest.mark.parametrize(("kind", "reading"), quick_kinds([READINGS[0], READINGS[2], {}]))
 def test_in_the_first_epoch_the_policy_is_the_one_that_played(kind: str, reading: Any) -> None:
     """The ratio of PPO is 1 until the first step of the optimizer, and no longer after it."""
     net = Actor(kind)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import oracle
+from covering import covering
 from fit import check_fit, equal, many
 from relive import (
     FrameStack,
@@ -28,8 +29,15 @@ from twins import Twin
 # Recent experience.
 
 
-@pytest.mark.parametrize("name", ["not yet full", "of uneven episodes", "asynchronous"])
-@pytest.mark.parametrize("inner", [Uniform, lambda: Prioritized(alpha=0.0, stratified=False)])
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    covering(
+        ["not yet full", "of uneven episodes", "asynchronous"],
+        [Uniform, lambda: Prioritized(alpha=0.0, stratified=False)],
+        full=2,
+        quick=1,
+    ),
+)
 def test_draws_are_uniform_over_the_newest_of_those_that_can_be_drawn_in_worlds(
     name: str, inner: Callable[[], Any]
 ) -> None:

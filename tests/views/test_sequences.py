@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import tagged
 from covering import covering
+from effort import often
 from relive import (
     Field,
     Mixture,
@@ -61,11 +62,12 @@ def check_views(twin: Twin, turn: int = 0, of: int = 1) -> None:
 # Every window of small worlds.
 
 
-@pytest.mark.parametrize("of", [29, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", [often(83, 29), pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_every_short_play_reads_as_the_list_of_episodes(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays("B", 2), plays(".T|", 4))):
-        check_views(Twin(1, rows).play(*play), turn, of)
+        if (turn + rows) % often(2, 1) == 0:  # the other half goes through the other ring
+            check_views(Twin(1, rows).play(*play), turn, of)
 
 
 @pytest.mark.slow
@@ -84,7 +86,7 @@ WORLDS: dict[str, Callable[[int, int], str]] = {
 }
 
 
-@pytest.mark.parametrize("of", [11, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", [often(29, 11), pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_window_of_a_world_is_right_before_and_after_the_ring_came_round(
@@ -179,10 +181,12 @@ def test_steps_beyond_the_window_have_all_that_they_were_stored_with_but_no_rewa
 BEFORE = ("action", "reward")
 
 
-@pytest.mark.parametrize("of", [37, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", [often(101, 37), pytest.param(11, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_the_step_before_each_row_is_given_at_starts_at_ends_and_where_the_ring_came_round(rows: int, of: int) -> None:
     for turn, play in enumerate(itertools.chain(plays(".TU", 3), plays(".U|", 4))):
+        if (turn + rows) % often(2, 1):
+            continue  # the other half goes through the other ring
         twin = Twin(1, rows, dress="mixed" if turn % 9 == 0 else "box").play(*play)
         for view in itertools.islice(views(), turn % of, None, of):
             view.last = BEFORE

@@ -161,14 +161,15 @@ class Inspection:
         """
         from .plot import figure_of
 
+        file = None if path is None else usable(path)
         figure = figure_of(self)
-        if path is not None:
+        if file is not None:
             known = sorted(figure.canvas.get_supported_filetypes())
-            if usable(path).suffix.removeprefix(".") not in known:
+            if file.suffix.removeprefix(".") not in known:
                 raise ParameterError(
                     f"plot: expected a file that ends in .pdf, .png, .svg or one of {', '.join(known)}, got '{path}'"
                 )
-            figure.savefig(usable(path))
+            figure.savefig(file)
         return figure
 
     def facts(self) -> dict[str, str]:

@@ -130,11 +130,12 @@ class Line:
         """Send bytes."""
         self._whole(self._connection.send_bytes, message)
 
-    def set_patience(self, seconds: int) -> None:
+    def set_patience(self, seconds: float) -> None:
         """Set how many seconds the other end may take to send, or to read, more of a message that has begun."""
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         with socket.socket(fileno=os.dup(self.fileno())) as end:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+                end.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def waits(self, seconds: float | None) -> bool:
         """Whether a message, or the end of the line, comes within so many seconds."""
