@@ -127,4 +127,4 @@ class DirectRows:
         if normalize_advantage:
             (name,) = ADVANTAGE
             found[0][name] = scaled(found[0][name])
-        return members.tensordict(found, count)
+        return members.batch(found, count)
