@@ -128,3 +128,10 @@ def test_narrow_floats_are_looked_at_as_numbers():
 def test_a_space_of_another_size_is_refused():
     with pytest.raises(ParameterError, match="'obs' has 1 numbers"):
         relive.audit(filled(), spaces={"obs": gym.spaces.Box(-1, 1, (2,))})
+
+
+def test_a_path_that_is_none_is_refused_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch):
+    plot = pytest.importorskip("relive.look.plot", exc_type=ImportError)
+    monkeypatch.setattr(plot, "figure_of", lambda inspection: pytest.fail("it was drawn"))
+    with pytest.raises(ParameterError):
+        relive.inspect(filled()).plot(7)  # type: ignore[arg-type]
