@@ -47,3 +47,17 @@ def test_the_kernels_agree_to_the_bit(seed: int) -> None:
         outs = [kernels.gather_windows(source, first, step, lengths, pad, rows) for kernels in (reference, cpu)]
         assert outs[0].shape == (6, rows, width)
         assert torch.equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("pad", [[0] * 24, [7] * 24, [0] * 23 + [1], [1] + [0] * 23])
+def test_much_padding_is_filled_and_nothing_else(pad: list[int]) -> None:
+    source, blank = torch.arange(240, dtype=torch.uint8).view(10, 24), torch.tensor(pad, dtype=torch.uint8)
+    first, lengths, outs = torch.tensor([0, 3, 9, 5]), torch.tensor([10, 0, 1, 5]), list[torch.Tensor]()
+    for kernels in (reference, cpu):
+        block = torch.full((6, 1000, 24), 99, dtype=torch.uint8)
+        if kernels is cpu:
+            cpu.gather_windows(source, first, 1, lengths, blank, 1000, block[1:5])
+        else:
+            block[1:5] = reference.gather_windows(source, first, 1, lengths, blank, 1000)
+        outs.append(block)
+    assert torch.equal(*outs)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .jit import LINE, Bytes, address_t, jit, memcpy, prefetch
+from .jit import LINE, Bytes, address_t, fill, inlined, jit, memcpy, prefetch
 from .rule import window_start
 
 __all__ = ["copy_windows", "episode_starts", "gather_windows", "mark_windows", "plan_windows"]
@@ -25,6 +25,8 @@ AHEAD = 1024
 """Bytes of a run that are loaded ahead; the processor itself loads the rest of a longer one."""
 BLOCK = 8192
 """Bytes of padding that are written at once."""
+LARGE = 8192
+"""From so many bytes on, the system's own way to fill memory is quicker."""
 
 
 @jit
@@ -91,7 +93,7 @@ def gather_windows(
 def copy_windows(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes, out: Any) -> None:
     """The same for arrays; ``source`` is flat, ``out`` is ``[B, length, W]``."""
     count, length, size = out.shape
-    width, target = np.intp(size), out.ctypes.data
+    width, target, even = np.intp(size), out.ctypes.data, _is_even(pad)
     for b in range(count):
         here, steps = source.ctypes.data + first[b] * width, lengths[b]
         following = first[min(b + 1, count - 1)] * width
@@ -104,8 +106,21 @@ def copy_windows(source: Any, first: Ints, step: int, lengths: Ints, pad: Bytes,
                 for line in range(0, min(width, AHEAD), LINE):
                     prefetch(source, following + t * step * width + line)
                 memcpy(address_t(target + t * width), address_t(here + t * step * width), width)
-        _repeat(target + steps * width, (length - steps) * width, pad)
+        padding = (length - steps) * width
+        if even and padding >= LARGE:
+            fill(address_t(target + steps * width), pad[0], np.intp(padding))
+        else:
+            _repeat(target + steps * width, padding, pad)
         target += length * width
+
+
+@inlined
+def _is_even(row: Bytes) -> bool:
+    """Whether all bytes of a row are alike, and there is one."""
+    alike = row.size > 0
+    for byte in row:
+        alike &= byte == row[0]
+    return alike
 
 
 @jit

@@ -28,6 +28,7 @@ __all__ = [
     "f32",
     "fence",
     "fetch",
+    "fill",
     "flags",
     "floats",
     "inlined",
@@ -141,6 +142,18 @@ def memcpy(_context: Any, target: Any, source: Any, nbytes: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.intp), codegen
+
+
+@intrinsic
+def fill(_context: Any, target: Any, value: Any, nbytes: Any) -> Any:
+    """Set bytes at an address to one value."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        target, value, nbytes = args
+        cgutils.memset(builder, builder.inttoptr(target, cgutils.voidptr_t), nbytes, value)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uint8, types.intp), codegen
 
 
 @intrinsic
