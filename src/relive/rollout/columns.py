@@ -54,7 +54,7 @@ class Columns:
         }
         made |= {path: self._memory[path] for path in self._attached}
         self._dtypes |= {path: field.dtype for path, field in leaves.items()}
-        self._memory, self.own = made, frozenset(leaves)
+        self.layout, self._memory, self.own = object(), made, frozenset(leaves)  # at once
         self._find()
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
@@ -212,9 +212,8 @@ class Columns:
     def _fill(self, path: Path, column: Tensor) -> None:
         known = self._memory.get(path)
         if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
-            self._memory[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
-            self._dtypes[path] = column.dtype
-            self.layout = object()
+            made = self._zeros(tuple(column.shape[2:]), column.dtype)
+            self.layout, self._dtypes[path], self._memory[path] = object(), column.dtype, made  # at once
         target = self.view(path)
         split = min(self.num_steps - self.start, self.count)
         target[self.start : self.start + split].copy_(column[:split])
