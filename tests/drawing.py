@@ -78,6 +78,9 @@ GOALS: dict[str, Callable[[], Hindsight]] = {
 }
 
 
+PRECISE = (torch.float64, torch.float32, torch.float16)
+
+
 class World:
     """A replay that is played, changed and drawn from at random, by one way or the other, and all that is seen of it.
 
@@ -99,6 +102,7 @@ class World:
         self.buffer: Any = buffer
         if self.long:
             buffer._direct = None
+            self.buffer._ratings._calls = None
 
     def noise(self, path: tuple[str, ...], field: Field) -> Tensor:
         if path == ("reward",) or path[-1].endswith("_goal") or path[0] == "info":
@@ -134,8 +138,13 @@ class World:
 
     def rate(self) -> None:
         if self.buffer.has_priorities and len(self.buffer):
-            index = self.buffer.data()["index"][::2]
-            self.seen.append(self.buffer.update_priorities(index, torch.from_numpy(self.rng.gamma(1, 3, len(index)))))
+            index, mask = self.buffer.data()["index"][::2], None
+            shape = (len(index),)
+            if isinstance(self.buffer.view, Sequence) and self.rng.random() < 0.7:  # an error of each step
+                shape = (5, *shape) if self.buffer.view.time_first else (*shape, 5)
+                mask = torch.from_numpy(self.rng.random(shape) < 0.6)
+            errors = torch.from_numpy(self.rng.gamma(1, 3, shape)).to(self.rng.choice(PRECISE))
+            self.seen.append(self.buffer.update_priorities(index, errors, mask=mask))
 
     def set(self, part: Any, **values: list[Any]) -> None:
         """Set a parameter of a part that has it."""

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import relive
 from fields import LEAVES, bits, noise
+from interrupting import broken_off
 from relive import GAE, Field, RolloutBuffer, Schema
 from relive.kernels import cpu, reference
 from relive.kernels.reference.fields import INTO
@@ -145,6 +146,19 @@ def test_columns_that_move_or_turn_are_followed(the_long_way: Callable[[], None]
             found.append([told(batch) for batch in source.minibatches(num_batches=2, epochs=2)])
         the_long_way()
     assert found[:8] == found[8:]
+
+
+def test_a_column_that_gets_new_memory_is_found_there_after_an_interrupt() -> None:
+    source, column, wide = rollout("flat", steps=2), torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.float64)
+    for at in itertools.count():
+        source["advantage"] = wide
+        list(source.minibatches(num_batches=2, epochs=2))  # notes where the columns lie
+        off = broken_off(lambda: source._columns.attach({("advantage",): column}), at)
+        source["advantage"] = column * at
+        for batch in source.minibatches(num_batches=2, epochs=2):
+            assert torch.equal(batch["advantage"], torch.full((3,), float(at)))
+        if not off:
+            break
 
 
 def test_a_rollout_without_real_steps_has_no_minibatches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from interrupting import broken_off
 from relive import GAE, RolloutBuffer, errors
 from rollouts import NAN, SCHEMA, filled, holds, play, same_data, step, write_rows
 from twins import UNEVEN, uneven
@@ -260,3 +262,23 @@ def test_what_has_no_one_shape_is_refused_by_the_name_of_its_field(kind: str) ->
         with pytest.raises(errors.SchemaError, match="final_value"):
             rollout.set_final_value([0], [0], uneven(kind, (2,))[0])
     assert same_data(rollout.block, before)
+
+
+def widened(at: int) -> tuple[RolloutBuffer, bool]:
+    """A rollout whose ``add_fields`` was broken off at event ``at``, and whether it had so many."""
+    rollout = filled(play(2), num_steps=6)
+    rollout["more"] = np.ones((2, 2), np.float32)
+    rollout.add(step(2))  # "more" is gone, but not its memory
+    return rollout, broken_off(lambda: rollout.add_fields(more=()), at)
+
+
+def test_fields_whose_addition_is_interrupted_are_there_or_not() -> None:
+    end = next(at for at in itertools.count(0, 25) if not widened(at)[1])
+    for at in (*range(0, end, 25), *range(end - 40, end)):
+        rollout, _ = widened(at)
+        given = {"more": np.full(2, 5, np.float32)} if "more" in rollout.schema else {}
+        for k, apart in enumerate(({}, {"mask": np.array([True, False])})):
+            rollout.add({**step(3 + k), **given}, **apart)
+        assert rollout["mask"].tolist() == [[True, True]] * 4 + [[True, False]]
+        assert rollout["reward"][3:].tolist() == [step(3 + k)["reward"].tolist() for k in range(2)]
+        assert not given or rollout["more"].tolist() == [[0, 0]] * 3 + [[5, 5]] * 2

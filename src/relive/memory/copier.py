@@ -162,9 +162,10 @@ class StepCopier:
                 target[row] = numpy_view(value.detach()) if type(value) is Tensor else value
 
     def learn(self, values: Sequence[Any]) -> None:
-        """Prepare for steps like this one, which was checked and fits.
+        """Prepare for steps like this one, which has a value for each field.
 
-        Each combination of kinds keeps its table. A step with a field that cannot be copied as it is changes nothing.
+        Each combination of kinds keeps its table. A step with a field that cannot be copied as it is, or does not fit,
+        changes nothing.
         """
         self._accepted = None
         kinds = [self._kind(i, value) for i, value in enumerate(values)]

@@ -45,7 +45,10 @@ __all__ = ["DirectAdd", "DirectSample"]
 
 
 LONG = 2**18
-"""A batch of more bytes is drawn and read without the GIL, which takes more calls."""
+"""A batch of more bytes is drawn and read without the GIL, which takes more calls.
+
+Only what each item has once counts: stacks, the rows of sequences and their states are copied without the GIL anyway.
+"""
 
 WEIGHT: Path = ("weight",)
 PROBABILITY: Path = ("probability",)

@@ -41,21 +41,27 @@ class Columns:
         self._attached: set[Path] = set()
         self.layout = object()
         """A new object whenever a column gets new memory: addresses are valid while it is the same object."""
+        self._own: list[Any] = []
+        """The memory of the own columns, in their order."""
+        self.copier: StepCopier | None = None
+        """Writes steps on the CPU; None on a device."""
         self.start = self.count = 0
         """The place of the oldest row, and the number of rows."""
         self.own = frozenset[Path]()
-        self.include(leaves)
+        self.__dict__ |= self.including(leaves)
 
-    def include(self, leaves: Mapping[Path, Field]) -> None:
-        """Make ``leaves``, in their order, the own columns: those that exist stay, the others begin as zeros."""
+    def including(self, leaves: Mapping[Path, Field]) -> dict[str, Any]:
+        """The attributes of these columns once ``leaves``, in their order, are the own ones: those that exist stay, the
+        others begin as zeros.
+        """
         made = {
             path: self._memory[path] if path in self.own else self._zeros(field.shape, field.dtype)
             for path, field in leaves.items()
         }
         made |= {path: self._memory[path] for path in self._attached}
-        self._dtypes |= {path: field.dtype for path, field in leaves.items()}
-        self._memory, self.own = made, frozenset(leaves)
-        self._find()
+        dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
+        found = {"_memory": made, "_dtypes": dtypes, "own": frozenset(leaves)}
+        return self.__dict__ | found | self._found(made, dtypes, frozenset(leaves))
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """Memory for one column."""
@@ -65,16 +71,15 @@ class Columns:
         with torch.inference_mode(False):  # a tensor made there could never be written to outside of it
             return torch.zeros(full, dtype=dtype, device=self.device)
 
-    def _find(self) -> None:
-        """Note the memory of the own columns: on the CPU nobody else can move it."""
-        self.layout = object()
-        own = [path for path in self._memory if path in self.own]
-        self._own = [self._memory[path] for path in own]
-        self.copier = None
-        """Writes steps on the CPU; None on a device."""
+    def _found(self, memory: dict[Path, Any], dtypes: dict[Path, torch.dtype], own: frozenset[Path]) -> dict[str, Any]:
+        """What is noted of the memory of own columns: on the CPU nobody else can move it."""
+        paths = [path for path in memory if path in own]
+        arrays = [memory[path] for path in paths]
+        copier = None
         if self._on_host:
-            dtypes = [self._dtypes[path] for path in own]
-            self.copier = StepCopier(dtypes, self._own, self.num_envs, [array.shape[2:] for array in self._own])
+            kinds, shapes = [dtypes[path] for path in paths], [array.shape[2:] for array in arrays]
+            copier = StepCopier(kinds, arrays, self.num_envs, shapes)
+        return {"layout": object(), "_own": arrays, "copier": copier}
 
     def __getstate__(self) -> dict[str, Any]:
         """Arrays, which pickle copies; tensors would be moved, or on a device handed over, by multiprocessing."""
@@ -88,7 +93,7 @@ class Columns:
         if not self._on_host:
             columns = {path: typed(array, self._dtypes[path]) for path, array in self._memory.items()}
             self._memory = {path: column.to(self.device) for path, column in columns.items()}
-        self._find()
+        self.__dict__ |= self._found(self._memory, self._dtypes, self.own)
 
     def view(self, path: Path, rows: int | slice = slice(None)) -> Tensor:
         """Rows of a column ``[T + 1, N, ...]``, by their place in storage: a new tensor over its memory."""
@@ -212,9 +217,8 @@ class Columns:
     def _fill(self, path: Path, column: Tensor) -> None:
         known = self._memory.get(path)
         if known is None or known.shape[2:] != column.shape[2:] or self._dtypes[path] is not column.dtype:
-            self._memory[path] = self._zeros(tuple(column.shape[2:]), column.dtype)
-            self._dtypes[path] = column.dtype
-            self.layout = object()
+            made = self._zeros(tuple(column.shape[2:]), column.dtype)
+            self.layout, self._dtypes[path], self._memory[path] = object(), column.dtype, made  # at once
         target = self.view(path)
         split = min(self.num_steps - self.start, self.count)
         target[self.start : self.start + split].copy_(column[:split])

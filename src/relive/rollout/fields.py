@@ -65,6 +65,13 @@ class Fields:
         ParameterError: the columns need more than the free memory.
     """
 
+    schema: Schema
+    """The fields of a step."""
+    check: StepChecker
+    """Checks a whole step."""
+    paths: tuple[Path, ...]
+    """The leaves of a step that have a column."""
+
     def __init__(
         self, schema: Schema, further: Mapping[str, Field], size: tuple[int, int], device: torch.device, every: int
     ) -> None:
@@ -83,17 +90,13 @@ class Fields:
             precise = value.dtype if value.dtype is torch.float64 else torch.float32
             self.apart["final_value",] = Field(value.shape, precise)
         self.require_memory(schema.leaves | self.apart | self.further)
-        self.follow(schema)
+        self.__dict__ |= self.following(schema)
 
-    def follow(self, schema: Schema) -> None:
-        """From now on a step has the fields of this schema."""
-        self.schema = schema
-        self.check = StepChecker(schema, self.num_envs, self.device)
-        """Checks a whole step."""
-        self.paths = tuple(path for path in schema.leaves if path[0] not in self.sparse)
-        """The leaves of a step that have a column."""
-        self.__dict__.pop("_checkers", None)
-        self.__dict__.pop("whole", None)
+    def following(self, schema: Schema) -> dict[str, Any]:
+        """The attributes of these fields once a step has those of this schema; nothing else is kept of the old one."""
+        paths = tuple(path for path in schema.leaves if path[0] not in self.sparse)
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("whole", "_checkers")}
+        return kept | {"schema": schema, "check": StepChecker(schema, self.num_envs, self.device), "paths": paths}
 
     @cached_property
     def whole(self) -> tuple[StepChecker, dict[str, Array]]:
@@ -113,7 +116,12 @@ class Fields:
     @property
     def own(self) -> dict[Path, Field]:
         """The fields of every kind that have a column, in the order of their columns."""
-        return {path: self.schema.leaves[path] for path in self.paths} | self.apart | self.further
+        return self.own_of(self.schema)
+
+    def own_of(self, schema: Schema) -> dict[Path, Field]:
+        """The same if a step has the fields of this schema."""
+        leaves = {path: field for path, field in schema.leaves.items() if path[0] not in self.sparse}
+        return leaves | self.apart | self.further
 
     @property
     def further_by_name(self) -> dict[str, Field]:

@@ -193,8 +193,9 @@ class Writer:
                 "add_fields(): rows are reserved, or hidden_every > 1; call it before reserve(), with hidden_every=1"
             )
         self._fields.require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in schema.leaves})
-        self._fields.follow(wider)
-        self._columns.include(self._fields.own)
+        known, columns = self._fields, self._columns
+        following, including = known.following(wider), columns.including(known.own_of(wider))
+        known.__dict__, columns.__dict__ = following, including  # at once, as values are told by their position
 
     # -- in place -----------------------------------------------------------------------------------------------
 
