@@ -67,7 +67,9 @@ def _batch_of(leaves: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...]) -> 
     sizes, offsets = [field.nbytes for field in layout.fields.values()], [*layout.offsets.values()]
     places = tuple([*fields].index(path) for path in layout.fields)
     handle = kernels.fast().handle_of(packed)
-    return _Batch(members, layout.nbytes, np.array(sizes), np.array(offsets), packed, handle, names, places)
+    return _Batch(
+        members, layout.nbytes, np.array(sizes, np.int64), np.array(offsets, np.int64), packed, handle, names, places
+    )
 
 
 class Packing(NamedTuple):
