@@ -48,12 +48,17 @@ class Columns:
         self.start = self.count = 0
         """The place of the oldest row, and the number of rows."""
         self.own = frozenset[Path]()
-        self.__dict__ |= self.including(leaves)
+        for name, value in self._with(leaves).items():
+            setattr(self, name, value)  # once ``__dict__`` was asked for, Python looks every attribute up more slowly
 
     def including(self, leaves: Mapping[Path, Field]) -> dict[str, Any]:
         """The attributes of these columns once ``leaves``, in their order, are the own ones: those that exist stay, the
         others begin as zeros.
         """
+        return self.__dict__ | self._with(leaves)
+
+    def _with(self, leaves: Mapping[Path, Field]) -> dict[str, Any]:
+        """Those attributes that are others then."""
         made = {
             path: self._memory[path] if path in self.own else self._zeros(field.shape, field.dtype)
             for path, field in leaves.items()
@@ -61,7 +66,7 @@ class Columns:
         made |= {path: self._memory[path] for path in self._attached}
         dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
         found = {"_memory": made, "_dtypes": dtypes, "own": frozenset(leaves)}
-        return self.__dict__ | found | self._found(made, dtypes, frozenset(leaves))
+        return found | self._found(made, dtypes, frozenset(leaves))
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """Memory for one column."""

@@ -90,13 +90,17 @@ class Fields:
             precise = value.dtype if value.dtype is torch.float64 else torch.float32
             self.apart["final_value",] = Field(value.shape, precise)
         self.require_memory(schema.leaves | self.apart | self.further)
-        self.__dict__ |= self.following(schema)
+        self.schema, self.check, self.paths = self._of(schema)
 
     def following(self, schema: Schema) -> dict[str, Any]:
         """The attributes of these fields once a step has those of this schema; nothing else is kept of the old one."""
-        paths = tuple(path for path in schema.leaves if path[0] not in self.sparse)
         kept = {name: value for name, value in self.__dict__.items() if name not in ("whole", "_checkers")}
-        return kept | {"schema": schema, "check": StepChecker(schema, self.num_envs, self.device), "paths": paths}
+        return kept | dict(zip(("schema", "check", "paths"), self._of(schema), strict=True))
+
+    def _of(self, schema: Schema) -> tuple[Schema, StepChecker, tuple[Path, ...]]:
+        """The schema, and what follows from it."""
+        paths = tuple(path for path in schema.leaves if path[0] not in self.sparse)
+        return schema, StepChecker(schema, self.num_envs, self.device), paths
 
     @cached_property
     def whole(self) -> tuple[StepChecker, dict[str, Array]]:
