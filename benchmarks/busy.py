@@ -43,8 +43,10 @@ def table(idle: Sequence[dict[str, Any]], busy: Sequence[dict[str, Any]]) -> str
         return "Not measured yet."
     environment = busy[0]["environment"]
     beside = environment["neighbours"]
+    names = [report["name"] for report in busy]
+    only = "" if {*NAMES} <= {*names} else f" --only {' '.join(names)}"
     made = (
-        f"Made by `python benchmarks/run.py --busy`, beside {beside} processes that copy memory and multiply "
+        f"Made by `python benchmarks/run.py --busy{only}`, beside {beside} processes that copy memory and multiply "
         f"matrices, on {tables.machine(environment)}."
     )
     quiet = leads([report for report in idle if report["environment"]["cpu"] == environment["cpu"]])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -253,3 +256,23 @@ def filled(kind: str = "flat", **options: Any) -> Any:
         world.add()
     world.buffer.sample(2)  # the first batch of relabelled rows asks for the ends of episodes
     return world.buffer
+
+
+def others_run_during(work: Callable[[int], Any]) -> bool:
+    """Whether another thread of Python runs while ``work(1)``, ``work(2)``, ... do theirs.
+
+    What the calls return is kept to the end, as torch lets threads run when a tensor is dropped.
+    """
+    begin, ran, kept = threading.Event(), threading.Event(), list[Any]()
+    thread = threading.Thread(target=lambda: (begin.wait(), ran.set()))
+    thread.start()
+    switch, deadline = sys.getswitchinterval(), time.monotonic() + 20
+    sys.setswitchinterval(1000)  # so that a thread runs only where another one lets it
+    try:
+        begin.set()
+        while not ran.is_set() and time.monotonic() < deadline and len(kept) < 2000:
+            kept.append(work(len(kept) + 1))
+        return ran.is_set()
+    finally:
+        sys.setswitchinterval(switch)
+        thread.join()

@@ -171,6 +171,7 @@ def test_the_leads_on_a_busy_machine_stand_beside_those_on_an_idle_one(pages: An
     busy["environment"]["date"] = "today"
     idle["environment"] = {"cpu": "c"}
     assert "| gae: one | 4.00 × (a) | 3.00 × (b) | 2.00 × |" in pages.busy.table([idle], [busy]).splitlines()
+    assert "`python benchmarks/run.py --busy --only gae`" in pages.busy.table([idle], [busy])
     assert pages.busy.table([idle], []) == "Not measured yet."
     idle["environment"] = {"cpu": "another"}
     assert "| gae: one | 3.00 × (b) |" in pages.busy.table([idle], [busy]).splitlines()

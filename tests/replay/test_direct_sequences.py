@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from covering import covering
-from drawing import World, assert_same, both, facts, filled, state
+from drawing import World, assert_same, both, facts, filled, others_run_during, state
 from relive import Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform
 from relive.batches.sequences import SequenceMembers
 from relive.errors import EmptyError, SchemaError
@@ -86,7 +83,7 @@ def test_small_fields_and_states_in_ram_are_read_directly(
     sampler: str, kind: str, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = filled(kind, view=VIEWS[view](), sampler=SAMPLERS[sampler]())
-    if sampler == "recent" or "recent, " in sampler:
+    if "recent" in sampler:
         buffer.sampler.c_min = 1000  # draws among the newest take the long way
     monkeypatch.setattr(Reader, "read", refuse)
     for sampled in (buffer.sample(7), *buffer.batches(3, 7), *buffer.serve(7, count=2)):
@@ -192,26 +189,21 @@ def test_both_twins_draw_and_read_the_same_sequences(kind: str, view: str, sampl
 
 
 def test_other_threads_run_while_sequences_are_read() -> None:
-    buffer, begin, ran = filled("flat", view=Sequence(20, 10)), threading.Event(), threading.Event()
+    buffer = filled("flat", view=Sequence(20, 10))
     buffer.sample(2)
-    ready, count, found = buffer._direct._ready, 400, list[Any]()
+    ready, count = buffer._direct._ready, 400
     rows = torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8)
     store, cut = buffer._ring.store, buffer.view._kept[buffer._ring]
     steps, states = store.memory(cut.shape(count)), store.memory((0,))
-    thread = threading.Thread(target=lambda: (begin.wait(), ran.set()))
-    thread.start()
-    switch, deadline = sys.getswitchinterval(), time.monotonic() + 20
-    sys.setswitchinterval(1000)  # so that a thread runs only where another one lets it
-    try:
-        begin.set()
-        while not ran.is_set() and time.monotonic() < deadline and len(found) < 2000:
-            found.append(ready.parts.members.empty())  # kept, as torch lets threads run when a tensor is dropped
-            terms = (len(found), 0, False, 0.0, 0.0), 0.9
-            assert cpu.sample_sequences(ready.handle, *terms, id(rows), id(steps), id(states), id(found[-1]))
-        assert ran.is_set()
-    finally:
-        sys.setswitchinterval(switch)
-        thread.join()
+
+    def work(number: int) -> Any:
+        into = ready.parts.members.empty()
+        assert cpu.sample_sequences(
+            ready.handle, (number, 0, False, 0.0, 0.0), 0.9, id(rows), id(steps), id(states), id(into)
+        )
+        return into
+
+    assert others_run_during(work)
 
 
 # the memory

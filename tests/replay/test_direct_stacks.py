@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from covering import covering
-from drawing import EVERY_SAMPLER, World, assert_same, both, facts, filled, state
+from drawing import EVERY_SAMPLER, World, assert_same, both, facts, filled, others_run_during, state
 from effort import often
 from forked import in_fork
 from relive import FrameStack, NStep, Prioritized, Recent, Transition, Uniform
@@ -202,27 +200,22 @@ def test_no_byte_outside_of_frames_and_stacks_is_read_or_written() -> None:
 
 
 def test_other_threads_run_while_frames_are_copied() -> None:
-    buffer, begin, ran = filled("large", view=FrameStack(4)), threading.Event(), threading.Event()
+    buffer = filled("large", view=FrameStack(4))
     buffer.sample(2)
-    ready, count, found = buffer._direct._ready, 400, list[Any]()
+    ready, count = buffer._direct._ready, 400
     rows, memory = (
         torch.zeros(count, ready.parts.rows.nbytes, dtype=torch.uint8),
         buffer._ring.store.stack_memory(8 * count),
     )
-    thread = threading.Thread(target=lambda: (begin.wait(), ran.set()))
-    thread.start()
-    switch, deadline = sys.getswitchinterval(), time.monotonic() + 20
-    sys.setswitchinterval(1000)  # so that a thread runs only where another one lets it
-    try:
-        begin.set()
-        while not ran.is_set() and time.monotonic() < deadline and len(found) < 2000:
-            found.append(ready.parts.members.empty())  # kept, as torch lets threads run when a tensor is dropped
-            terms = (len(found), 0, False, 0.0, 0.0), 1, 0.9, 4, True
-            assert cpu.sample_stacks(ready.handle, *terms, id(rows), id(memory), id(found[-1]))
-        assert ran.is_set()
-    finally:
-        sys.setswitchinterval(switch)
-        thread.join()
+
+    def work(number: int) -> Any:
+        into = ready.parts.members.empty()
+        assert cpu.sample_stacks(
+            ready.handle, (number, 0, False, 0.0, 0.0), 1, 0.9, 4, True, id(rows), id(memory), id(into)
+        )
+        return into
+
+    assert others_run_during(work)
 
 
 # the memory

@@ -99,8 +99,11 @@ class Fields:
 
     def _of(self, schema: Schema) -> tuple[Schema, StepChecker, tuple[Path, ...]]:
         """The schema, and what follows from it."""
-        paths = tuple(path for path in schema.leaves if path[0] not in self.sparse)
-        return schema, StepChecker(schema, self.num_envs, self.device), paths
+        return schema, StepChecker(schema, self.num_envs, self.device), self._paths_of(schema)
+
+    def _paths_of(self, schema: Schema) -> tuple[Path, ...]:
+        """The leaves of a schema that have a column."""
+        return tuple(path for path in schema.leaves if path[0] not in self.sparse)
 
     @cached_property
     def whole(self) -> tuple[StepChecker, dict[str, Array]]:
@@ -124,8 +127,7 @@ class Fields:
 
     def own_of(self, schema: Schema) -> dict[Path, Field]:
         """The same if a step has the fields of this schema."""
-        leaves = {path: field for path, field in schema.leaves.items() if path[0] not in self.sparse}
-        return leaves | self.apart | self.further
+        return {path: schema.leaves[path] for path in self._paths_of(schema)} | self.apart | self.further
 
     @property
     def further_by_name(self) -> dict[str, Field]:

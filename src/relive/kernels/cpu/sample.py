@@ -96,11 +96,10 @@ def _stream(direct: Ints, drawing: Draw) -> Any:
 
 
 @inlined
-def _split(direct: Ints, rows: int, found: int) -> bool:
-    """Make the tensors of a batch."""
+def _split(direct: Ints, rows: int, table: int, names: int, found: int) -> bool:
+    """Make the tensors of packed rows, whose fields are the members ``table`` and ``names``."""
     describe, lend, adopt = direct[ENTRIES * DESCRIBE], direct[ENTRIES * LEND], direct[ENTRIES * ADOPT]
-    table, names = matrix_of(direct, TABLE, np.int64), direct[ENTRIES * NAMES]
-    return split_rows(describe, lend, adopt, rows, names, table, found)
+    return split_rows(describe, lend, adopt, rows, direct[ENTRIES * names], matrix_of(direct, table, np.int64), found)
 
 
 def _sample_windows(direct: Ints, drawing: Draw, steps: int, gamma: float, rows: int, found: int) -> bool:
@@ -110,7 +109,7 @@ def _sample_windows(direct: Ints, drawing: Draw, steps: int, gamma: float, rows:
     if not out.shape[0] or not _draw_rows(direct, drawing, places, out):
         return False
     windows(vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
-    return _split(direct, rows, found)
+    return _split(direct, rows, TABLE, NAMES, found)
 
 
 def _sample_stacks(
@@ -127,7 +126,7 @@ def _sample_stacks(
         return False
     windows(ring, vector_of(direct, BATCH, np.int64), places, steps, gamma, out, last)
     stack_places(ring, ends, depth, repeat, frames)
-    if not _split(direct, rows, found):
+    if not _split(direct, rows, TABLE, NAMES, found):
         return False
     thread = release_gil()  # until the next call of a Python object, which is in _split_stacks
     _gather_stacks(stacks, frames, large.ctypes.data)
@@ -182,9 +181,8 @@ def _sample_sequences(
         column = strided(out.ctypes.data + 8 * k, count, out.shape[1] // 8, np.int64)
         for b in range(count):
             column[b] = per[k, b]
-    describe, lend, adopt = direct[ENTRIES * DESCRIBE], direct[ENTRIES * LEND], direct[ENTRIES * ADOPT]
-    table, names = matrix_of(direct, STEPS, np.int64), direct[ENTRIES * STEP_NAMES]
-    if not split_rows(describe, lend, adopt, steps, names, table, found) or not _split(direct, rows, found):
+    made = _split(direct, steps, STEPS, STEP_NAMES, found) and _split(direct, rows, TABLE, NAMES, found)
+    if not made:
         return False
     _split_states(direct, states, count, memory, found)
     return True
@@ -256,7 +254,7 @@ def _finish_goals(
     ring, batch = vector_of(direct, RING, np.int64), vector_of(direct, BATCH, np.int64)
     bad = relabel_windows(ring, batch, gamma, chosen, judged, out, last, steps_handle, rewards)
     if bad < 0:
-        _split(direct, rows, found)
+        _split(direct, rows, TABLE, NAMES, found)
     return bad
 
 
