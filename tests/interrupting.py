@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -80,6 +84,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "unordered": {"dress": "mixed", "ordered": False, "view": lambda: Transition(0.5)},
     "own next_obs": {"dress": "image", "ordered": False, "linked": True, "view": lambda: Transition(0.5)},
     "device": {"dress": "mixed", "device": True, "view": lambda: NStep(3, 0.5)},
+    "in files": {"dress": "mixed", "files": True, "view": lambda: NStep(3, 0.5)},
+    "sequences in files": {"files": True, "view": lambda: SequenceView(3, 1, "none", 1, 0.5)},
 }
 """Kinds of fields, each read through a view."""
 
@@ -90,6 +96,7 @@ class Broken(Twin):
     def __init__(self, kind: str, sampler: str, rows: int = 9) -> None:
         facts = dict(KINDS[kind])
         view, linked, device = facts.pop("view"), facts.pop("linked", False), facts.pop("device", False)
+        files = facts.pop("files", False)
         super().__init__(2, rows, view=view(), sampler=EVERY_SAMPLER[sampler](), **facts)
         kept = {**self.options, "view": view(), "sampler": EVERY_SAMPLER[sampler]()}
         if linked:  # a step knows its next observation: read one by one, that is the same as steps without order
@@ -99,8 +106,17 @@ class Broken(Twin):
                 cpu = torch.empty(0).device
                 patch.setattr(relive.replay.buffer, "ReplayRows", lambda leaves, n: DeviceRows(leaves, n, cpu))
                 self.buffer = ReplayBuffer(self.schema, rows * 2, 2, **kept)
+        self.folder, self.make_sampler = None, EVERY_SAMPLER[sampler]
+        if files:
+            self.folder = tempfile.TemporaryDirectory()
+            self.buffer = self.opened(schema=self.schema, capacity=rows * 2, num_envs=2, view=view(), seed=0)
         self.known, self.turn = oracle.Priorities(), 0
         self.see()
+
+    def opened(self, **options: Any) -> ReplayBuffer:
+        """The replay in files, opened again."""
+        assert self.folder is not None
+        return ReplayBuffer.open(self.folder.name, check_ends=False, sampler=self.make_sampler(), **options)
 
     @property
     def prioritized(self) -> Any:
@@ -222,6 +238,24 @@ class Broken(Twin):
         self.see()
         return off
 
+    def flushes(self, at: int) -> bool:
+        """Everything is written through to the disk."""
+        return broken_off(self.buffer.flush, at)
+
+    def reopens(self, at: int) -> bool:
+        """The files are closed, and opened again; either may be broken off."""
+        off = broken_off(self.buffer.close, at)
+        self.buffer.close()
+        found = list[ReplayBuffer]()
+        if broken_off(lambda: found.append(self.opened()), at) and not found:
+            off = True
+            gc.collect()  # what was made of the replay lets its directory go
+        self.buffer = found[0] if found else self.opened()
+        if not self.buffer._ring.under_way.any():  # as after a kill, since the envs may be gone
+            self.cut([0, 1])
+        self.see()
+        return off
+
     # What the buffer has, against the oracle.
 
     @staticmethod
@@ -255,8 +289,18 @@ class Broken(Twin):
                 self.check_batch(self.buffer.sample(count))
 
 
-def broken_off(call: Callable[[], Any], at: int) -> bool:
-    """Make a call, and raise KeyboardInterrupt at event ``at`` of it, counted from 0; False if it has fewer."""
+def interrupt() -> None:
+    """As Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def die() -> None:
+    """As a process that is killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def broken_off(call: Callable[[], Any], at: int, by: Callable[[], None] = interrupt) -> bool:
+    """Make a call, and interrupt it at event ``at`` of it, counted from 0; False if it has fewer."""
     left = at
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -266,7 +310,7 @@ def broken_off(call: Callable[[], Any], at: int) -> bool:
         if code.co_name == "<genexpr>" or not (inside or code.co_qualname.startswith("Watcher.")):
             return None  # what is raised while a generator is thrown away goes nowhere
         if left == 0:
-            raise KeyboardInterrupt
+            by()
         left -= 1
         return trace
 
@@ -297,6 +341,8 @@ def calls(world: Broken) -> dict[str, Callable[[int], bool]]:
         "view": world.looks,
         "clear": world.clears,
     }
+    if world.folder is not None:
+        made |= {"flush": world.flushes, "reopen": world.reopens}
     if world.prioritized is not None:
         made |= {"update": world.updates, "reweigh": world.reweighs}
     return made

@@ -31,6 +31,13 @@ from twins import KINDS as LETTERS
 from twins import Twin
 
 
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("relive.files.journal._sync_data", lambda descriptor: None)
+
+
 def attack(kind: str, sampler: str, events: Sequence[int] | None, batches: int) -> tuple[int, list[str]]:
     """Break off every call at these events (None: at each it has); how many were, and what was wrong afterwards."""
     tried, failed = 0, list[str]()

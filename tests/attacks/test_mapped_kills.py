@@ -27,7 +27,7 @@ from relive.samplers.prioritized import Prioritized
 
 BROKEN_OFF = "a change of a replay in files that is broken off between any of its stores"
 
-HERE = {name: facts for name, facts in KINDS.items() if name != "device"}
+HERE = {name: facts for name, facts in KINDS.items() if not {"device", "files"} & facts.keys()}
 RINGS = {name: make for name, make in twins.SAMPLERS.items() if name != "without replacement"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from forked import in_fork
+from interrupting import broken_off
 from relive.errors import FileFormatError, LifecycleError
 from relive.files import journal as journals
 from relive.files.journal import Journal
@@ -117,6 +119,26 @@ def test_a_long_journal_makes_way_for_one_that_begins_with_its_last_record(
     journal = Journal(tmp_path / "new", RUN, create=True)
     with pytest.raises(FileFormatError, match="at most 10 fit"):
         journal.append(bytes(11))
+    journal.close()
+
+
+@pytest.mark.parametrize("rotated", [1000, 1 << 24])
+def test_a_record_broken_off_at_any_line_is_in_the_journal_or_not_and_the_next_one_follows(
+    rotated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "ROTATED", rotated)
+    monkeypatch.setattr(journals, "ROOM", 300)
+    path, at, tried = tmp_path / "journal", 0, 0
+    journal = Journal(path, RUN, create=True)
+    journal.append(b"first")
+    while at < 400:
+        payload = b"%d" % at * 30
+        off = broken_off(partial(journal.append, payload), at)
+        assert journals.last_record(path, RUN).payload in (payload, journal.last.payload)
+        tried, at = tried + off, at + 1 if off else 1000
+        number = journal.append(payload + b"again")
+        assert journals.last_record(path, RUN) == (number, payload + b"again")
+    assert tried > 20
     journal.close()
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from weakref import finalize
 
 from ..errors import FileFormatError, LifecycleError
 from . import disk
@@ -31,8 +32,12 @@ class Holder:
             raise LifecycleError("a replay in files needs a POSIX system; on this one use save and load")
         import fcntl
 
-        self._path = directory / LOCK
-        self._descriptor = disk.open_to_write(self._path, create=True)
+        self._path, files = directory / LOCK, list[int]()
+        self._close = finalize(self, _close_all, files)
+        # The file is in the list before it is locked. So whenever an exception such as Ctrl-C comes, also one line
+        # before the caller has this object, the right ends with the object.
+        files.append(disk.open_to_write(self._path, create=True))
+        self._descriptor = files[0]
         try:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +59,7 @@ class Holder:
             FileFormatError: another directory has taken the place of this one.
             OSError: nothing is at the path.
         """
-        if self._descriptor < 0:
+        if not self._close.alive:
             raise LifecycleError(
                 f"'{self._path.parent}': this process does not hold it any more; open it again with ReplayBuffer.open"
             )
@@ -75,7 +80,10 @@ class Holder:
 
     def release(self) -> None:
         """Give the right back. In a forked child, the parent keeps its right. A second call does nothing."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            with suppress(OSError):
-                os.close(descriptor)
+        self._close()
+
+
+def _close_all(files: list[int]) -> None:
+    while files:
+        with suppress(OSError):
+            os.close(files.pop())

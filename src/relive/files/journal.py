@@ -106,13 +106,12 @@ class Journal:
         number = 0 if self.last is None else self.last.number + 1
         if self._end >= ROTATED and self.last is not None:
             self._rotate(self.last)
-        record = Record(number, payload)
-        self._write(_packed(self._run, record))
-        self.last = record
+        self._write(Record(number, payload))
         return number
 
-    def _write(self, whole: bytes) -> None:
+    def _write(self, record: Record) -> None:
         """Write a record through to the disk at the end, or leave the journal as it was."""
+        whole = _packed(self._run, record)
         end, grows = self._end + len(whole), self._end + len(whole) > self._size
         if grows:
             whole = _with_room(whole)
@@ -123,7 +122,9 @@ class Journal:
             os.ftruncate(self._descriptor, self._end)
             self._size = self._end
             raise
-        self._size, self._end = max(self._size, self._end + len(whole)), end
+        size = max(self._size, self._end + len(whole))
+        # in one line: an exception such as Ctrl-C finds the record counted or not, and its number is never given twice
+        self._size, self._end, self.last = size, end, record
 
     def _rotate(self, last: Record) -> None:
         """Begin a new journal with the last record, in place of this one.
@@ -131,26 +132,33 @@ class Journal:
         Raises:
             FileFormatError: another file is there now, as after the directory was replaced.
         """
-        if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
-            raise FileFormatError(
-                f"'{self._path}': expected the journal that was opened, got another file in its place; move the "
-                "directory back, or save to another path"
-            )
-        temporary = self._path.with_name(f"{self._path.name}.tmp")
         whole = _packed(self._run, last)
         padded = _with_room(whole)
-        descriptor = disk.open_to_write(temporary, create=True)
+        if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            temporary = self._path.with_name(f"{self._path.name}.tmp")
+            descriptor = disk.open_to_write(temporary, create=True)
+            try:
+                os.ftruncate(descriptor, 0)
+                _write_all(descriptor, padded, 0)
+                os.fsync(descriptor)
+                os.replace(temporary, self._path)
+            finally:
+                os.close(descriptor)
+        # The old file is used until the new one is open, so an exception in between has the next call come here again.
+        descriptor = disk.open_to_write(self._path)
         try:
-            os.ftruncate(descriptor, 0)
-            _write_all(descriptor, padded, 0)
-            os.fsync(descriptor)
-            os.replace(temporary, self._path)
+            if os.pread(descriptor, len(padded) + 1, 0) != padded:
+                raise FileFormatError(
+                    f"'{self._path}': expected the journal that was opened, got another file in its place; move the "
+                    "directory back, or save to another path"
+                )
             disk.sync_path(self._path.parent)
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(self._descriptor)
+        before = self._descriptor
         self._descriptor, self._end, self._size = descriptor, len(whole), len(padded)
+        os.close(before)
 
     def close(self) -> None:
         """Close the file. A second time does nothing."""
