@@ -8,7 +8,8 @@ from dataclasses import FrozenInstanceError
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -23,6 +24,7 @@ __all__ = [
     "LAM_RULE",
     "SECONDS_RULE",
     "TIMEOUT_RULE",
+    "Observer",
     "Rule",
     "an_instance",
     "checked",
@@ -32,6 +34,7 @@ __all__ = [
     "is_number",
     "is_own",
     "is_whole",
+    "observe",
     "one_of",
     "refuse_class",
     "require",
@@ -60,6 +63,26 @@ def require(call: str, rule: Rule, **values: Any) -> None:
             raise ParameterError(f"{call}({name}={value!r:.200}): {words}")
 
 
+class Observer(Protocol):
+    """Learns of changed parameters."""
+
+    def part_changed(self, part: object) -> object:
+        """A parameter of this part was set. It may be a part that the observer does not know."""
+
+
+_OBSERVERS: WeakValueDictionary[int, Observer] = WeakValueDictionary()
+"""Who learns of changes, by the ``id`` of the part: some parts can neither be hashed nor referred to weakly. When such
+a part is gone, another one may have its ``id``, so observers look which part it is."""
+
+
+def observe(part: object, observer: Observer) -> None:
+    """Have ``observer.part_changed(part)`` called whenever a parameter of a :func:`checked` part was set.
+
+    A part has one observer, which is not kept alive by this.
+    """
+    _OBSERVERS[id(part)] = observer
+
+
 def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """Check attributes of a class whenever they are set, in the constructor or later.
 
@@ -84,6 +107,8 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
             elif name[0] != "_" and name not in known and type(self) is cls and not hasattr(cls, name):
                 raise AttributeError(f"{name_of} has no {name!r}; it has {', '.join(sorted(known - {'self'}))}")
             object.__setattr__(self, name, value)
+            if rule is not None and (observer := _OBSERVERS.get(id(self))) is not None:
+                observer.part_changed(self)
 
         if not _is_frozen(cls):
             changed.__setattr__ = check_and_set

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +23,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tagged
+from attacks.tally import record
 from children import SECONDS, done, kill, started
 from effort import in_ci, often
 from forked import in_fork
-from interrupting import broken_off
+from interrupting import broken_off, die
 from laned import COUNTED, LanedTwin, counted, numbers, own_and_end, write_some
 from relive import Collector, Field, Lanes, NStep, Prioritized, ReplayBuffer, Schema, errors
 from relive import Sequence as SequenceView
+from relive.processes import lanes as owning
 from twins import POISON, contents, mapped, recurrent
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs memory that processes share")
@@ -415,6 +420,76 @@ def test_a_killed_writers_place_is_free_at_once() -> None:
     found = numbers(replay)
     assert found == [*range(waiting), 5000, 5001]
     assert (replay.data()["next_obs"][:, 0] - replay.data()["reward"] == 1).all()
+
+
+def own(lanes: Lanes, folder: Path, at: int | None) -> None:
+    """Drain the lanes into a replay in files; die at event ``at`` of it, or after it.
+
+    If ``at`` is None, die when the steps are stored, and the lane has not been told.
+    """
+    if at is None:
+        at = 10**9
+        owning._give_back = lambda lane, number: die()
+    replay = ReplayBuffer.open(folder, COUNTED, 400, 4, check_ends=False)
+    broken_off(lambda: lanes.drain(replay), at, die)
+    die()
+
+
+@pytest.mark.parametrize("stride", [often(113, 17), pytest.param(1, marks=pytest.mark.slow)])
+def test_an_owner_of_a_replay_in_files_that_is_killed_at_any_line_stores_no_step_twice(
+    stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("relive.files.journal._sync_data", lambda descriptor: None)
+    before, tried = -1, 0
+    for at in (None, *range(0, 10**6, stride)):
+        folder, lanes = tmp_path / str(at), Lanes(COUNTED, 2, 2, steps=16)
+        writers = [lanes.writer(k) for k in range(2)]
+        for t in range(8):
+            for k, writer in enumerate(writers):
+                writer.add(counted(100 * k + t, 2, end=t == 3))
+        for _ in range(2):  # killed, and killed again while it goes on
+            owner = started("fork", own, lanes, folder, at)
+            owner.join(SECONDS)
+            assert owner.exitcode == -signal.SIGKILL
+        tried, waiting = tried + 1, sum(lanes.waiting)
+        for k, writer in enumerate(writers):
+            writer.add(counted(100 * k + 8, 2))
+        with ReplayBuffer.open(folder, COUNTED, 400, 4, check_ends=False) as replay:
+            lanes.drain(replay)
+            replay.check()
+            for env in range(4):
+                wanted = [1000 * (env % 2) + 100 * (env // 2) + t for t in range(9)]
+                assert numbers(replay, env) == wanted, f"at {at}"
+        if waiting == before == 0:
+            break
+        before = waiting
+    record("the owner of lanes killed while it drains them into a replay in files", 2 * tried, 0)
+
+
+def test_steps_that_were_refused_before_a_kill_are_drained_after_it(tmp_path: Path) -> None:
+    """A note of a piece that never came in says nothing, whatever is added to its envs in another way."""
+    lanes = Lanes(COUNTED, 1, steps=16)
+    with lanes.writer(0) as writer:
+        for t in range(3):
+            writer.add(counted(t))
+    done(started("fork", refuse, lanes, tmp_path / "replay"))
+    with ReplayBuffer.open(tmp_path / "replay", check_ends=False) as replay:
+        replay.add(counted(50))
+        lanes.drain(replay)
+        assert numbers(replay) == [50, 0, 1, 2]
+
+
+def refuse(lanes: Lanes, folder: Path) -> None:
+    replay = ReplayBuffer.open(folder, COUNTED, 400, check_ends=False)
+    for kind in (MemoryError, KeyboardInterrupt):
+        replay.extend = partial(_raise, kind)
+        with pytest.raises(kind):
+            lanes.drain(replay)
+
+
+def _raise(kind: type[BaseException], *_: Any, **__: Any) -> None:
+    raise kind
 
 
 def test_counters_that_a_process_wrote_over_are_found() -> None:

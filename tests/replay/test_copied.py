@@ -197,6 +197,14 @@ def test_a_change_that_a_kill_broke_off_is_left_out(tmp_path: Path, monkeypatch:
     assert all(58 <= number[-1] < 68 for number in found.values())
 
 
+def test_settings_are_those_that_were_set_last(tmp_path: Path) -> None:
+    replay = opened(tmp_path / "r", sampler=Prioritized(), view=relive.NStep(2))
+    replay.extend(steps(0, 10))
+    replay.sampler.alpha, replay.view.n = 0.3, 4
+    found = copied(ReplayBuffer, tmp_path / "r")
+    assert (repr(found.sampler), repr(found.view)) == (repr(replay.sampler), repr(replay.view))
+
+
 def test_a_sampler_and_a_view_of_a_user_are_not_needed(tmp_path: Path) -> None:
     class Own(relive.Uniform):
         pass

@@ -22,9 +22,22 @@ import relive
 from covering import covering
 from forked import in_fork
 from processes import Wrapped, sent
-from relive import Field, NStep, Prioritized, Recent, ReplayBuffer, Schema, Sequence, Uniform, WithoutReplacement
+from relive import (
+    Field,
+    FrameStack,
+    NStep,
+    Prioritized,
+    Recent,
+    ReplayBuffer,
+    Schema,
+    Sequence,
+    Uniform,
+    WithoutReplacement,
+)
 from relive.errors import FileFormatError, LifecycleError, ParameterError, SchemaError
+from relive.files import journal as journals
 from relive.files import mapping
+from relive.replay.durable import Settings
 
 FLAGS = {name: Field((), torch.bool) for name in ("terminated", "truncated")}
 SCHEMA = Schema({"obs": (3,), "action": Field((), torch.int64), "reward": (), **FLAGS})
@@ -192,6 +205,68 @@ def test_seed_and_number_of_the_next_batch_are_kept(tmp_path: Path) -> None:
 # One writer, and none in a forked child.
 
 
+def test_settings_are_kept_when_they_are_set_and_a_kill_does_not_take_them_back(tmp_path: Path) -> None:
+    long = tuple(f"{'camera' * 30}{number}" for number in range(40))  # too long for the slot: the manifest has them
+    wide = Schema({"obs": dict.fromkeys(("state", *long), (1,)), "reward": (), **FLAGS})
+    settings = {
+        "prioritized": lambda r: [setattr(r.sampler, *pair) for pair in PARAMETERS_SET.items()],
+        "recent": lambda r: setattr(r.sampler, "c_min", 7) or setattr(r.sampler.inner, "alpha", 0.25),
+        "n": lambda r: setattr(r.view, "n", 4) or setattr(r.view, "gamma", 0.125),
+        "window": lambda r: setattr(r.view, "window", NStep(2, 0.5)) or setattr(r.view.window, "n", 3),
+        "view": lambda r: setattr(r, "view", relive.ReturnsToGo(0.5)) or setattr(r.view, "gamma", 0.25),
+        "keys": lambda r: setattr(r, "view", FrameStack(2, keys=long)),
+        "and back": lambda r: setattr(r, "view", FrameStack(2, keys=long)) or setattr(r, "view", NStep(3)),
+    }
+    parts = {
+        "recent": {"sampler": Recent(0.9, 5, inner=Prioritized())},
+        "window": {"view": FrameStack(2)},
+        "keys": {"schema": wide},
+        "and back": {"schema": wide},
+    }
+    for name, change in settings.items():
+        said = in_fork(set_and_die, tmp_path / name, change, {"sampler": Prioritized(), **parts.get(name, {})})
+        with ReplayBuffer.open(tmp_path / name) as replay:
+            assert [repr(replay.sampler), repr(replay.view)] == said, name
+            change(replay)
+            replay.view = relive.Transition()  # a clean end keeps what was set last, too
+        with ReplayBuffer.open(tmp_path / name) as replay:
+            assert [repr(replay.sampler), repr(replay.view)] == [said[0], repr(relive.Transition())], name
+
+
+PARAMETERS_SET: dict[str, Any] = {
+    "alpha": 0.3, "beta": (0.1, 0.9, 77), "eps": 0.25, "eta": 0.5, "default_error": 2.0, "stratified": False,
+}  # fmt: skip
+
+
+def set_and_die(path: Path, change: Callable[[Any], Any], options: dict[str, Any]) -> list[str]:
+    """What a process says of a replay's parts after it changed them; then it ends without closing the replay."""
+    replay = ReplayBuffer.open(path, capacity=60, **{"schema": SCHEMA, **options})
+    change(replay)
+    return [repr(replay.sampler), repr(replay.view)]
+
+
+def test_settings_that_were_torn_or_forged_are_refused_or_ignored(tmp_path: Path) -> None:
+    words = np.zeros((2, Settings.BYTES), np.uint8)
+    settings, texts = Settings(words), [b'{"view": null}', b"x" * 4000, b"y"]
+    for text in texts:
+        assert settings.keep(text)
+        assert Settings(words).text == text
+    torn = words.copy()
+    torn[0, 20] ^= 1  # the slot that was written last
+    assert Settings(torn).text == texts[1]
+    assert not settings.keep(b"z" * 5000)
+    assert Settings(words).text == b""
+    for number, text in enumerate((b"[]", b'{"seed": 3}', b"{", b"\xff", b'{"view": {"part": "NStep", "n": "many"}}')):
+        path = tmp_path / str(number)
+        in_fork(keep_and_die, path, text)
+        with pytest.raises(FileFormatError):
+            ReplayBuffer.open(path)
+
+
+def keep_and_die(path: Path, text: bytes) -> None:
+    ReplayBuffer.open(path, SCHEMA, 60)._durable.settings.keep(text)
+
+
 def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
     replay = filled(tmp_path / "r")
     with pytest.raises(LifecycleError, match="open in this process already"):
@@ -325,6 +400,36 @@ def test_a_full_disk_is_an_error_before_anything_is_there(tmp_path: Path, monkey
     with pytest.raises(OSError, match="lower the capacity"):
         opened(tmp_path / "s", IMAGES)
     assert os.listdir(tmp_path) == ["r"]
+
+
+def test_a_disk_that_was_full_for_one_add_or_flush_takes_every_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay, failed = filled(tmp_path / "r", 20), 0
+    for number in range(20, 100):
+        with monkeypatch.context() as patch:
+            patch.setattr(journals, "_write_all", partial(fail, errno.ENOSPC))
+            try:
+                replay.add(step(number))
+            except OSError:
+                failed += 1
+            else:
+                continue
+            if failed % 2 == 0:
+                with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                    replay.flush()
+        replay.add(step(number))
+    assert failed > 2, "the reserve was never used up"
+    obs = replay.slice(0)["obs"][:, 0].long()
+    replay.check()
+    replay.close()
+    assert set(range(80, 100)) <= set(obs.tolist())
+    with opened(tmp_path / "r", None, None, verify=True) as replay:
+        assert torch.equal(replay.slice(0)["obs"][:, 0].long(), obs)
+
+
+def fail(number: int, *_: Any) -> None:
+    raise OSError(number, os.strerror(number))
 
 
 def test_a_directory_that_is_gone_is_an_error_of_flush(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from ..files.format import MANIFEST
 from ..files.mapped import MappedDirectory
@@ -15,11 +15,19 @@ from ..files.sealed import damaged
 from ..steps.arrays import Array
 from .keeper import Keeper
 
-__all__ = ["CopiedKeeper", "FileKeeper", "MappedKeeper"]
+__all__ = ["DRAINED", "SETTINGS", "CopiedKeeper", "FileKeeper", "MappedKeeper"]
 
 
-LATER = frozenset(("errors", "nodes", "facts", "errors.undo"))
-"""Arrays that a replay which is there may lack, as its sampler had none."""
+DRAINED = "drained"
+"""The array with the notes of steps that came from elsewhere; see :class:`relive.replay.durable.Durable`."""
+
+
+SETTINGS = "settings"
+"""The array with the parameters of sampler and view; see :class:`relive.replay.durable.Settings`."""
+
+
+LATER = frozenset(("errors", "nodes", "facts", "errors.undo", DRAINED, SETTINGS))
+"""Arrays that a replay which is there may lack: its sampler had none, or nothing asked for them yet."""
 
 
 class FileKeeper(Keeper):
@@ -86,6 +94,7 @@ class MappedKeeper(FileKeeper):
         self.on_fork: Callable[[], object] = bool
         self.random = False
         """Whether the system was told that rows are read in random order."""
+        finalize(self, self.directory.release)  # as after a kill: another process may open it
         _KEEPERS.add(self)
 
     def expect_random(self, random: bool) -> None:
@@ -102,12 +111,6 @@ class MappedKeeper(FileKeeper):
         """See :class:`Keeper`. The next draw looks anew how rows are read."""
         if self.random:
             self.expect_random(False)
-
-    def __del__(self) -> None:
-        """Let the directory go, as after a kill: another process may open it."""
-        directory = getattr(self, "directory", None)
-        if directory is not None:
-            directory.release()
 
 
 _KEEPERS: WeakSet[MappedKeeper] = WeakSet()

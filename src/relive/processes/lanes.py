@@ -75,6 +75,7 @@ class Lanes:
         self.schema, self.writers, self.debug = schema, writers, debug
         self.num_envs, self.steps, self.own_next_obs = layout.num_envs, layout.steps, layout.own_next_obs
         self._layout, self._block = layout, block
+        self._token = int(block.token, 16) >> 1  # 63 bits, so that it is an int64
         filled, self._had_owner = (block.array[i : i + 8].view(np.int32) for i in (0, LINE))
         starts = (HEADER + k * layout.nbytes for k in range(writers))
         self._lanes = [Lane(layout, block.array[i : i + layout.nbytes], filled) for i in starts]
@@ -242,7 +243,7 @@ class Lanes:
                     self._limit, self._blocked = limit, None
                 moved, first = 0, self._first
                 for k in (*range(first, self.writers), *range(first)):
-                    count = self._drain(self._lanes[k], intakes[k])
+                    count = self._drain(self._lanes[k], intakes[k], self._source(k))
                     if count:
                         moved, self._first = moved + count, (k + 1) % self.writers
                 return moved
@@ -262,7 +263,12 @@ class Lanes:
         if self._intakes is None or self._intakes[0] is not replay:
             self._require_fit(replay)
             envs = np.arange(self.writers * self.num_envs).reshape(self.writers, self.num_envs)
-            self._intakes = replay, [Intake(replay, mine) for mine in envs]
+            intakes = [Intake(replay, mine) for mine in envs]
+            for k, (lane, intake) in enumerate(zip(self._lanes, intakes, strict=True)):
+                # a process that was killed may have stored these steps of a replay in files, and not given them back
+                if (after := intake.drained(self._source(k))) > lane.drained:
+                    _give_back(lane, after)
+            self._intakes = replay, intakes
         if replay.debug and not self.debug:
             raise ParameterError("drain: the replay has debug=True; make Lanes(debug=True), so that the writer raises")
         return self._intakes[1]
@@ -286,11 +292,17 @@ class Lanes:
                 if intake.mark() != mark:
                     self._confirm()
                     _give_back(lane, after)
+                else:
+                    intake.fail()
             self._note = None
         if self._limit is not None and self._counted[0]:
             self._limit.take_back(self._counted)
 
-    def _drain(self, lane: Lane, intake: Intake) -> int:
+    def _source(self, lane: int) -> int:
+        """The number by which a replay in files knows a lane. No lane of other lanes has it."""
+        return self._token ^ lane
+
+    def _drain(self, lane: Lane, intake: Intake, source: int) -> int:
         """Move the steps that a lane has now, piece by piece; returns how many, over its envs."""
         lane.require_sound()
         at, end, moved = lane.drained, lane.committed, 0
@@ -301,7 +313,7 @@ class Lanes:
             steps = lane.read(at, count, marks)
             if marks & CUT:
                 intake.interrupt()
-            self._note = intake, lane, at + count, intake.mark()
+            self._note = intake, lane, at + count, intake.begin(source, at + count)
             try:
                 intake.add(steps)
             except BaseException:

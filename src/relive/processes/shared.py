@@ -87,6 +87,11 @@ class SharedBlock:
         return cls(descriptor, token)
 
     @property
+    def token(self) -> str:
+        """Sixteen random hexadecimal digits, which no other block has."""
+        return self._token
+
+    @property
     def nbytes(self) -> int:
         """The size of the memory."""
         return self.array.nbytes

@@ -20,9 +20,9 @@ from ..ring.state import undo_words
 from ..samplers.uniform import Uniform
 from ..steps.arrays import Ints
 from ..views.transitions import Transition
-from .durable import SMALL, go_back, is_here, last_mark, newest_of, recover
+from .durable import SMALL, go_back, is_here, kept_settings, last_mark, newest_of, recover
 from .marks import Mark
-from .opening import kept_arguments
+from .opening import kept_arguments, newer
 from .sampler_files import read_sampler
 
 __all__ = ["copied"]
@@ -75,11 +75,11 @@ def copied(cls: Any, path: str | os.PathLike[str]) -> Any:
 def _copied(cls: Any, keeper: CopiedKeeper) -> Any:
     directory, content = keeper.directory, keeper.directory.content
     with contradictions(directory.path):
-        sampler = Uniform() if content.get("sampler") is None else None
-        arguments = kept_arguments(content, sampler, Transition() if content.get("view") is None else None)
+        arguments = _arguments(content)
         num_envs = arguments["num_envs"]
         rows = arguments["capacity"] // num_envs
         _, kind, where = last_mark(keeper, num_envs, rows)
+        arguments = _arguments(content | newer(kept_settings(keeper, kind, where)))
         state: Ints = keeper.take("state", (num_envs, COLUMNS), np.int64)
         keeper.take("counters", (COUNTERS,), np.int64)
         keeper.take("undo", (undo_words(num_envs, rows),), np.int64)
@@ -96,6 +96,12 @@ def _copied(cls: Any, keeper: CopiedKeeper) -> Any:
         read_sampler(directory, buffer._ring, buffer._sampler)
         buffer._ring.settle()
     return buffer
+
+
+def _arguments(content: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments, with a sampler and a view in the place of a user's own."""
+    sampler = Uniform() if content.get("sampler") is None else None
+    return kept_arguments(content, sampler, Transition() if content.get("view") is None else None)
 
 
 def _mark_now(directory: MappedCopy, rows: int) -> Mark | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import struct
 import time
+import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
@@ -17,7 +19,7 @@ from ..errors import FileFormatError, ParameterError
 from ..files.format import MANIFEST
 from ..files.sealed import damaged
 from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
-from ..memory.mapped import FileKeeper, MappedKeeper
+from ..memory.mapped import DRAINED, SETTINGS, FileKeeper, MappedKeeper
 from ..parameters import is_count
 from ..ring.ring import Ring
 from ..ring.state import undo_words
@@ -28,11 +30,18 @@ from .progress import Progress
 from .progress_slots import ProgressSlots
 
 __all__ = [
+    "AFTER",
+    "ENVS",
+    "MARK",
     "SMALL",
+    "SOURCE",
+    "VOID",
     "Durable",
     "FlushPolicy",
+    "Settings",
     "go_back",
     "is_here",
+    "kept_settings",
     "last_mark",
     "newest_of",
     "recover",
@@ -43,6 +52,16 @@ __all__ = [
 
 FlushPolicy = int | timedelta | None
 """After how many rows, or how much time, a replay in files flushes by itself; None is never."""
+
+
+SOURCE, AFTER, MARK, ENVS = range(4)
+"""The words of a note of drained steps: where they come from, the number of the first step after the piece, the sum of
+the heads of the envs that get it before it was stored, and how many envs these are, from the note's own env on."""
+
+
+VOID = -1
+"""The MARK of a note that says nothing: its piece was never stored, or another note is being written. A note that was
+never written is all zeros, and no source has the number 0."""
 
 
 SMALL = "facts", "progress"
@@ -94,6 +113,34 @@ class Durable:
         if ring.undo is not None:
             me = ref(self)  # a buffer that is dropped is free at once, so the ring must not refer to it
             ring.undo.renew = lambda count: (found := me()) is not None and found._renew(count)
+        self.settings = Settings(self._later(SETTINGS, (2, Settings.BYTES), np.uint8))
+        self._drained: Ints | None = keeper.kept(DRAINED)
+        if self._drained is not None:
+            self._void()
+
+    def drained(self) -> Ints:
+        """The notes of steps that came from elsewhere, ``[N, 4]``: one for each source, in the row of its first env.
+
+        A note is written before its piece is stored. If a kill follows, the heads say whether the piece is in.
+        """
+        if self._drained is None:
+            self._drained = self._later(DRAINED, (self.ring.num_envs, 4), np.int64)
+        return self._drained
+
+    def _later(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array that a replay which is there may lack. Then it is made, and the manifest names it."""
+        directory = self.keeper.directory
+        array = self.keeper.take(name, shape, dtype)
+        if directory.content is not None and not directory.has(name):
+            directory.commit(directory.content)
+        return array
+
+    def _void(self) -> None:
+        """Drop the notes of pieces that are not in, before other steps move the heads."""
+        assert self._drained is not None
+        for env, (mark, count) in enumerate(self._drained[:, [MARK, ENVS]].tolist()):
+            if mark == int(self.ring.heads[env : env + max(count, 0)].sum()):
+                self._drained[env, MARK] = VOID
 
     def _marked(self) -> Mark:
         """The mark of the ring as it is, with the oldest rows in reserve."""
@@ -105,16 +152,22 @@ class Durable:
         rows = self.ring.rows
         return max(rows // RESERVE_SHARE, min(RESERVE_LEAST, rows // 2))
 
-    def note(self, kind: Kind) -> None:
-        """Append the mark to the journal."""
-        self.keeper.directory.journal.append(self._mark.encode(kind, whereabouts(self.keeper)))
+    def begin(self) -> None:
+        """Append the first record to the journal of a new replay."""
+        self._note(self._mark, "open")
+
+    def _note(self, mark: Mark, kind: Kind) -> None:
+        """Append a mark to the journal, and go by it from then on."""
+        self.keeper.directory.journal.append(mark.encode(kind, whereabouts(self.keeper)))
+        # Only now may the ring overwrite the rows that the record declares dead, and only after that does this mark
+        # say so. If the disk fails or an exception comes in between, the next call writes the record again.
+        self.ring.arrays.reserve[:] = mark.dead
+        self._mark = mark
 
     def flush(self, kind: Kind = "flush") -> None:
         """Write everything through to the disk. Then append a record of it to the journal."""
         self.keeper.directory.flush()
-        self._mark = self._marked()
-        self.note(kind)
-        self.ring.arrays.reserve[:] = self._mark.dead
+        self._note(self._marked(), kind)
         self._rows, self._flushed = 0, time.monotonic()
 
     def _renew(self, count: int) -> bool:
@@ -122,9 +175,7 @@ class Durable:
         wanted = self.ring.heads - self.ring.rows + 2 * count + self._in_reserve()
         if (wanted <= self._mark.dead).all():
             return False
-        self._mark = self._mark._replace(dead=np.maximum(self._mark.dead, wanted))
-        self.note("flush")
-        self.ring.arrays.reserve[:] = self._mark.dead
+        self._note(self._mark._replace(dead=np.maximum(self._mark.dead, wanted)), "flush")
         return True
 
     def is_due(self, count: int) -> bool:
@@ -134,6 +185,50 @@ class Durable:
         if isinstance(policy, timedelta):
             return time.monotonic() - self._flushed >= policy.total_seconds()
         return policy is not None and self._rows >= policy
+
+
+class Settings:
+    """The parameters of sampler and view of a replay in files, kept whenever one is set.
+
+    They are part of what a batch's number means, so a kill must not take back an assignment that has returned. The
+    manifest has them as of the last flush. Here they are in two slots, written in turn, so that a kill leaves one of
+    them whole: a number, the length of a text, the checksum of both and of the text, and the text.
+
+    Args:
+        words: uint8 ``[2, BYTES]``, in a file.
+    """
+
+    BYTES = 4096
+    _HEAD = struct.Struct("<qq")
+    _CHECK = struct.Struct("<I")
+
+    def __init__(self, words: Any) -> None:
+        self._slots = words
+        self._number, self.text = max((self._read(slot) for slot in words), default=(-1, b""))
+        """The text that was kept last. It is empty if none was, or if the last one was too long for a slot."""
+
+    def _read(self, slot: Any) -> tuple[int, bytes]:
+        """Number and text of a slot; (-1, b"") if it is not whole."""
+        raw = slot.tobytes()
+        number, length = self._HEAD.unpack_from(raw)
+        begin = self._HEAD.size + self._CHECK.size
+        text = raw[begin : begin + length] if 0 <= length <= self.BYTES - begin else b""
+        whole = number >= 0 and self._CHECK.unpack_from(raw, self._HEAD.size) == (self._sum(number, text),)
+        return (number, text) if whole and len(text) == length else (-1, b"")
+
+    def _sum(self, number: int, text: bytes) -> int:
+        return zlib.crc32(text, zlib.crc32(self._HEAD.pack(number, len(text)) + b"relive/s"))
+
+    def keep(self, text: bytes) -> bool:
+        """Keep a text. False if it is too long: then an empty one is kept."""
+        fits = self._HEAD.size + self._CHECK.size + len(text) <= self.BYTES
+        text = text if fits else b""
+        if text != self.text or self._number < 0:
+            number = self._number + 1
+            raw = self._HEAD.pack(number, len(text)) + self._CHECK.pack(self._sum(number, text)) + text
+            self._slots[number & 1, : len(raw)] = np.frombuffer(raw, np.uint8)
+            self._number, self.text = number, text  # after the slot: a call that is broken off writes it again
+        return fits
 
 
 def whereabouts(keeper: FileKeeper) -> list[Any]:
@@ -151,7 +246,26 @@ def _boot() -> str:
         return ""
 
 
-def recover(keeper: FileKeeper, num_envs: int, rows: int) -> Mark:
+def kept_settings(keeper: FileKeeper, kind: str, where: list[Any]) -> bytes:
+    """The settings since the last flush, as text; empty if those of the manifest are the ones to use.
+
+    Args:
+        keeper: the files.
+        kind: of the journal's last record.
+        where: the same record's.
+
+    Raises:
+        FileFormatError: their array has another size.
+    """
+    words = keeper.kept(SETTINGS)
+    if kind == "close" or words is None or not is_here(keeper, where):
+        return b""
+    if words.shape != (2, Settings.BYTES) or words.dtype != np.uint8:
+        raise damaged(keeper.directory.path / MANIFEST, "two slots of settings", f"{words.dtype} {words.shape}")
+    return Settings(words).text
+
+
+def recover(keeper: FileKeeper, num_envs: int, rows: int) -> tuple[Mark, bytes]:
     """Make ready the files that another process left, before anything uses them.
 
     After a clean end, the files are as the journal says. If only the process died, the files have everything that it
@@ -159,7 +273,7 @@ def recover(keeper: FileKeeper, num_envs: int, rows: int) -> Mark:
     of several times may be mixed. Then the ring goes back to the last flush.
 
     Returns:
-        the mark of the last flush.
+        the mark of the last flush, and :func:`kept_settings`.
 
     Raises:
         FileFormatError: the files contradict the journal.
@@ -172,13 +286,13 @@ def recover(keeper: FileKeeper, num_envs: int, rows: int) -> Mark:
         if not (np.array_equal(state, mark.state) and np.array_equal(counters, mark.counters)):
             raise damaged(keeper.directory.path / "journal", "the cursors that it closed with", "files of another time")
         _require_unmixed(newest_of(packed, rows, mark.state), mark.newest)
-        return mark
+        return mark, b""
     keeper.died = True
     if not is_here(keeper, where):
         there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
         _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
         go_back(keeper, mark, rows)
-    return mark
+    return mark, kept_settings(keeper, kind, where)
 
 
 def last_mark(keeper: FileKeeper, num_envs: int, rows: int) -> tuple[Mark, str, list[Any]]:
@@ -209,6 +323,8 @@ def go_back(keeper: FileKeeper, mark: Mark, rows: int) -> None:
     keeper.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
     keeper.take("counters", (COUNTERS,), np.int64)[:] = mark.counters
     _restore_small(keeper, mark.small)
+    if (drained := keeper.kept(DRAINED)) is not None:
+        drained[:, MARK] = VOID  # they are about heads that are no more
     heads = mark.state[:, HEAD]
     places = np.arange(num_envs) * rows + (heads - 1) % rows
     after = np.minimum(mark.dead, heads) + rows  # laps after the one in which all rows were overwritten change nothing

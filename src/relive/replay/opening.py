@@ -6,27 +6,27 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 from weakref import ReferenceType, ref
 
 from ..errors import FieldError, FileFormatError, InvariantError, LifecycleError, ParameterError, SchemaError
 from ..files.entries import contradictions, entry, whole
 from ..memory.mapped import MappedKeeper
-from ..parameters import is_count
+from ..parameters import is_count, observe
 from ..ring.adding import Ended
 from ..ring.ring import Ring
 from ..steps.schema import Schema
 from .coming import coming_of
 from .durable import Durable, FlushPolicy, recover, require_policy, whereabouts
 from .locked import one_at_a_time
-from .parts import describe, rebuild
+from .parts import describe, parts_of, rebuild
 from .sampler_files import read_sampler, write_sampler
 from .savable import SavableReplay
 from .saving import KIND
 from .typed import S_co, V_co
 from .validate import require_reach
 
-__all__ = ["OpenedReplay", "kept_arguments", "opened"]
+__all__ = ["OpenedReplay", "kept_arguments", "newer", "opened"]
 
 
 class OpenedReplay(SavableReplay[S_co, V_co]):
@@ -123,9 +123,30 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
             "own_next_obs": self.own_next_obs,
             "seed": self._progress.seed,
             "first": self._progress.first,
-            "sampler": describe(self._sampler),
-            "view": describe(self._reader.view),
+            **self._settings(),
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """The parameters of sampler and view as JSON."""
+        return {"sampler": describe(self._sampler), "view": describe(self._reader.view)}
+
+    def part_changed(self, part: object) -> None:
+        """A parameter of a sampler or a view was set: if it is one of this replay, keep it at once."""
+        if any(part is own for own in self._parts()):
+            self._keep_settings()
+
+    def _parts(self) -> list[Any]:
+        """The sampler and the view, and those inside of them."""
+        return [*parts_of(self._sampler), *parts_of(self._reader.view)]
+
+    def _keep_settings(self) -> None:
+        """Keep the settings of a replay in files, and learn of later changes."""
+        if self._durable is None or isinstance(self._ring.pending, Ended):
+            return
+        for part in self._parts():
+            observe(part, self)
+        if not self._durable.settings.keep(json.dumps(self._settings()).encode()):
+            self._commit()  # they are too long for their place
 
 
 def opened(
@@ -167,12 +188,13 @@ def _opened(
         buffer = cls(**given, sampler=sampler, view=view, seed=seed, store=keeper)
         return _begun(buffer, keeper, flush, None)
     with contradictions(directory.path, ParameterError, SchemaError):
-        arguments = kept_arguments(content, sampler, view)
-    _require_same(directory.path, arguments, wanted)
+        _require_same(directory.path, kept_arguments(content, sampler, view), wanted)
     first = whole(content, "first")
     with contradictions(directory.path):
-        rows = arguments["capacity"] // arguments["num_envs"]
-        mark = recover(keeper, arguments["num_envs"], rows)
+        mark, settings = recover(keeper, whole(content, "num_envs"), whole(content, "rows_per_env"))
+    with contradictions(directory.path, ParameterError, SchemaError):
+        arguments = kept_arguments(content | newer(settings), sampler, view)
+    with contradictions(directory.path):
         keeper.directory.journal.append(mark.encode("open", whereabouts(keeper)))  # before anything changes
         buffer = cls(**arguments, store=keeper)
         buffer._progress.first = first
@@ -189,13 +211,15 @@ def _begun(buffer: Any, keeper: MappedKeeper, flush: FlushPolicy, mark: Any) -> 
     read_sampler(keeper.directory, buffer._ring, buffer._sampler)
     me = ref(buffer)
     buffer._writer.added = None if flush is None else partial(_flush_if_due, me)
+    buffer._reader.replaced = lambda: (found := me()) is not None and found._keep_settings()
     buffer._progress.slots.on_seed = lambda: (found := me()) is not None and found._commit()
     buffer._coming = coming_of(buffer._ring, buffer._sampler, buffer._progress)
     keeper.on_fork = partial(_end_in_child, ref(buffer._ring))
     if mark is None:
-        buffer._durable.note("open")
+        buffer._durable.begin()
     buffer._ring.settle()
     buffer._commit()
+    buffer._keep_settings()
     return buffer
 
 
@@ -214,6 +238,18 @@ def _end_in_child(ring: ReferenceType[Ring]) -> None:
             "this replay is in files that belong to the process that opened it, and a forked child may not use them; "
             "use it in the parent, or send the child batches"
         )
+
+
+def newer(settings: bytes) -> dict[str, Any]:
+    """Settings of a process that was killed, for the manifest's content, as :meth:`OpenedReplay._settings` wrote them.
+
+    Raises:
+        InvariantError: they make no sense.
+    """
+    found: Any = json.loads(settings or b"{}")
+    if not isinstance(found, dict) or cast("dict[str, Any]", found).keys() - {"sampler", "view"}:
+        raise InvariantError("settings: expected those of a sampler and a view")
+    return cast("dict[str, Any]", found)
 
 
 def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..views.returns_to_go import ReturnsToGo
 from ..views.sequences import Sequence
 from ..views.transitions import NStep
 
-__all__ = ["PARAMETERS", "describe", "kinds", "plain", "rebuild"]
+__all__ = ["PARAMETERS", "describe", "kinds", "parts_of", "plain", "rebuild"]
 
 
 PARAMETERS: dict[type[Any], tuple[str, ...]] = {
@@ -101,6 +101,13 @@ def _value(value: Any, name: str) -> Any:
     if type(value) is int and abs(value) > LARGEST_PARAMETER:
         raise ValueError(f"{name} is {value!r:.80}")
     return value
+
+
+def parts_of(part: Any) -> list[Any]:
+    """A sampler or a view, and the one inside of it, if there is one, and so on."""
+    if isinstance(part, Recent):
+        return [part, part.inner]
+    return [part, *parts_of(part.window)] if isinstance(part, FrameStack | ReturnsToGo) else [part]
 
 
 def kinds(part: Any) -> tuple[Any, ...]:

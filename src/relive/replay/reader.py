@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
@@ -22,9 +22,8 @@ from ..steps.arrays import Ints, as_host
 from ..steps.schema import Schema
 from ..steps.trees import Path
 from ..views.contract import View, require_readable, rule_of, time_first_of
-from ..views.frames import FrameStack
-from ..views.returns_to_go import ReturnsToGo
 from .arguments import whole_numbers
+from .parts import parts_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -47,6 +46,8 @@ class Reader:
 
     def __init__(self, ring: Ring, sampler: Sampler, schema: Schema, view: View) -> None:
         self.ring, self.sampler, self.schema, self.view = ring, sampler, schema, view
+        self.replaced: Callable[[], object] = bool
+        """Called when the view was replaced. A replay in files keeps it."""
         self.read_through(view)
 
     def read_through(self, view: View) -> None:
@@ -60,9 +61,9 @@ class Reader:
         refuse_class("view", view)
         if not hasattr(view, "read"):
             raise ParameterError(f"view={view!r}: expected a view, such as NStep(3, gamma=0.99) or Transition()")
-        for part in _parts(view):
+        for part in parts_of(view):
             reader = _READERS.get(id(part))
-            if reader is not None and reader is not self and any(part is other for other in _parts(reader.view)):
+            if reader is not None and reader is not self and any(part is other for other in parts_of(reader.view)):
                 raise LifecycleError(
                     f"{part!r} is the view of another buffer, so a change would affect both; make a new view for each "
                     "buffer"
@@ -74,7 +75,8 @@ class Reader:
         except ReliveError:
             self.view = before
             raise
-        _READERS.update(dict.fromkeys(map(id, _parts(view)), self))
+        _READERS.update(dict.fromkeys(map(id, parts_of(view)), self))
+        self.replaced()
 
     def keep_rule(self) -> None:
         """Apply the view's rule of what can be drawn to the ring, if it has changed."""
@@ -163,11 +165,6 @@ class Reader:
 
 _READERS: WeakValueDictionary[int, Reader] = WeakValueDictionary()
 """Readers by the id of their view, because some views can be neither hashed nor weakly referenced."""
-
-
-def _parts(view: View) -> list[Any]:
-    """A view, and the views inside it."""
-    return [view, *_parts(view.window)] if isinstance(view, (FrameStack, ReturnsToGo)) else [view]
 
 
 def readable_draw(ring: Ring, sampler: Sampler, drawn: Any, count: int) -> tuple[Ints, dict[str, Any]]:
