@@ -17,6 +17,7 @@ import planted
 import relive
 from planted import Arrays, blocks
 from relive.compat import agilerl, embodichain, pytorchrl, rsl_rl, velora
+from relive.exchange import log_of
 from relive.look.experience import Experience
 from relive.look.readers import experience_of
 
@@ -221,6 +222,34 @@ def test_a_copy_of_stable_baselines3s_buffer_in_a_users_code_is_known_by_its_att
     found = experience_of(buffer)
     assert found.truncated is None
     np.testing.assert_array_equal(found.terminated, rows["terminated"].T.reshape(-1))
+
+
+@pytest.mark.parametrize("steps", [0, 3, 5, 8, 10])
+def test_a_ring_of_stable_baselines3_that_saves_memory_has_no_step_in_the_row_of_its_newest_observation(
+    steps: int,
+) -> None:
+    size, envs = 5, 2
+    ring: Any = {"observations": np.zeros((size, envs, 1)), "actions": np.zeros((size, envs, 1), int),
+                 "rewards": np.zeros((size, envs)), "dones": np.zeros((size, envs)),
+                 "timeouts": np.zeros((size, envs))}  # fmt: skip
+    pos = 0
+    for t in range(steps):  # as its add() does: the next observation goes to the next row
+        at = np.array([t, 100 + t])
+        ring["observations"][pos], ring["actions"][pos], ring["rewards"][pos] = at[:, None], at[:, None], at
+        ring["observations"][(pos + 1) % size] = at[:, None] + 1
+        pos = (pos + 1) % size
+    buffer = made("ReplayBuffer", **ring, pos=pos, full=steps >= size, optimize_memory_usage=True,
+                  handle_timeout_termination=False)  # fmt: skip
+    kept = np.arange(steps)[-(size - 1) :] if steps >= size else np.arange(steps)
+    wanted = np.concatenate([kept, 100 + kept])
+    found, log = experience_of(buffer), log_of(buffer)
+    np.testing.assert_array_equal(found.obs[()][:, 0], wanted)
+    np.testing.assert_array_equal(found.action[()][:, 0], wanted)
+    np.testing.assert_array_equal(found.reward, wanted)
+    np.testing.assert_array_equal(log.fields["next_obs"][:, 0], wanted + 1)
+    assert not log.fields["truncated"].any()
+    if steps:
+        np.testing.assert_array_equal(log.replay().data()["next_obs"][:, 0], wanted + 1)
 
 
 # -- relive's drop-ins ----------------------------------------------------------------------------------------------

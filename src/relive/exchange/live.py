@@ -18,7 +18,9 @@ __all__ = ["log_of"]
 def log_of(source: Any) -> Log:
     """The steps of any source that :func:`relive.audit` reads, such as a live buffer of another library.
 
-    Observations after steps are kept if the source has them. Rows are env by env, each env in the order of time.
+    Observations after steps are kept if the source has them. Rows are env by env, each env in the order of time. If the
+    source has only the one after each env's last step, the others are those of the following rows, and after an end the
+    step's own observation stands for it.
 
     Raises:
         FieldError, ShapeError: the source cannot be read.
@@ -28,9 +30,10 @@ def log_of(source: Any) -> Log:
     fields |= {"reward": steps.reward, "terminated": steps.terminated, "obs": _tree(steps.obs)}
     if steps.action:
         fields["action"] = _tree(steps.action)
-    if steps.next_obs is not None:
-        fields["next_obs"] = _tree(steps.next_obs)
-    fields["truncated"] = _cuts(steps)
+    after = _after(steps)
+    if after is not None:
+        fields["next_obs"] = _tree(after)
+    fields["truncated"] = _cuts(steps, after is not None)
     return Log(steps.source, fields, steps.lacks)
 
 
@@ -39,9 +42,21 @@ def _tree(leaves: Leaves) -> Any:
     return leaves[()] if () in leaves else nest(leaves)
 
 
-def _cuts(steps: Experience) -> Array:
+def _after(steps: Experience) -> Leaves | None:
+    """The observations after steps ``[S, ...]``, as :func:`log_of` says; None if they are not known."""
+    if steps.next_obs is not None or steps.last_obs is None:
+        return steps.next_obs
+    row, last = np.arange(len(steps)), ~steps.follows
+    following = row + (steps.follows & ~steps.ended)
+    found = {path: leaf[following] for path, leaf in steps.obs.items()}
+    for path, leaf in found.items():
+        leaf[last] = steps.last_obs[path][steps.env[last]]
+    return found
+
+
+def _cuts(steps: Experience, known: bool) -> Array:
     """Which steps were truncated. A running episode whose next observation is not known counts as truncated, too."""
     truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated.copy()
-    if steps.next_obs is None:
+    if not known:
         truncated |= ~steps.follows & ~steps.ended
     return truncated

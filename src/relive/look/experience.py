@@ -30,6 +30,8 @@ class Experience:
         obs: the leaves of the observations ``[S, ...]``.
         next_obs: the leaves of the observations after each step ``[S, ...]``; None if the source keeps none. Then the
             observation of the following row has to serve.
+        last_obs: the leaves of the observation after each env's last step ``[N, ...]``, env 0 first, if the source
+            keeps that one and no other.
         action: the leaves of the actions ``[S, ...]``; empty if the source keeps none.
         reward: ``[S]``.
         terminated: bool ``[S]``.
@@ -61,6 +63,7 @@ class Experience:
     env: Ints
     follows: Bools
     next_obs: Leaves | None = None
+    last_obs: Leaves | None = None
     action: Leaves = field(default_factory=dict[Path, Array])
     others: Leaves = field(default_factory=dict[Path, Array])
     priorities: Array | None = None

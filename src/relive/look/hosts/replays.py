@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import FieldError
 from ...steps.arrays import as_host
+from ...steps.trees import map_leaves
 from ..experience import Experience, from_arrays, leaves_of, nothing
 from .order import as_blocks, flat_steps, in_time
 
@@ -30,10 +31,16 @@ __all__ = [
 
 
 def stable_baselines3_replay(buffer: Any) -> Experience:
-    """Its replay buffers: ``dones`` are ends of both kinds, ``timeouts`` say which were time limits."""
+    """Its replay buffers: ``dones`` are ends of both kinds, ``timeouts`` say which were time limits.
+
+    With ``optimize_memory_usage``, the observation after the newest step is written to the row after it, at ``pos``. In
+    a full ring, that row's own observation is lost, and so its step is none any more.
+    """
+    slim = bool(getattr(buffer, "optimize_memory_usage", False))
+    lost = int(slim and buffer.full)
 
     def rows(values: Any) -> Any:
-        return in_time(values, buffer.pos, buffer.full)
+        return map_leaves(lambda column: column[lost:], in_time(values, buffer.pos, buffer.full))
 
     truncated = rows(buffer.timeouts).astype(np.bool_)
     fields = {
@@ -43,9 +50,12 @@ def stable_baselines3_replay(buffer: Any) -> Experience:
     known = getattr(buffer, "handle_timeout_termination", True)
     if known:
         fields["truncated"] = truncated
-    if not getattr(buffer, "optimize_memory_usage", False):
+    if not slim:
         fields["next_obs"] = rows(buffer.next_observations)
-    return from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
+    found = from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
+    if slim and not known:  # if time limits are known, the final observations that the library overwrote are missed
+        found.last_obs = {path: leaf[buffer.pos] for path, leaf in leaves_of(buffer.observations).items()}
+    return found
 
 
 # -- Tianshou -------------------------------------------------------------------------------------------------------
