@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..look.experience import Experience, Leaves
+from ..look.experience import Experience, Leaves, same_rows
 from ..look.readers import experience_of
 from ..steps.arrays import Array
 from ..steps.trees import nest
@@ -33,7 +33,7 @@ def log_of(source: Any) -> Log:
     after = _after(steps)
     if after is not None:
         fields["next_obs"] = _tree(after)
-    fields["truncated"] = _cuts(steps, after is not None)
+    fields["truncated"] = _cuts(steps, after)
     return Log(steps.source, fields, steps.lacks)
 
 
@@ -54,9 +54,16 @@ def _after(steps: Experience) -> Leaves | None:
     return found
 
 
-def _cuts(steps: Experience, known: bool) -> Array:
-    """Which steps were truncated. A running episode whose next observation is not known counts as truncated, too."""
+def _cuts(steps: Experience, after: Leaves | None) -> Array:
+    """Which steps were truncated, bool ``[S]``.
+
+    A running episode counts as truncated, too, if the observation after it is not known, or is by chance that of the
+    following row, which is of another env or episode.
+    """
     truncated = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated.copy()
-    if not known:
-        truncated |= ~steps.follows & ~steps.ended
-    return truncated
+    running = ~steps.follows & ~steps.ended
+    if after is not None:
+        for path, leaf in steps.obs.items():
+            running[:-1] &= same_rows(after[path][:-1], leaf[1:])
+        running[-1:] = False
+    return truncated | running
