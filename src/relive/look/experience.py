@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, ShapeError
+from ..memory.estimate import require_whole
 from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.trees import Path, dotted
 from .digests import words
@@ -194,8 +195,10 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
         FieldError: a field is missing.
         ShapeError: the arrays do not have one number of steps.
         DTypeError: flags or rewards are neither bools nor numbers.
+        ParameterError: arrays that repeat their numbers would not fit into memory as a whole.
     """
     named = {ALIASES.get(name, name): value for name, value in fields.items() if value is not None}
+    require_whole(named)
     known = bool({"terminated", "done", "next_done"} & set(named))
     missing = [name for name in ("obs", "reward") if name not in named]
     if missing or not {"terminated", "done", "episode_start"} & set(named):
