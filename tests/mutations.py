@@ -111,7 +111,7 @@ MUTATIONS = [
         "a storage of TorchRL that names its envs is put in order by observations",
         "look/hosts/order.py",
         "        if _goes_on(stated) or not _goes_on(found):",
-        "        if not _goes_on(found):",
+        "        if False:",
         "exchange/test_torchrl.py look/test_hosts.py",
     ),
     Mutation(

@@ -177,6 +177,7 @@ def _repeated(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         strides = value.stride() if value.layout is torch.strided and not value.is_nested else ()
     elif isinstance(value, np.ndarray):
+        value = cast("np.ndarray[Any, Any]", value)
         strides = value.strides
     elif isinstance(value, tuple):
         return sum(map(_repeated, cast("tuple[Any, ...]", value)))

@@ -40,8 +40,11 @@ def stable_baselines3_replay(buffer: Any) -> Experience:
     slim = bool(getattr(buffer, "optimize_memory_usage", False))
     lost = int(slim and buffer.full)
 
+    def kept(column: Any) -> Any:
+        return column[lost:]
+
     def rows(values: Any) -> Any:
-        return map_leaves(lambda column: column[lost:], in_time(values, buffer.pos, buffer.full))
+        return map_leaves(kept, in_time(values, buffer.pos, buffer.full))
 
     truncated = rows(buffer.timeouts).astype(np.bool_)
     fields = {
