@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import TensorDict
 
 Arrays = dict[str, Any]
 
@@ -181,3 +183,21 @@ def n_step(episodes: list[Arrays], n: int = 3, gamma: float = 0.99, own_flags: b
         out["reward"][i] = sum(gamma**j * found["reward"][i + j] for j in range(k + 1))
         out["next_obs"][i] = found["next_obs"][i + k]
     return out
+
+
+def ring_of(steps: int, envs: int, values: int, rows: int) -> TensorDict:
+    """TensorDicts ``[rows, envs]`` as TorchRL's storage keeps the newest of ``steps`` steps that do not end.
+
+    Observations are independent, out of ``values`` different ones. The reward and the action are 100 times the env plus
+    the step.
+    """
+    obs = torch.from_numpy(np.random.default_rng(0).integers(values, size=(steps + 1, envs, 1)).astype(np.float32))
+    reward = torch.arange(steps)[:, None, None] + 100.0 * torch.arange(envs)[None, :, None]
+    never = torch.zeros(steps, envs, 1, dtype=torch.bool)
+    after = {"observation": obs[1:], "reward": reward, "done": never, "terminated": never, "truncated": never}
+    ring = TensorDict({"observation": obs[:-1], "action": reward.clone(), "next": TensorDict(after)})
+    ring.auto_batch_size_(2)
+    kept = torch.arange(steps)[-rows:]
+    found = ring[:1].expand(rows, envs).clone()
+    found[kept % rows] = ring[kept]
+    return found

@@ -34,6 +34,15 @@ def test_arrays_are_the_replay_that_was_filled_from_them(next_obs: bool) -> None
         np.testing.assert_array_equal(one, other)
 
 
+def test_steps_of_two_envs_stay_apart_where_one_begins_on_what_the_other_led_to() -> None:
+    obs = np.arange(5.0)[:, None] + [0, 4]  # env 0 gets from 0 to 4, env 1 from 4 to 8
+    never = np.zeros((4, 2), bool)
+    log = log_of({"obs": obs[:-1], "next_obs": obs[1:], "action": never, "reward": obs[:-1], "terminated": never,
+                  "truncated": never})  # fmt: skip
+    assert log.fields["truncated"].tolist() == [False] * 3 + [True] + [False] * 4
+    assert [len(episode.steps) for episode in log.replay().episodes()] == [4, 4]
+
+
 def test_a_replay_of_several_envs_becomes_one_env_and_keeps_its_episodes(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     twin = Twin(3, 30, dress="dict").play("...", ".T.", "..U", "...", "B..", "...", "...")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relive.errors import FieldError, ShapeError
+from relive.errors import FieldError, ParameterError, ShapeError
 from relive.exchange import from_rlds
 from twins import Twin
 
@@ -120,7 +120,11 @@ def changed(step: int, **members: Any) -> Callable[[list[dict[str, Any]]], Any]:
         (lambda steps: {"steps": stacked({"steps": steps})["steps"] | {"is_last": 3}}, ShapeError, "is_last has 1"),
         (lambda steps: {"steps": []}, FieldError, "lacks observation"),
         (lambda steps: steps, FieldError, "expected a dict with 'steps', got a list"),
-        (lambda steps: {"steps": None}, FieldError, "differ in their members"),
+        (lambda steps: {"steps": None}, FieldError, "a dict for each step.*got a NoneType"),
+        (lambda steps: {"steps": np.zeros((5, 3))}, FieldError, "a dict for each step.*got a ndarray of ndarray"),
+        (lambda steps: {"steps": [*steps, 7]}, FieldError, "a dict for each step.*got a list of int"),
+        (lambda steps: {"steps": {"observation": np.broadcast_to(np.zeros(1), (5, 2**45))}}, ParameterError,
+         "field 'observation' repeats its numbers"),
     ],
 )  # fmt: skip
 def test_steps_that_contradict_are_named(

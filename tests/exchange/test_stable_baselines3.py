@@ -39,12 +39,15 @@ def test_a_full_ring_of_two_envs_comes_in_with_every_end(name: str) -> None:
 
 def test_a_buffer_without_next_observations_or_time_limits_says_so() -> None:
     log = from_stable_baselines3(FILES / "slim.pkl")
-    assert "next_obs" not in log.fields
+    obs, after, ends = (log.fields[name] for name in ("obs", "next_obs", "terminated"))
+    np.testing.assert_array_equal(log.fields["reward"], [*range(8, 18, 2), *range(9, 18, 2)])  # the row at pos is none
+    np.testing.assert_array_equal(log.fields["action"][:, 0], log.fields["reward"])
+    np.testing.assert_array_equal(after - obs, [[0, 0, 0 if end else 1] for end in ends])
     assert log.lacks == (
         "it does not tell truncation from termination",
         "it keeps no observation after a step but that of the following row",
     )
-    assert [len(e.steps) for e in log.replay().episodes()] == [1, 4, 1, 4]
+    assert [len(e.steps) for e in log.replay().episodes()] == [4, 1, 4, 1]
 
 
 # -- attacks --------------------------------------------------------------------------------------------------------

@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensordict import TensorDict
 
-from relive.errors import FileFormatError, NoSaveError, ParameterError
+from planted import ring_of
+from relive.errors import FieldError, FileFormatError, NoSaveError, ParameterError
 from relive.exchange import from_torchrl
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange"
+STORAGE, META = "storage/storage_metadata.json", "storage/meta.json"
 
 
-@pytest.mark.parametrize("name", ["torchrl", "torchrl-blocks"])
-def test_a_full_ring_of_two_envs_comes_in_thread_by_thread(name: str) -> None:
+@pytest.mark.parametrize(("name", "lengths"), [("torchrl", [1, 1, 4, 4, 1, 1]), ("torchrl-blocks", [1, 4, 1, 1, 4, 1])])
+def test_a_full_ring_of_two_envs_comes_in_thread_by_thread(name: str, lengths: list[int]) -> None:
     log = from_torchrl(FILES / name)
     obs, after = log.fields["obs"], log.fields["next_obs"]
     assert sorted(log.fields["reward"]) == list(range(6, 18))  # the newest of 18
@@ -30,8 +33,45 @@ def test_a_full_ring_of_two_envs_comes_in_thread_by_thread(name: str) -> None:
     env, episode, step = (obs["state"] / [50, 1, 1]).T.astype(int)
     np.testing.assert_array_equal(log.fields["terminated"], (step == 3) & ((episode + env) % 2 == 0))
     np.testing.assert_array_equal(log.fields["truncated"], (step == 3) & ((episode + env) % 2 == 1))
-    assert [len(e.steps) for e in log.replay().episodes()] == [1, 1, 4, 4, 1, 1]
+    assert [len(e.steps) for e in log.replay().episodes()] == lengths  # two axes say which rows are of one env
     assert log.lacks == ()
+
+
+def dumped(folder: Path, steps: TensorDict, size: int, written: int) -> Path:
+    """The rows of a storage as a dump: ``size`` is what it calls its length, ``written`` how many rows it was given."""
+    steps.memmap(folder / "storage")
+    (folder / STORAGE).write_text(json.dumps({"metadata": {}, "is_pytree": False, "len": size}))
+    (folder / "writer").mkdir()
+    about = {"cursor": written % len(steps), "write_count": written}
+    (folder / "writer" / "metadata.json").write_text(json.dumps(about))
+    return folder
+
+
+@pytest.mark.parametrize("values", [2, 10**6])
+@pytest.mark.parametrize(("rows", "size"), [(20, 60), (20, 59), (40, 90)])
+def test_the_first_axis_of_a_storage_of_two_is_time_whatever_the_observations_are(
+    tmp_path: Path, values: int, rows: int, size: int
+) -> None:
+    ring = ring_of(30, 3, values, rows)  # 59: a capacity that 3 does not divide
+    log = from_torchrl(dumped(tmp_path / "dump", ring, size, 30))
+    kept = np.arange(30)[-rows:]
+    np.testing.assert_array_equal(log.fields["reward"], np.concatenate([kept, 100 + kept, 200 + kept]))
+    assert [len(e.steps) for e in log.replay().episodes()] == [len(kept)] * 3
+
+
+def test_a_storage_that_counts_rows_of_two_axes_is_read_in_full(tmp_path: Path) -> None:
+    log = from_torchrl(dumped(tmp_path / "dump", ring_of(30, 3, 10**6, 20), 20, 30))
+    assert sorted(log.fields["reward"]) == [100 * env + t for env in range(3) for t in range(10, 30)]
+
+
+def test_steps_without_an_observation_or_a_next_are_named(tmp_path: Path) -> None:
+    shutil.copytree(FILES / "torchrl", tmp_path / "dump")
+    meta = json.loads((tmp_path / "dump" / META).read_text())
+    for left_out, message in ((("state", "pixels"), "an observation that a step and its"), (("next",), 'a "next"')):
+        less = {name: note for name, note in meta.items() if name not in left_out}
+        (tmp_path / "dump" / META).write_text(json.dumps(less))
+        with pytest.raises(FieldError, match=message):
+            from_torchrl(tmp_path / "dump")
 
 
 def edited(file: str, **members: Any) -> Callable[[Path], None]:
@@ -62,9 +102,6 @@ def sparse(folder: Path) -> None:
     edited("storage/meta.json", big=entry(shape=[12, 2**38], dtype="torch.uint8"))(folder)
     with open(folder / "storage" / "big.memmap", "wb") as stream:
         os.truncate(stream.fileno(), 12 * 2**38)
-
-
-STORAGE, META = "storage/storage_metadata.json", "storage/meta.json"
 
 
 @pytest.mark.parametrize(

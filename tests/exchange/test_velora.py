@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from relive.compat import velora
 from relive.errors import FileFormatError, NoSaveError
 from relive.exchange import from_velora
 
@@ -71,3 +73,35 @@ def test_a_file_that_is_missing_or_none_is_named(tmp_path: Path) -> None:
         from_velora(folder)
     with pytest.raises(FileFormatError, match="name that ends in"):
         from_velora(folder / "other.safetensors")
+
+
+@pytest.mark.parametrize("hidden_dim", [0, 4])
+@pytest.mark.parametrize("steps", [5, 13])
+def test_what_the_drop_in_saved_comes_in_exactly_and_a_changed_byte_is_refused(
+    tmp_path: Path, hidden_dim: int, steps: int
+) -> None:
+    rng = np.random.default_rng(0)
+    states, actions, hiddens = (
+        torch.from_numpy(rng.normal(size=(steps + 1, size)).astype(np.float32)) for size in (3, 2, hidden_dim)
+    )
+    dones = torch.arange(steps) % 4 == 3
+    buffer = velora.ReplayBuffer(8, 3, 2, hidden_dim)
+    buffer.add_multi(states[:-1], actions[:-1], torch.arange(float(steps)), states[1:], dones, hiddens[:-1])
+    buffer.save(tmp_path)
+    log = from_velora(tmp_path)
+    kept = slice(max(steps - 8, 0), steps)
+    for name, wanted in (("obs", states[:-1]), ("next_obs", states[1:]), ("action", actions[:-1]),
+                         ("reward", torch.arange(float(steps))), ("terminated", dones)):  # fmt: skip
+        np.testing.assert_array_equal(log.fields[name], wanted[kept])
+    assert ("its hidden states were not read" in log.lacks) == (hidden_dim > 0)
+    file = tmp_path / "buffer_state.safetensors"
+    content = bytearray(file.read_bytes())
+    columns = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    for name in ("states", "dones", *(["hiddens"] if hidden_dim else [])):
+        at = len(content) - max(c["data_offsets"][1] for n, c in columns.items() if n != "__metadata__")
+        at += columns[name]["data_offsets"][0]
+        content[at] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(FileFormatError, match="is damaged: expected the checksum"):
+            from_velora(tmp_path)
+        content[at] ^= 1

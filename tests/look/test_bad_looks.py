@@ -12,6 +12,7 @@ import torch
 
 import relive
 from relive.errors import DTypeError, FieldError, ParameterError, ReliveError
+from relive.exchange import log_of
 
 SCHEMA = relive.Schema.from_example({"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False})
 
@@ -116,6 +117,21 @@ def test_next_observations_without_a_member_are_refused():
     obs = {"a": np.zeros(5), "b": np.zeros(5)}
     with pytest.raises(FieldError, match=r"next_obs\.b"):
         relive.audit(arrays(obs=obs, next_obs={"a": np.zeros(5)}))
+
+
+@pytest.mark.parametrize("shape", [(2**45,), (5, 2**45)])
+@pytest.mark.parametrize("of", ["numpy", "torch", "bfloat16", "nested"])
+def test_arrays_that_repeat_a_few_numbers_are_refused_if_they_would_not_fit(shape: tuple[int, ...], of: str):
+    one = np.broadcast_to(np.zeros(1), shape)
+    obs: Any = {"numpy": one, "torch": torch.zeros(1).expand(shape), "nested": {"a": (one, np.zeros(5))},
+                "bfloat16": torch.zeros(1, dtype=torch.bfloat16).expand(shape)}[of]  # fmt: skip
+    flags = np.broadcast_to(np.zeros(1, bool), shape[:1])
+    steps = {"obs": obs, "reward": flags, "terminated": flags}
+    for look in (relive.audit, relive.inspect, log_of):
+        with pytest.raises(ParameterError, match=r"field 'obs' repeats its numbers.* would take .* are free"):
+            look(steps)
+    few = np.broadcast_to(np.zeros((1, 1)), (5, 2))
+    assert relive.audit(arrays(obs=few)).rows == 5
 
 
 def test_narrow_floats_are_looked_at_as_numbers():

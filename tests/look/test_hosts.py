@@ -17,6 +17,7 @@ import planted
 import relive
 from planted import Arrays, blocks
 from relive.compat import agilerl, embodichain, pytorchrl, rsl_rl, velora
+from relive.exchange import log_of
 from relive.look.experience import Experience
 from relive.look.readers import experience_of
 
@@ -221,6 +222,77 @@ def test_a_copy_of_stable_baselines3s_buffer_in_a_users_code_is_known_by_its_att
     found = experience_of(buffer)
     assert found.truncated is None
     np.testing.assert_array_equal(found.terminated, rows["terminated"].T.reshape(-1))
+
+
+@pytest.mark.parametrize("steps", [0, 3, 5, 8, 10])
+def test_a_ring_of_stable_baselines3_that_saves_memory_has_no_step_in_the_row_of_its_newest_observation(
+    steps: int,
+) -> None:
+    size, envs = 5, 2
+    ring: Any = {"observations": np.zeros((size, envs, 1)), "actions": np.zeros((size, envs, 1), int),
+                 "rewards": np.zeros((size, envs)), "dones": np.zeros((size, envs)),
+                 "timeouts": np.zeros((size, envs))}  # fmt: skip
+    pos = 0
+    for t in range(steps):  # as its add() does: the next observation goes to the next row
+        at = np.array([t, 100 + t])
+        ring["observations"][pos], ring["actions"][pos], ring["rewards"][pos] = at[:, None], at[:, None], at
+        ring["observations"][(pos + 1) % size] = at[:, None] + 1
+        pos = (pos + 1) % size
+    buffer = made("ReplayBuffer", **ring, pos=pos, full=steps >= size, optimize_memory_usage=True,
+                  handle_timeout_termination=False)  # fmt: skip
+    kept = np.arange(steps)[-(size - 1) :] if steps >= size else np.arange(steps)
+    wanted = np.concatenate([kept, 100 + kept])
+    found, log = experience_of(buffer), log_of(buffer)
+    np.testing.assert_array_equal(found.obs[()][:, 0], wanted)
+    np.testing.assert_array_equal(found.action[()][:, 0], wanted)
+    np.testing.assert_array_equal(found.reward, wanted)
+    np.testing.assert_array_equal(log.fields["next_obs"][:, 0], wanted + 1)
+    assert not log.fields["truncated"].any()
+    if steps:
+        np.testing.assert_array_equal(log.replay().data()["next_obs"][:, 0], wanted + 1)
+
+
+def of_torchrl(ring: Any, steps: int, along: int = 1) -> Any:
+    """As much of a TorchRL buffer with a storage of two axes as it is read by; ``along`` 1 gives ``[N, T]``."""
+    rows, envs = ring.batch_size
+    storage = type("Storage", (), {"max_size": rows * envs, "ndim": 2,
+                                   "__len__": lambda self: min(steps, rows) * envs})()  # fmt: skip
+    return type("ReplayBuffer", (), {
+        "__module__": "torchrl.data", "_storage": storage, "_writer": made("Writer", _cursor=steps % rows),
+        "__getitem__": lambda self, index: ring[: min(steps, rows)].transpose(along, 0), "dim_extend": along,
+    })()  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [2, 10**6])
+@pytest.mark.parametrize("rows", [20, 40])
+@pytest.mark.parametrize("along", [0, 1])
+def test_a_storage_of_torchrl_with_two_axes_says_which_rows_are_of_one_env(values: int, rows: int, along: int) -> None:
+    log = log_of(of_torchrl(planted.ring_of(30, N, values, rows), 30, along))
+    kept = np.arange(30)[-rows:]
+    np.testing.assert_array_equal(log.fields["reward"], np.concatenate([100 * env + kept for env in range(N)]))
+    assert [len(episode.steps) for episode in log.replay().episodes()] == [len(kept)] * N
+
+
+def test_a_trajectory_of_torchrl_that_begins_without_an_end_before_it_does_not_go_on() -> None:
+    ring = planted.ring_of(30, N, 1, 30)
+    ring["collector"] = TensorDict({"traj_ids": (torch.arange(30) >= 12).long()[:, None].expand(30, N)}, [30, N])
+    found, log = experience_of(of_torchrl(ring, 30)), log_of(of_torchrl(ring, 30))
+    assert np.flatnonzero(~found.follows).tolist() == [11, 29, 41, 59, 71, 89]
+    assert [len(episode.steps) for episode in log.replay().episodes()] == [12, 18] * N
+
+
+def test_blocks_of_torchrl_that_lie_env_by_env_are_known_by_their_observations() -> None:
+    blocks = [planted.ring_of(30, N, 10**6, 30)[at : at + 10].transpose(0, 1) for at in (0, 10, 20)]
+    log = log_of(of_torchrl(torch.cat(blocks).contiguous(), 3 * N, along=0))  # [N, T] blocks, along the first axis
+    assert [len(episode.steps) for episode in log.replay().episodes()] == [10] * 3 * N  # a block stays whole
+
+
+def test_steps_of_torchrl_without_an_observation_are_refused_by_name() -> None:
+    ring = planted.ring_of(30, N, 10, 30).exclude(("next", "observation"))
+    with pytest.raises(
+        relive.errors.FieldError, match=r"got observation, action, next in steps and reward, .*store both"
+    ):
+        relive.audit(of_torchrl(ring, 30))
 
 
 # -- relive's drop-ins ----------------------------------------------------------------------------------------------

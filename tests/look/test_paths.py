@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a wrong checksum": (flipped, "expected an .npz file"),
     "one array without a name": (one_array, "expected an .npz file"),
     "Python objects": (lambda path: arrays(path, x=np.array([{}, 1], object)), "without Python objects"),
-    "more numbers than bytes": (claiming((10**13,)), "expected an .npz file"),
+    "more numbers than bytes": (claiming((10**13,)), "an array of it claims more numbers than memory holds"),
     "more numbers than there are": (claiming((2**62, 4)), "expected an .npz file"),
     "fewer than no numbers": (claiming((-5,)), "expected an .npz file"),
     "a pipe": (os.mkfifo, "expected a regular file"),
@@ -95,6 +95,15 @@ def run(arguments: list[str]) -> tuple[int, str]:
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return found.exit_code, found.output
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.pkl", "a"])
+def test_a_file_of_another_kind_is_refused_with_what_can_be_read(name: str, tmp_path: Path) -> None:
+    one_array(tmp_path / name)
+    for command in ("audit", "inspect"):
+        code, output = run([command, str(tmp_path / name)])
+        assert code == 2
+        assert "or an .npz file of arrays by name, got another file; numpy.savez writes such arrays" in output
 
 
 def test_arrays_are_read_through_a_link_and_only_if_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

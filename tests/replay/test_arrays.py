@@ -167,8 +167,36 @@ def test_what_is_missing_or_contradicts_itself_is_refused() -> None:
         ({**arrays, "dones": ~arrays["terminals"]}, errors.ParameterError, "'done' contradicts"),
         ([1, 2], errors.FieldError, "expected a mapping"),
         ({name: x[:0] for name, x in arrays.items()}, errors.ShapeError, "no rows"),
+        ({name: np.broadcast_to(x[:1], (2**45, *x.shape[1:])) for name, x in without.items()}, errors.ParameterError,
+         "field 'obs' repeats its numbers.* are free"),
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             ReplayBuffer.from_arrays(wrong)
     with pytest.raises(errors.ParameterError, match="num_envs"):
         ReplayBuffer.from_arrays(arrays, num_envs=2)
+
+
+def test_nan_in_observations_follows_nan_and_nothing_else() -> None:
+    obs = np.array([[1.0, np.nan], [2.0, np.nan], [np.nan, np.nan], [3.0, 4.0], [5.0, np.nan]])
+    after = np.concatenate([obs[1:], [[6.0, np.nan]]])
+    after[3] = [5.0, 6.0]  # the number is not the NaN of the next row, nor the other way round
+    after[1] = [np.nan, 0.0]
+    never = np.zeros(5, bool)
+    arrays = {"obs": obs, "next_obs": after, "action": np.zeros(5), "reward": np.ones(5), "terminated": never}
+    replay = ReplayBuffer.from_arrays(arrays, seed=0)
+    np.testing.assert_array_equal(replay.data()["next_obs"], after)
+    assert [len(episode.steps) for episode in replay.episodes()] == [2, 2, 1]
+    assert ReplayBuffer.from_arrays({**arrays, "truncated": never}).block.batch_size[0] == 5 + 3
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_row_with_both_flags_is_a_terminal_that_needs_no_next_observation(own: bool) -> None:
+    both = np.array([False, True, False, False, True])
+    arrays = {"obs": np.arange(5.0), "action": np.arange(5), "reward": np.arange(5.0), "terminated": both,
+              "truncated": both | np.array([False, False, True, False, False])}  # fmt: skip
+    replay = ReplayBuffer.from_arrays(arrays, own_next_obs=own, seed=0)
+    kept = replay.data()
+    assert kept["action"].tolist() == [0, 1, 3, 4]  # 2 was only cut off, and what came after it is not known
+    assert kept["next_obs"].tolist() == [1, 1, 4, 4]
+    for name in ("terminated", "truncated"):
+        assert kept[name].tolist() == [False, True, False, True]

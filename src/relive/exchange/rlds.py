@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import FieldError, ShapeError
 from ..files.disk import usable
+from ..memory.estimate import require_whole
 from ..steps.arrays import Array
 from ..steps.trees import dotted, map_leaves
 from .log import Log, Played, joined
@@ -140,13 +141,26 @@ def _columns(steps: Any, where: str) -> dict[str, Any]:
     """Steps by member, each ``[k + 1, ...]``.
 
     Raises:
-        FieldError: the members of a step differ from those of the first one.
+        FieldError: steps are no dicts, or the members of a step differ from those of the first one.
         ShapeError: a member has other shapes in other steps.
+        ParameterError: arrays that repeat their numbers would not fit into memory as a whole.
     """
     if isinstance(steps, Mapping):
-        return dict(cast("Mapping[str, Any]", steps))
+        columns = dict(cast("Mapping[str, Any]", steps))
+        require_whole(columns)
+        return columns
+    wanted = "'steps' with a dict for each step, or one dict of arrays"
     try:
-        rows = [cast("dict[str, Any]", step) for step in _items(steps)]
+        rows = list(_items(steps))
+    except TypeError as error:
+        raise FieldError(f"{where}: expected {wanted}, got a {type(steps).__name__}") from error
+    others = [type(row).__name__ for row in rows if not isinstance(row, Mapping)]
+    if others:
+        raise FieldError(
+            f"{where}: expected {wanted}, got a {type(steps).__name__} of {others[0]}; name the members: observation, "
+            "action, ..."
+        )
+    try:
         return map_leaves(lambda *values: np.stack(values), rows[0], *rows[1:]) if rows else {}
     except (KeyError, TypeError, AttributeError) as error:
         raise FieldError(f"{where}: its steps differ in their members ({error})") from error

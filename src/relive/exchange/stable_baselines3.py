@@ -40,7 +40,8 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
     """The steps of a replay buffer of Stable-Baselines3, from the ``.pkl`` file of ``save_replay_buffer``.
 
     The file is a pickle, and it is never unpickled: see :mod:`relive.exchange.pickles`. The plain, Dict, n-step and
-    hindsight buffers are read. Observations after steps are kept unless the buffer had ``optimize_memory_usage``.
+    hindsight buffers are read. Observations after steps are kept. With ``optimize_memory_usage`` the buffer had only
+    the newest one of each env: see :func:`relive.exchange.log_of`.
 
     Raises:
         NoSaveError: there is no such file.

@@ -51,11 +51,13 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     """The steps of a TorchRL replay buffer with a tensor storage, from the directory that ``dumps`` wrote.
 
     Steps are TensorDicts with a "next", as TorchRL's collectors make them. All entries that both the step and its
-    "next" have become observations. Only JSON and raw numbers are read; the pickle in the directory is not.
+    "next" have become observations. The first axis of a storage is time. If the storage counts more axes as its own,
+    they are envs. Only JSON and raw numbers are read; the pickle in the directory is not.
 
     Raises:
         NoSaveError: a file is missing.
         FileFormatError: a file is damaged or contradicts another one, or the storage is of another kind.
+        FieldError: steps have no "next", no observation that their "next" has, too, or no reward.
         ParameterError: there is too little memory for the steps.
     """
     folder = directory(path, "the directory of a TorchRL dump")
@@ -67,19 +69,23 @@ def from_torchrl(path: str | os.PathLike[str]) -> Log:
     top = json_object(folder / "storage" / "meta.json", "the metadata of a TensorDict")
     batch = _shape(top, folder / "storage" / "meta.json")
     wide, size = prod(batch[1:]), count(content, "len", about, most=prod(batch))
-    if not batch or not size or size % wide:
+    writer: dict[str, Any] = {}
+    if batch and (wide > 1 or size == batch[0]):
+        writer = json_object(folder / "writer" / "metadata.json", "a TorchRL writer")
+    written = count(writer, "write_count", folder) if "write_count" in writer else 0
+    alone = wide > 1 and size == min(written, batch[0])  # the storage counts rows, not steps: more axes are no envs
+    rows = size if alone else -(-size // max(wide, 1))  # a capacity that N does not divide is rounded up to whole rows
+    if not batch or not size or (rows < batch[0] and not alone and size % wide):
         raise FileFormatError(f"'{about}': expected rows of a storage of shape {batch}, got len={size}")
     for entry in stored.values():
         if entry.shape[: len(batch)] != batch:
             raise FileFormatError(f"'{entry.file}': expected the shape {batch} in front, got {entry.shape}")
     require_memory(sum(entry.nbytes for entry in stored.values()), folder)
-    full = size == prod(batch)
-    first = count(json_object(folder / "writer" / "metadata.json", "a TorchRL writer"), "cursor", folder) if full else 0
-    leaves = {keys: _read(entry, size // wide, first % batch[0], len(batch)) for keys, entry in stored.items()}
-    if not any(keys[0] == "next" for keys in leaves):
-        raise FileFormatError(f"'{folder}': expected steps with a \"next\", got {', '.join(map(dotted, leaves))}")
-    steps: Any = TensorDict(cast("Any", nest(leaves)), batch_size=[size])
-    found = tensordict_steps(steps, f"'{folder}', torchrl ReplayBuffer", full=full)
+    full = rows == batch[0]
+    first = count(writer, "cursor", folder) if full else 0
+    leaves = {keys: _read(entry, rows, first % batch[0]) for keys, entry in stored.items()}
+    steps: Any = TensorDict(cast("Any", nest(leaves)), batch_size=[rows, *batch[1:]])
+    found = tensordict_steps(steps.reshape(-1) if alone else steps, f"'{folder}', torchrl ReplayBuffer", full=full)
     found.lacks += tuple(f"'{name}' is no tensor of numbers and was not read" for name in left_out)
     return log_of(found)
 
@@ -134,9 +140,8 @@ def _shape(content: dict[str, Any], about: Path) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _read(entry: Stored, rows: int, first: int, batch_dims: int) -> Tensor:
-    """The first ``rows`` rows of a tensor with one batch axis. They begin with row ``first`` and go on after the end
-    with row 0.
+def _read(entry: Stored, rows: int, first: int) -> Tensor:
+    """The first ``rows`` rows of a tensor. They begin with row ``first`` and go on after the end with row 0.
 
     Raises:
         NoSaveError: the file is missing.
@@ -158,5 +163,4 @@ def _read(entry: Stored, rows: int, first: int, batch_dims: int) -> Tensor:
     if entry.dtype == np.bool_ and numbers.view(np.uint8).max(initial=0) > 1:
         raise FileFormatError(f"'{entry.file}': expected bools, bytes of 0 and 1, got others; use another copy")
     array: Array = numbers.reshape(rows, *entry.shape[1:])
-    ordered = np.concatenate([array[first:], array[:first]]) if first else array
-    return torch.from_numpy(ordered.reshape(-1, *entry.shape[batch_dims:]))
+    return torch.from_numpy(np.concatenate([array[first:], array[:first]]) if first else array)

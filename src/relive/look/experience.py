@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, ShapeError
+from ..memory.estimate import require_whole
 from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.trees import Path, dotted
 from .digests import words
@@ -30,6 +31,8 @@ class Experience:
         obs: the leaves of the observations ``[S, ...]``.
         next_obs: the leaves of the observations after each step ``[S, ...]``; None if the source keeps none. Then the
             observation of the following row has to serve.
+        last_obs: the leaves of the observation after each env's last step ``[N, ...]``, env 0 first, if the source
+            keeps that one and no other.
         action: the leaves of the actions ``[S, ...]``; empty if the source keeps none.
         reward: ``[S]``.
         terminated: bool ``[S]``.
@@ -61,6 +64,7 @@ class Experience:
     env: Ints
     follows: Bools
     next_obs: Leaves | None = None
+    last_obs: Leaves | None = None
     action: Leaves = field(default_factory=dict[Path, Array])
     others: Leaves = field(default_factory=dict[Path, Array])
     priorities: Array | None = None
@@ -191,8 +195,10 @@ def from_arrays(fields: Mapping[str, Any], source: str = "arrays", *, vector: bo
         FieldError: a field is missing.
         ShapeError: the arrays do not have one number of steps.
         DTypeError: flags or rewards are neither bools nor numbers.
+        ParameterError: arrays that repeat their numbers would not fit into memory as a whole.
     """
     named = {ALIASES.get(name, name): value for name, value in fields.items() if value is not None}
+    require_whole(named)
     known = bool({"terminated", "done", "next_done"} & set(named))
     missing = [name for name in ("obs", "reward") if name not in named]
     if missing or not {"terminated", "done", "episode_start"} & set(named):

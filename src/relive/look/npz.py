@@ -39,9 +39,12 @@ def read_npz(path: Path) -> dict[str, Array]:
             raise
         except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, TypeError, LookupError,
                 ArithmeticError, RuntimeError, MemoryError) as error:  # fmt: skip
+            reason = str(error).partition(".")[0]
+            if isinstance(error, MemoryError):
+                reason = "an array of it claims more numbers than memory holds"
             raise FileFormatError(
                 f"'{path}': expected an .npz file of arrays, as numpy.savez writes it, got something else "
-                f"({str(error).partition('.')[0]:.200}); write it again, without Python objects"
+                f"({reason:.200}); write it again, without Python objects"
             ) from error
 
 

@@ -71,6 +71,11 @@ def of_path(path: FilePath) -> Experience:
     """
     if path.suffix.lower() == ".npz" and not path.is_dir():
         found = experience_of(read_npz(path))
+    elif path.is_file():
+        raise FileFormatError(
+            f"'{path}': expected the directory of a save or of a replay in files, or an .npz file of arrays by name, "
+            "got another file; numpy.savez writes such arrays, and relive convert reads the files of other libraries"
+        )
     elif is_of_mapped(read_manifest(path)):
         found = of_replay(copied(ReplayBuffer, path))
         found.source += " in files"

@@ -6,7 +6,9 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from ..errors import ParameterError
@@ -16,7 +18,7 @@ from ..steps.trees import Path, dotted
 from .device import device_row_bytes
 from .layout import BOOKKEEPING, row_layout
 
-__all__ = ["StoragePlan", "free_memory", "readable", "require_free", "storage_plan"]
+__all__ = ["StoragePlan", "free_memory", "readable", "require_free", "require_whole", "storage_plan"]
 
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -151,6 +153,40 @@ def require_free(size: int, device: torch.device, what: str, advice: str) -> Non
     free, where = (free_memory(), "") if device.type == "cpu" else (_free_on(device), f" on {device}")
     if free is not None and size > free:
         raise ParameterError(f"{what} would take {size:,} bytes{where} and {free:,} are free; {advice}")
+
+
+def require_whole(fields: Mapping[str, Any]) -> None:
+    """Check that arrays which repeat their numbers fit into RAM as a whole, since copies and flags take that much.
+
+    Such an array has any shape and takes no memory: it is made by ``numpy.broadcast_to`` or ``Tensor.expand``.
+
+    Args:
+        fields: name -> arrays or tensors, nested or not. Others are passed over.
+
+    Raises:
+        ParameterError: less memory is free.
+    """
+    sizes = {str(name): _repeated(value) for name, value in fields.items()}
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    what = f"field '{largest}' repeats its numbers, as a broadcast or expanded array does; such arrays"
+    require_free(sum(sizes.values()), torch.device("cpu"), what, "check their shapes, or pass fewer rows")
+
+
+def _repeated(value: Any) -> int:
+    """The bytes of all arrays in a nested field that repeat their numbers along an axis."""
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided and not value.is_nested else ()
+    elif isinstance(value, np.ndarray):
+        value = cast("np.ndarray[Any, Any]", value)
+        strides = value.strides
+    elif isinstance(value, tuple):
+        return sum(map(_repeated, cast("tuple[Any, ...]", value)))
+    elif hasattr(value, "items"):
+        return sum(_repeated(part) for _, part in value.items())
+    else:
+        return 0
+    repeats = any(stride == 0 and size > 1 for stride, size in zip(strides, value.shape, strict=False))
+    return value.nbytes if repeats else 0
 
 
 def free_memory() -> int | None:

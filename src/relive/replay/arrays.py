@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FieldError, ParameterError, ShapeError
+from ..memory.estimate import require_whole
 from ..parameters import an_instance, require
 from ..steps.arrays import as_host
 from ..steps.schema import Schema
@@ -61,7 +62,8 @@ def filled(make: Callable[..., Any], arrays: Mapping[str, Any], schema: Schema |
     Raises:
         FieldError: an array is missing, or comes under two names.
         ShapeError: an array has another number of rows than ``reward``, or there are none.
-        ParameterError: flags are not 0 and 1, ``done`` contradicts them, or ``num_envs`` is not 1.
+        ParameterError: flags are not 0 and 1, ``done`` contradicts them, ``num_envs`` is not 1, or arrays that repeat
+            their numbers would not fit into memory as a whole.
         SchemaError: as the constructor's.
     """
     require("from_arrays", an_instance(Schema, "a relive.Schema"), schema=schema)
@@ -89,6 +91,7 @@ class _Log:
 
     def __init__(self, fields: dict[str, Any], schema: Schema | None) -> None:
         wanted = STEP if schema is None else schema.names
+        require_whole({name: fields[name] for name in (*wanted, "next_obs", "done") if name in fields})
         if "next_obs" in fields and "reward" in fields and "truncated" not in fields:
             fields["truncated"] = np.zeros(_row_count(fields["reward"]), np.bool_)  # next_obs shows where it goes on
         missing = [name for name in wanted if name not in fields]

@@ -117,7 +117,7 @@ def load(path: str | os.PathLike[str], metadata: Mapping[str, Any], names: Itera
                     got = f"{part.get_dtype()} {part.get_shape()}"
                     raise FileFormatError(f"'{file}', tensor '{name}': expected F32 {expected}, got {got}")
                 found[name] = part[: metadata["size"]].to(torch.float32)
-            _require_checksum(content, sorted(found), file)
+            _require_checksum(content, sorted(known), file)  # it is that of all tensors, whichever are asked for
     except safetensors.SafetensorError as error:
         raise FileFormatError(f"'{file}' is damaged, or is not a safetensors file: {error}") from error
     return found

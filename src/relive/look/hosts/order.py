@@ -29,12 +29,19 @@ def as_blocks(values: Any) -> Any:
 
 
 def flat_steps(
-    fields: dict[str, Any], source: str, *, full: bool, n: int = 1, episode: Array | None = None
+    fields: dict[str, Any],
+    source: str,
+    *,
+    full: bool,
+    n: int = 1,
+    episode: Array | None = None,
+    envs: int | None = None,
 ) -> Experience:
-    """Experience of a flat store ``[S, ...]``, oldest first, that does not say which rows are of one env.
+    """Experience of a flat store ``[S, ...]``, oldest first, that may not say which rows are of one env.
 
-    Rows that follow each other stay as they are. Where most of those that do not lead to a later row instead, rows are
-    sorted into :func:`threads`.
+    If it says so, by ``envs``, its order is kept, unless observations show that the rows lie env by env instead.
+    Otherwise, rows that follow each other stay as they are. Where most of those that do not lead to a later row
+    instead, rows are sorted into :func:`threads`.
 
     Args:
         fields: as :func:`~relive.look.experience.from_arrays` takes them, with ``next_obs``.
@@ -42,9 +49,17 @@ def flat_steps(
         full: whether old rows were overwritten, so that the first episodes may have lost their first steps.
         n: how many steps lie between a row's observation and its next one, if the library says so.
         episode: int ``[S]``, the number of each row's episode, if the library keeps it.
+        envs: how many envs have rows in turns, if the library says so.
     """
     found = from_arrays(fields, source, vector=False)
     found.begins = not full
+    if envs:
+        order = np.arange(len(found)).reshape(-1, envs).T.reshape(-1)
+        stated = interleaved(fields, source, order, order % envs, begins=found.begins)
+        if episode is not None:
+            stated.follows[:-1] &= (np.diff(episode[order]) == 0) | stated.ended[:-1]
+        if _goes_on(stated) or not _goes_on(found):
+            return stated
     broken = found.follows & ~found.chained & ~found.ended
     if len(found) < 2 or found.next_obs is None or not broken.any():
         return found
@@ -68,6 +83,12 @@ def flat_steps(
         found.ordered = False
         found.lacks += ("it does not say which rows are of one environment, nor do their observations",)
     return found
+
+
+def _goes_on(steps: Experience) -> bool:
+    """Whether most rows that have not ended lead to the following one."""
+    looked = steps.follows & ~steps.ended
+    return bool(steps.chained[looked].sum() >= looked.sum() * MATCHED)
 
 
 def _is_n_step(steps: Experience, stride: int) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, cast
 
 import numpy as np
 
 from ...errors import FieldError
 from ...steps.arrays import as_host
+from ...steps.trees import map_leaves
 from ..experience import Experience, from_arrays, leaves_of, nothing
 from .order import as_blocks, flat_steps, in_time
 
@@ -30,10 +32,19 @@ __all__ = [
 
 
 def stable_baselines3_replay(buffer: Any) -> Experience:
-    """Its replay buffers: ``dones`` are ends of both kinds, ``timeouts`` say which were time limits."""
+    """Its replay buffers: ``dones`` are ends of both kinds, ``timeouts`` say which were time limits.
+
+    With ``optimize_memory_usage``, the observation after the newest step is written to the row after it, at ``pos``. In
+    a full ring, that row's own observation is lost, and so its step is none any more.
+    """
+    slim = bool(getattr(buffer, "optimize_memory_usage", False))
+    lost = int(slim and buffer.full)
+
+    def kept(column: Any) -> Any:
+        return column[lost:]
 
     def rows(values: Any) -> Any:
-        return in_time(values, buffer.pos, buffer.full)
+        return map_leaves(kept, in_time(values, buffer.pos, buffer.full))
 
     truncated = rows(buffer.timeouts).astype(np.bool_)
     fields = {
@@ -43,9 +54,12 @@ def stable_baselines3_replay(buffer: Any) -> Experience:
     known = getattr(buffer, "handle_timeout_termination", True)
     if known:
         fields["truncated"] = truncated
-    if not getattr(buffer, "optimize_memory_usage", False):
+    if not slim:
         fields["next_obs"] = rows(buffer.next_observations)
-    return from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
+    found = from_arrays(fields, f"stable_baselines3 {type(buffer).__name__}", vector=True)
+    if slim and not known:  # if time limits are known, the final observations that the library overwrote are missed
+        found.last_obs = {path: leaf[buffer.pos] for path, leaf in leaves_of(buffer.observations).items()}
+    return found
 
 
 # -- Tianshou -------------------------------------------------------------------------------------------------------
@@ -117,19 +131,35 @@ def _cpprb_order(buffer: Any, count: int) -> Any:
 
 
 def torchrl_replay(buffer: Any) -> Experience:
-    """TensorDicts with a "next", as its collectors make them: ``[T]``, or ``[T, N]`` or ``[N, T]`` blocks."""
-    data, full = buffer[:], len(buffer._storage) == buffer._storage.max_size
-    if data.batch_dims > 1:
-        data = data.reshape(-1)
-    elif full:
+    """TensorDicts with a "next", as its collectors make them: ``[T]``, or ``[T, N]`` or ``[N, T]`` blocks.
+
+    The first axis of a storage is the one that blocks are added along, which is time. If the storage counts more axes
+    as its own, they are envs. Otherwise nothing says what they are.
+    """
+    storage, data = buffer._storage, buffer[:]
+    along = getattr(buffer, "dim_extend", 0)
+    if along:
+        data = data.transpose(along, 0)
+    full = len(storage) == storage.max_size
+    if full:
         first = int(getattr(buffer._writer, "_cursor", 0))  # the oldest row is the next one to be overwritten
         data = data[(np.arange(len(data)) + first) % len(data)]
+    if not along and getattr(storage, "ndim", 1) == 1:
+        data = data.reshape(-1)
     return tensordict_steps(data, f"torchrl {type(buffer).__name__}", full=full)
 
 
 def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = False) -> Experience:
-    """A TensorDict ``[T]`` of steps with a "next"; the oldest first."""
-    after = data.get("next")
+    """A TensorDict ``[T]`` of steps with a "next", the oldest first; ``[T, N]`` if it says which steps are of one env.
+
+    Raises:
+        FieldError: no observation is in both a step and its "next", or a field is missing.
+    """
+    envs = prod(data.batch_size[1:]) if data.batch_dims > 1 else None
+    data = data.reshape(-1)
+    after = data.get("next", None)
+    if not hasattr(after, "keys"):
+        raise FieldError(f'{source}: expected steps with a "next", got {", ".join(map(str, data.keys()))}')
     observed = [name for name in data.keys() if name in after.keys() and name not in FLAGS]
     fields = {
         "obs": {name: data.get(name) for name in observed},
@@ -145,8 +175,13 @@ def tensordict_steps(data: Any, source: str = "TensorDict", *, full: bool = Fals
     if "gamma" in data.keys():  # of its MultiStep: the discount of each window
         rest["discount"] = _flat(data.get("gamma"))
     plain = {name: _plain(leaves) for name, leaves in fields.items()}
+    if not plain["obs"]:
+        raise FieldError(
+            f'{source}: expected an observation that a step and its "next" have under one name, got '
+            f'{", ".join(map(str, data.keys()))} in steps and {", ".join(map(str, after.keys()))} in "next"; store both'
+        )
     episode = data.get(("collector", "traj_ids"), None)
-    return flat_steps(plain | rest, source, full=full, episode=None if episode is None else _flat(episode))
+    return flat_steps(plain | rest, source, full=full, episode=None if episode is None else _flat(episode), envs=envs)
 
 
 FLAGS = ("reward", "terminated", "truncated", "done")
