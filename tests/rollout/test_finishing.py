@@ -486,3 +486,69 @@ def test_a_class_in_place_of_an_estimator_is_refused() -> None:
         errors.ParameterError, match=r"estimator=GAE: expected an object, got its class; pass GAE\(\.\.\.\)"
     ):
         filled([step(0), step(1)]).finish(cast("Any", GAE))
+
+
+BAD = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("estimator", [GAE(), GAE(normalize=True), TDLambda(), MonteCarlo(), VTrace()], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("value", "'value': step 2 of env 1"),
+        ("reward", "'reward': step 2 of env 1"),
+        ("last", "'value': the bootstrap row"),
+    ],
+)
+def test_a_number_that_would_spoil_the_advantages_is_named_and_there_are_none(
+    bad: float, estimator: Any, name: str, says: str
+) -> None:
+    rollout = filled([step(t) for t in range(4)])
+    rollout["target_log_prob"] = rollout["log_prob"]
+    rollout.finish(estimator, last_value=[0.0, 0.0])
+    if name != "last":
+        rollout[name][2, 1] = bad
+    with pytest.raises(errors.NotFiniteError, match=rf"{says}.*debug=True"):
+        rollout.finish(estimator, last_value=[0.0, bad if name == "last" else 0.0])
+    assert "advantage" not in rollout
+    assert "return" not in rollout
+    assert "target_log_prob" in rollout
+
+
+@pytest.mark.parametrize("estimator", [GAE(), TDLambda(), MonteCarlo()], ids=lambda x: type(x).__name__)
+def test_numbers_that_no_advantage_comes_from_may_be_anything(estimator: Any) -> None:
+    steps = [step(0, terminated=[True, True]), step(1, mask=[False, True]), step(2, terminated=[True, True])]
+    steps[1] |= {"reward": [NAN, 1.0], "value": [NAN, 1.0]}
+    rollout = filled(steps).finish(estimator, last_value=[NAN, NAN])
+    assert rollout["advantage"].isfinite()[rollout["mask"]].all()
+
+
+@pytest.mark.parametrize("env", [0, 7, 8, 15, 16, 20])
+@pytest.mark.parametrize("envs", [16, 21])
+def test_a_number_that_spoils_an_advantage_is_found_in_each_of_many_envs(env: int, envs: int) -> None:
+    rollout = filled([step(t, envs) for t in range(3)])
+    rollout["value"][1, min(env, envs - 1)] = NAN
+    with pytest.raises(errors.NotFiniteError, match=f"'value': step 1 of env {min(env, envs - 1)} is nan"):
+        rollout.finish(GAE(), last_value=np.zeros(envs))
+
+
+def test_an_advantage_that_is_too_large_for_its_dtype_is_named_itself() -> None:
+    rollout = filled([step(0), step(1, reward=[0.0, 3e38]), step(2, reward=[0.0, 3e38])])
+    with pytest.raises(errors.NotFiniteError, match=r"advantage of step 0 of env 1 is inf.*scale the rewards"):
+        rollout.finish(GAE(1.0, 1.0), last_value=[0.0, 0.0])
+
+
+def test_large_advantages_are_fine_although_their_squares_are_not() -> None:
+    rollout = filled([step(0, reward=[1e30, -1e30])]).finish(GAE(), last_value=[0.0, 0.0])
+    assert rollout["advantage"].isfinite().all()
+
+
+def test_debug_mode_refuses_a_value_when_it_is_added() -> None:
+    rollout = filled([step(0)], num_steps=3, debug=True)
+    with pytest.raises(errors.NotFiniteError, match=r"'value': step 1 of env 1 is nan; fix the policy"):
+        rollout.add(step(1, value=[0.0, NAN]))
+    rollout.reserve(2)["value"].fill_(NAN)
+    with pytest.raises(errors.NotFiniteError, match=r"'value': step 1 of env 0"):
+        rollout.commit()
+    assert rollout.steps == 1

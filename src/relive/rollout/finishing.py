@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import kernels
-from ..errors import FieldError, ParameterError, UnfinishedError
+from ..errors import FieldError, NotFiniteError, ParameterError, UnfinishedError
 from ..parameters import FLAG_RULE, is_own, refuse_class, require
 from ..returns.estimators import GAE, Estimator
 from ..steps.schema import unknown_field
@@ -47,7 +48,7 @@ class Finisher:
         """Attach what ``estimator`` computes.
 
         Raises:
-            ParameterError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
+            ParameterError, EmptyError, UnfinishedError, FieldError, NotFiniteError: as ``RolloutBuffer.finish`` says.
         """
         columns, writer = self._columns, self._writer
         in_place = estimator if type(estimator) is GAE and not estimator.normalize else None
@@ -79,8 +80,13 @@ class Finisher:
                 self._require_column(name, type(estimator).__name__)
         if "value" in estimator.reads and not self._writer.has_last:
             self._require_ends()
-        looks = self._columns.device.type == "cpu" or not is_own(estimator)
-        self._named.attach(estimator(**{name: self._read(name, looks) for name in estimator.reads}))
+        own, host = is_own(estimator), self._columns.device.type == "cpu"
+        looks = host or not own
+        found = estimator(**{name: self._read(name, looks) for name in estimator.reads})
+        advantage = found["advantage"] if own and (host or self._writer.debug) else None
+        if advantage is not None and not bool(advantage.isfinite().all()):
+            self._refuse_not_finite(advantage, estimator)
+        self._named.attach(found)
 
     def _require_column(self, name: str, reader: str) -> None:
         """Refuse an estimator that reads a column which is not there."""
@@ -115,6 +121,40 @@ class Finisher:
                 "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
             )
 
+    def _refuse_not_finite(self, advantage: Tensor, estimator: Estimator) -> None:
+        """Refuse an advantage ``[T, N]`` that is not finite at a real step, by the number that it comes from.
+
+        Raises:
+            NotFiniteError: names that field, its step and its env.
+        """
+        named = self._named
+        terminated, truncated, real = (named[name] for name in FLAGS)
+        wrong = ~advantage.isfinite() & real
+        if not bool(wrong.any()):
+            return
+        self._columns.drop((ADVANTAGE, RETURN))
+        valued = torch.cat([real, torch.zeros_like(real[:1])])
+        valued[1:] |= real & ~(terminated | truncated)  # the value after a step that ended nothing
+        used = {"value": valued, "final_value": real & truncated & ~terminated}
+        for name in estimator.reads:
+            if name in FLAGS or name not in named:
+                continue
+            column = self._columns.with_last(("value",)) if name == "value" else named[name]
+            bad = (~column.isfinite() & used.get(name, real)).nonzero()
+            if len(bad):
+                step, env = bad[0].tolist()
+                where = f"step {step} of" if step < len(real) else "the bootstrap row (last_value) of"
+                raise NotFiniteError(
+                    f"field '{name}': {where} env {env} is {float(column[step, env])}, so advantages would not be "
+                    "finite either; mend what gives it, the env or the policy, and create the buffer with debug=True "
+                    "to find it when it is added"
+                )
+        step, env = wrong.nonzero()[0].tolist()
+        raise NotFiniteError(
+            f"the advantage of step {step} of env {env} is {float(advantage[step, env])}, although all that it comes "
+            "from is finite: rewards or values are too large; scale the rewards"
+        )
+
     # -- in place -----------------------------------------------------------------------------------------------
 
     def _bind(self) -> None:
@@ -129,15 +169,18 @@ class Finisher:
         self._layout = columns.layout  # last: after an interrupt the next call starts again
 
     def _fill(self, estimator: GAE) -> None:
-        """Let the kernel write advantages and returns into their columns; after an error nothing is written.
+        """Let the kernel write advantages and returns into their columns; after an error there are none.
 
         An interrupt comes before or after the kernel, so the two columns are both old or both new.
         """
         columns, places = self._columns, self._places
         places[1] = columns.count * columns.num_envs
-        missing = kernels.fast().fill_gae(places, float(estimator.gamma), float(estimator.lam))
-        if missing >= 0:
-            kernels.refuse_missing(missing, columns.num_envs)
+        fast = kernels.fast()
+        wrong = fast.fill_gae(places, float(estimator.gamma), float(estimator.lam))
+        if wrong == fast.SPOILT:
+            self._refuse_not_finite(columns.ordered(ADVANTAGE), estimator)
+        if wrong >= 0:
+            kernels.refuse_missing(wrong, columns.num_envs)
         columns.keep((ADVANTAGE, RETURN))
 
 
