@@ -122,9 +122,12 @@ def refuse_masked(value: Any, name: str) -> None:
     Raises:
         DTypeError: names ``name``, how many numbers are masked, and the call that replaces them.
     """
-    if type(value) is np.ndarray or not isinstance(value, np.ndarray) or not np.ma.is_masked(value):
+    if type(value) is np.ndarray or not isinstance(value, np.ndarray):  # most often; np.ma is imported when it is read
         return
-    hidden = int(np.ma.count_masked(cast("Any", value)))
+    masked: Any = np.ma
+    hidden = masked.count_masked(value) if masked.is_masked(value) else 0
+    if not hidden:
+        return
     raise DTypeError(
         f"{name}: expected an array without a mask, got a masked one with {hidden} masked of {value.size} numbers; "
         "pass its .filled(...) with the number that stands for the masked ones, and the mask as a field of its own"
