@@ -244,6 +244,20 @@ class RolloutBuffer(ReadableRollout):
         self._writer.debug = debug
 
     @property
+    def check_ends(self) -> bool:
+        """Whether :meth:`finish` warns if the first rollouts have steps that ``NEXT_STEP`` autoreset ignores.
+
+        They show where truncated steps have a ``final_value``; see :class:`relive.errors.EpisodeEndWarning`. It may be
+        set at any time. A Collector turns it off, since it stores ends correctly. Unused on other devices than the CPU,
+        and if the buffer wraps.
+        """
+        return self._finisher.check_ends
+
+    @check_ends.setter
+    def check_ends(self, check: bool) -> None:
+        self._finisher.check_ends = check
+
+    @property
     def initial_hidden(self) -> Any:
         """The state that episodes start in, nested as ``hidden``, without the env axis; None is zeros.
 

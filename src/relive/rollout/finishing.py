@@ -12,7 +12,9 @@ from .. import kernels
 from ..errors import FieldError, NotFiniteError, ParameterError, UnfinishedError
 from ..parameters import FLAG_RULE, is_own, refuse_class, require
 from ..returns.estimators import GAE, Estimator
-from ..steps.schema import unknown_field
+from ..steps.arrays import Array
+from ..steps.ends import MOST, EndCheck
+from ..steps.schema import Field, unknown_field
 from .columns import Columns
 from .fields import KEPT_APART
 from .named import ADVANTAGE, NamedColumns
@@ -33,8 +35,15 @@ class Finisher:
         writer: of the rollout; it knows whether the bootstrap row is written.
     """
 
+    _ends: EndCheck | None = None
+    """Checks the first ends of episodes; None once it has seen enough."""
+    _left = 0
+    """How many rollouts it may still look at."""
+    _check_ends = True
+
     def __init__(self, columns: Columns, named: NamedColumns, writer: Writer) -> None:
         self._columns, self._named, self._writer = columns, named, writer
+        self.check_ends = True
         self._layout: object = None
         """The layout of the columns that ``_places`` belongs to."""
         self._places: Any = None
@@ -43,6 +52,19 @@ class Finisher:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: without addresses."""
         return {**self.__dict__, "_layout": None, "_places": None}
+
+    @property
+    def check_ends(self) -> bool:
+        """Whether the first rollouts are checked for steps that the env ignored."""
+        return self._check_ends
+
+    @check_ends.setter
+    def check_ends(self, check: bool) -> None:
+        require("RolloutBuffer", FLAG_RULE, check_ends=check)
+        leaves = {("obs",): Field(), **{(name,): Field((), torch.bool) for name in ("terminated", "truncated")}}
+        # a rollout that wraps is finished again and again with the same ends; on a device it would wait
+        looks = check and not self._columns.wrap and self._columns.device.type == "cpu"
+        self._check_ends, self._ends, self._left = check, EndCheck(leaves) if looks else None, MOST
 
     def finish(self, estimator: Estimator, last_value: Any, partial: bool) -> None:
         """Attach what ``estimator`` computes.
@@ -64,6 +86,7 @@ class Finisher:
             )
         if last_value is not None:
             writer.set_last({"value": last_value})
+        ends = None if self._ends is None or partial or ADVANTAGE in columns else self._ends  # each rollout once
         if columns.layout is not self._layout:
             self._bind()
         if in_place is not None and self._places is not None and not columns.start:
@@ -72,6 +95,23 @@ class Finisher:
             self._fill(in_place)
         else:
             self._attach(estimator)
+        if ends is not None:
+            self._look(ends)
+
+    def _look(self, check: EndCheck) -> None:
+        """Check the ends of truncated episodes, after which a rollout knows the value of the final observation."""
+        named = self._named
+        self._left -= 1
+        columns = [named[name] for name in ("value", "final_value") if name in named]
+        if not self._left or len(columns) < 2 or columns[0].dim() != 2:
+            self._ends = None
+            return
+        terminated, truncated, real = (named[name].flatten().numpy() for name in FLAGS)
+        cut, (value, final) = truncated & ~terminated, map(_coarse, columns)
+        envs = np.tile(np.arange(self._columns.num_envs), self._columns.count)
+        if not check.go_on(0, envs, [value, np.zeros_like(cut), cut], [final], real):
+            self._ends = None
+            check.warn_of_values()
 
     def _attach(self, estimator: Estimator) -> None:
         """Call the estimator with tensors, and copy what it returns."""
@@ -188,3 +228,11 @@ def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+
+
+def _coarse(values: Tensor) -> Array:
+    """Values as float32 without the last 8 of 24 bits, flat: of one observation they may differ there from batch to
+    batch.
+    """
+    bits: Array = values.float().flatten().numpy().view(np.int32)
+    return ((bits + np.int32(128)) & np.int32(-256)).view(np.float32)
