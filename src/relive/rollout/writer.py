@@ -22,7 +22,7 @@ from ..errors import (
 )  # fmt: skip
 from ..memory.copier import StepCopier
 from ..parameters import FLAG_RULE, Rule, is_whole, require
-from ..steps.arrays import as_tensor, check_castable
+from ..steps.arrays import as_host, as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
 from ..steps.schema import Spec
 from ..steps.trees import Path, dotted
@@ -172,14 +172,19 @@ class Writer:
             if name not in values or (name,) not in self._columns.own:  # it may be nested
                 continue
             given = values[name]
-            numbers = given if isinstance(given, Tensor) else as_tensor(given, name)
-            finite = numbers.isfinite()
-            if not bool(finite.all()):
-                position, envs = int((~finite).flatten().nonzero()[0]), self._columns.num_envs
-                step, env = divmod(position * steps * envs // numbers.numel(), envs)
+            if isinstance(given, Tensor):
+                finite = bool(given.isfinite().all())
+            else:
+                finite = bool(
+                    np.logical_and.reduce(np.isfinite(as_host(given, name)), None)
+                )  # as all(), which is slower
+            if not finite:
+                numbers, envs = as_host(given, name).reshape(-1), self._columns.num_envs
+                position = int(np.argmin(np.isfinite(numbers)))
+                step, env = divmod(position * steps * envs // numbers.size, envs)
                 raise NotFiniteError(
-                    f"field '{name}': step {self._columns.count + step} of env {env} is "
-                    f"{float(numbers.flatten()[position])}; fix the {mend}"
+                    f"field '{name}': step {self._columns.count + step} of env {env} is {float(numbers[position])}; "
+                    f"fix the {mend}"
                 )
 
     def add_fields(self, fields: Mapping[str, Spec]) -> None:
