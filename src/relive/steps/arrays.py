@@ -255,10 +255,11 @@ def _refuse_rounding(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     given, exact = tensor.dtype, int(2 / torch.finfo(dtype).eps)  # it holds each whole number up to this one
     if given.is_floating_point or given.is_complex or given is torch.bool or torch.iinfo(given).max <= exact:
         return
-    values: Array = tensor.cpu().numpy().reshape(-1)
-    sizes = values.astype(np.float64)
-    if sizes.dot(sizes) < exact**2:  # as in fits(); a number above ``exact`` may be rounded to it here
+    values: Array = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
+    sizes = values.astype(np.float64).reshape(-1)
+    if sizes.dot(sizes) < exact * exact:  # as in fits(); a number above ``exact`` may be rounded to it here
         return
+    values = values.reshape(-1)
     whole = (np.abs(values.astype(np.int64)) if values.dtype.kind == "i" else values).astype(np.uint64)
     lowest = np.maximum(whole & (~whole + np.uint64(1)), 1)  # the lowest bit that is set
     lost = whole // lowest > exact  # more bits from the highest to the lowest than the dtype keeps
