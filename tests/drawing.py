@@ -181,7 +181,7 @@ class World:
         self.set(sampler, eta=[0.8, 1.0], c_min=[1, 10])
         self.set(
             getattr(sampler, "inner", sampler), alpha=[0.0, 0.6, 1.0], eps=[0.1], stratified=[True, False],
-            beta=[0.5, (1.0, 0.0, 5)], normalize=["buffer", "batch"], default_error=[None, 2.0],
+            beta=[0.5, (0.0, 1.0, 5)], normalize=["buffer", "batch"], default_error=[None, 2.0],
         )  # fmt: skip
 
     def draw_more(self) -> None:

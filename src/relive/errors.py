@@ -122,7 +122,8 @@ class NoSaveError(FileFormatError, FileNotFoundError):
 
 
 class EpisodeEndWarning(UserWarning):
-    """Episodes begin where the last ones ended, or an env was reset in mid-episode.
+    """Episodes begin where the last ones ended, or an env was reset in mid-episode, or observations were overwritten.
 
-    In the first case an ignored step was stored, or a reset observation was stored as a final one.
+    In the first case an ignored step was stored, or a reset observation was stored as a final one. In the last case
+    each ``next_obs`` equals its ``obs``, although the env moved on.
     """

@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import cProfile
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 
 import oracle
 import relive
+import tagged
 from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, TDLambda, VTrace, errors, returns
 from rollouts import (
     LAST,
@@ -486,3 +489,144 @@ def test_a_class_in_place_of_an_estimator_is_refused() -> None:
         errors.ParameterError, match=r"estimator=GAE: expected an object, got its class; pass GAE\(\.\.\.\)"
     ):
         filled([step(0), step(1)]).finish(cast("Any", GAE))
+
+
+BAD = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("estimator", [GAE(), GAE(normalize=True), TDLambda(), MonteCarlo(), VTrace()], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("value", "'value': step 2 of env 1"),
+        ("reward", "'reward': step 2 of env 1"),
+        ("last", "'value': the bootstrap row"),
+    ],
+)
+def test_a_number_that_would_spoil_the_advantages_is_named_and_there_are_none(
+    bad: float, estimator: Any, name: str, says: str
+) -> None:
+    rollout = filled([step(t) for t in range(4)])
+    rollout["target_log_prob"] = rollout["log_prob"]
+    rollout.finish(estimator, last_value=[0.0, 0.0])
+    if name != "last":
+        rollout[name][2, 1] = bad
+    with pytest.raises(errors.NotFiniteError, match=rf"{says}.*debug=True"):
+        rollout.finish(estimator, last_value=[0.0, bad if name == "last" else 0.0])
+    assert "advantage" not in rollout
+    assert "return" not in rollout
+    assert "target_log_prob" in rollout
+
+
+@pytest.mark.parametrize("estimator", [GAE(), TDLambda(), MonteCarlo()], ids=lambda x: type(x).__name__)
+def test_numbers_that_no_advantage_comes_from_may_be_anything(estimator: Any) -> None:
+    steps = [step(0, terminated=[True, True]), step(1, mask=[False, True]), step(2, terminated=[True, True])]
+    steps[1] |= {"reward": [NAN, 1.0], "value": [NAN, 1.0]}
+    rollout = filled(steps).finish(estimator, last_value=[NAN, NAN])
+    assert rollout["advantage"].isfinite()[rollout["mask"]].all()
+
+
+@pytest.mark.parametrize("env", [0, 7, 8, 15, 16, 20])
+@pytest.mark.parametrize("envs", [16, 21])
+def test_a_number_that_spoils_an_advantage_is_found_in_each_of_many_envs(env: int, envs: int) -> None:
+    rollout = filled([step(t, envs) for t in range(3)])
+    rollout["value"][1, min(env, envs - 1)] = NAN
+    with pytest.raises(errors.NotFiniteError, match=f"'value': step 1 of env {min(env, envs - 1)} is nan"):
+        rollout.finish(GAE(), last_value=np.zeros(envs))
+
+
+def test_an_advantage_that_is_too_large_for_its_dtype_is_named_itself() -> None:
+    rollout = filled([step(0), step(1, reward=[0.0, 3e38]), step(2, reward=[0.0, 3e38])])
+    with pytest.raises(errors.NotFiniteError, match=r"advantage of step 0 of env 1 is inf.*scale the rewards"):
+        rollout.finish(GAE(1.0, 1.0), last_value=[0.0, 0.0])
+
+
+def test_large_advantages_are_fine_although_their_squares_are_not() -> None:
+    rollout = filled([step(0, reward=[1e30, -1e30])]).finish(GAE(), last_value=[0.0, 0.0])
+    assert rollout["advantage"].isfinite().all()
+
+
+def test_debug_mode_refuses_a_value_when_it_is_added() -> None:
+    rollout = filled([step(0)], num_steps=3, debug=True)
+    with pytest.raises(errors.NotFiniteError, match=r"'value': step 1 of env 1 is nan; fix the policy"):
+        rollout.add(step(1, value=[0.0, NAN]))
+    rollout.reserve(2)["value"].fill_(NAN)
+    with pytest.raises(errors.NotFiniteError, match=r"'value': step 1 of env 0"):
+        rollout.commit()
+    assert rollout.steps == 1
+
+
+def loop(mode: AutoresetMode, right: bool, cut: Any = slice(None), ended: str = "truncated", **more: Any) -> list[str]:
+    """What a loop of the user's own hears that fills rollouts; ``right``, or without a mask under NEXT_STEP.
+
+    Args:
+        cut: which final observations the loop values, of all envs or of those that are cut.
+        ended: how episodes end.
+        more: for the rollout.
+    """
+    envs = tagged.make_tagged(4, mode, tagged.cycle([(3, ended), (2, ended), (4, ended)]), check_actions=False)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+
+    def value(obs: Any) -> Tensor:
+        with torch.no_grad():
+            return net(torch.as_tensor(obs, dtype=torch.float32)[:, :3] % 7).squeeze(1)
+
+    rollout = RolloutBuffer(relive.Schema.from_env(envs, value=()), 8, 4, **more)
+    obs, _ = envs.reset(seed=0)
+    done = np.zeros(4, np.bool_)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            for _ in range(8):
+                action = tagged.tagged_policy(obs)
+                after, reward, terminated, truncated, info = envs.step(action)
+                final, now = after.copy(), np.full(4, NAN, np.float32)
+                for n in np.flatnonzero(truncated & ("final_obs" in info)):
+                    final[n] = info["final_obs"][n]
+                rows = np.flatnonzero(truncated) if isinstance(cut, str) else np.arange(4)
+                now[rows] = value(final[rows]) if len(rows) else 0
+                flags = {"terminated": terminated, "truncated": truncated}
+                mask = {"mask": ~done} if right and mode is AutoresetMode.NEXT_STEP else {}
+                rollout.add(obs=obs, action=action, reward=reward, value=value(obs), final_value=now, **flags, **mask)
+                obs, done = after, terminated | truncated
+                if mode is AutoresetMode.DISABLED and done.any():
+                    obs, _ = envs.reset(options={"reset_mask": done})
+            rollout.finish(GAE(), last_value=value(obs))
+            rollout.finish(TDLambda())
+            rollout.clear()
+    assert all(one.category is errors.EpisodeEndWarning and one.filename == __file__ for one in caught)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("cut", ["cut alone", slice(None)])
+def test_steps_that_next_step_autoreset_ignores_are_told_once_by_their_values(cut: Any) -> None:
+    (message,) = loop(AutoresetMode.NEXT_STEP, False, cut)
+    assert "mask=~ended" in message
+    assert "rollout.check_ends = False" in message
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name.lower())
+def test_a_right_loop_that_fills_rollouts_says_nothing(mode: AutoresetMode) -> None:
+    assert loop(mode, True) == []
+    assert loop(mode, True, ended="terminated") == []
+
+
+def test_the_check_of_ends_can_be_turned_off_and_a_collector_does() -> None:
+    rollout = filled([step(0)])
+    assert rollout.check_ends is True
+    rollout.check_ends = False
+    assert (rollout.check_ends, copy.deepcopy(rollout).check_ends) == (False, False)
+    with pytest.raises(errors.ParameterError, match="check_ends"):
+        rollout.check_ends = cast("Any", "no")
+    envs = tagged.make_tagged(2, AutoresetMode.NEXT_STEP, tagged.cycle([(3, "truncated")]))
+    collected = RolloutBuffer(relive.Schema.from_env(envs, value=()), 8, 2)
+    relive.Collector(envs, lambda obs: {"action": torch.zeros(2), "value": torch.zeros(2)}, collected)
+    assert collected.check_ends is False
+
+
+def test_a_critic_that_says_the_same_of_all_observations_shows_nothing() -> None:
+    steps = [step(t, truncated=[t % 2 == 1] * 2, value=[1.0, 1.0], final_value=[1.0, 1.0]) for t in range(12)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        filled(steps).finish(GAE(), last_value=[1.0, 1.0])

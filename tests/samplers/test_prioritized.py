@@ -403,6 +403,7 @@ def test_a_draw_and_an_update_of_a_thousand_times_as_many_transitions_take_no_th
         *(("alpha", alpha) for alpha in (-0.1, NAN, INF, "0.6", None, True)),
         *(("beta", beta) for beta in (-0.1, NAN, INF, "0.4", None, (), (0.4, 1.0), (0.4, 1.0, 0), (0.4, 1.0, -5))),
         *(("beta", beta) for beta in ((0.4, 1.0, 2.5), (0.4, -0.1, 9), (NAN, 1.0, 9), (0.4, INF, 9), (0, 1, 2, 3))),
+        ("beta", (1.0, 0.4, 100)),  # it would fall
         *(("eps", eps) for eps in (0.0, -1e-6, NAN, INF, None)),
         *(("stratified", stratified) for stratified in (None, "no", 1)),
         *(("normalize", normalize) for normalize in ("max", None, True)),

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from relive import Field, RolloutBuffer, Schema, errors
-from relive.steps.arrays import check_castable, numpy_view
+from relive.steps.arrays import as_host, check_castable, numpy_view
 from relive.steps.checker import StepChecker
 
 N = 3
@@ -515,11 +515,49 @@ def test_a_finite_number_is_stored_as_a_finite_one_or_refused(given: torch.dtype
         if not value.isfinite().all():
             continue
         for way in [value] if given is torch.bfloat16 else [value, value.numpy(), value.tolist()]:
-            if value.to(field).isfinite().all():
-                assert torch.equal(one(Field((), field), way), value.to(field))
-            else:
+            stored = value.to(field)
+            if not stored.isfinite().all():
                 with pytest.raises(errors.DTypeError, match=rf"'x': .* is more than {field} holds"):
                     one(Field((), field), way)
+            elif not floats and int(stored[1].real) != int(size):
+                with pytest.raises(errors.DTypeError, match=rf"'x': {int(size)} is not a number of {field}"):
+                    one(Field((), field), way)
+            else:
+                assert torch.equal(one(Field((), field), way), stored)
+
+
+BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53, torch.complex64: 24}
+
+
+@pytest.mark.parametrize("given", [np.int32, np.int64, np.uint32, np.uint64], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("field", BITS, ids=str)
+def test_a_whole_number_is_stored_exactly_in_a_float_field_or_refused(given: DTypeLike, field: torch.dtype) -> None:
+    limits, largest = np.iinfo(given), 2 ** BITS[field]
+    most, says = min(limits.max, int(torch.finfo(field).max)), rf"is not a number of {field}.*up to {largest}"
+    for exact in (largest, -largest, largest - 1, 2 * (largest - 1), limits.min, 0):
+        if max(-most - 1, limits.min) <= exact <= most:
+            assert one(Field((), field), np.array([0, exact, 1], given))[1].item() == exact
+    for lost in (largest + 1, -largest - 1, 2 * largest + 2, limits.max - 1):
+        if abs(lost) > largest and max(-most, limits.min) <= lost <= most:
+            array = np.array([0, lost, 1], given)
+            listed = [array.tolist()] if lost < 2**63 else []  # beyond, NumPy itself makes floats of a list
+            for value in (array, torch.from_numpy(array), *listed):
+                with pytest.raises(errors.DTypeError, match=f"'x': {lost} {says}"):
+                    one(Field((), field), value)
+
+
+def test_a_masked_array_is_refused_where_a_number_is_masked_whatever_it_is_passed_to() -> None:
+    rollout = RolloutBuffer(Schema({"x": (), "value": ()}), num_steps=1, num_envs=2)
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    for write in (
+        lambda: rollout.add(x=masked, value=[0.0, 0.0]),
+        lambda: rollout.set_last(value=masked),
+        lambda: rollout.__setitem__("other", masked[None]),
+        lambda: as_host(masked, "x"),
+    ):
+        with pytest.raises(errors.DTypeError, match=r"with 1 masked of 2 numbers; pass its \.filled\(\.\.\.\)"):
+            write()
+    assert rollout.steps == 0
 
 
 def test_a_number_is_refused_that_a_dtype_without_infinity_would_cut_off() -> None:

@@ -104,7 +104,7 @@ class Collector:
         self.total_steps = self.total_episodes = 0
         self._obs: Leaves | None = None
         self._was_reset = self._under_way = False
-        if isinstance(buffer, ReplayBuffer):
+        if isinstance(buffer, ReplayBuffer | RolloutBuffer):
             buffer.check_ends = False  # the collector stores episode ends correctly
         self._finals = Finals()
 

@@ -49,7 +49,8 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
     them through a ``view``. A transition can be drawn once its next observation is known: when the next step of its env
     comes, or at once if the transition ended its episode.
 
-    Several threads may use a replay: one call ends before the next begins. ``with replay.lock`` groups calls.
+    Several threads may use a replay: one call ends before the next begins. ``with replay.lock`` groups calls. Only one
+    thread at a time may play an env, since its steps make one stream.
 
     Type checkers know the sampler and the view of a replay: ``ReplayBuffer[Prioritized, NStep]``. If you replace the
     view by one of another kind, annotate ``replay: ReplayBuffer[Prioritized, View]``.
@@ -65,8 +66,9 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         own_next_obs: store a ``next_obs`` with every step, although steps come in order. Observations take twice the
             memory. In return a step can be drawn as soon as it is added, and ``capacity`` counts transitions. Sequences
             and frame stacks cannot be read from such a replay.
-        check_ends: warn if the first steps and episodes show that ends are missing or stored wrongly; see
-            :class:`relive.errors.EpisodeEndWarning`. Unused if ``ordered`` is False.
+        check_ends: warn if the first steps and episodes show that ends are missing or stored wrongly, or observations
+            overwritten; see :class:`relive.errors.EpisodeEndWarning`. Refuse the latter if it is certain. Ends are not
+            checked if ``ordered`` is False.
         store: keep all fields but rewards and flags in a store of your own, such as files. It is a function or class
             that is called with the fields (path -> :class:`relive.Field`) and the number of rows. It returns an object
             with the two methods of :class:`relive.memory.home.Home`.
@@ -171,6 +173,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema, or the final observation
                 of an episode that ended is missing. Nothing is written.
             NotFiniteError: in debug mode, a number is NaN or infinite. Nothing is written.
+            EnvError: the first steps show that the env overwrites its observations. The step is not written.
         """
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))

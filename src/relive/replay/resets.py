@@ -163,8 +163,9 @@ class ResetCheck:
             f"env {self.broken} went on with another observation than the next_obs of the step before, although that "
             "step did not end its episode. The replay takes the observation that follows for the next one, so it now "
             "holds a transition that never happened. Most often the env was reset in mid-episode: store its last step "
-            "with truncated=True, or call interrupt() before you add the next one. If next_obs and the next obs do "
-            "differ, create the buffer with own_next_obs=True. check_ends=False turns the check off. See "
+            "with truncated=True, or call interrupt() before you add the next one. Or several threads add steps of one "
+            "env: give each its own env with add(..., envs=[k]), or a lane of relive.Lanes. If next_obs and the next "
+            "obs do differ, create the buffer with own_next_obs=True. check_ends=False turns the check off. See "
             "docs/episode-ends.md",
             EpisodeEndWarning,
             stacklevel=5,

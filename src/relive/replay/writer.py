@@ -22,10 +22,10 @@ from ..ring.state import PIECE, piece_of
 from ..samplers.contract import Sampler
 from ..steps.arrays import Array, Ints, as_host
 from ..steps.checker import StepChecker, refuse_unreadable
+from ..steps.ends import EndCheck, ReuseCheck
 from ..steps.schema import Schema
 from .arguments import flattened, refuse_not_finite, row_mask, whole_numbers
 from .direct import DirectAdd
-from .ends import EndCheck
 from .resets import ResetCheck
 
 __all__ = ["Writer"]
@@ -58,12 +58,15 @@ class Writer:
         debug: bool,
     ) -> None:
         self.ring, self.sampler, self.schema, self.stored = ring, sampler, schema, stored
-        self.device, self.own_next_obs, self.debug = device, own_next_obs, debug
+        self.device, self.own_next_obs = device, own_next_obs
+        self._debug = self._by_parts = debug
         self.check_ends = False
         self.added: Callable[[int], object] | None = None
         """Called with the number of rows after each call that added some. It is None most often."""
         self.ends: EndCheck | None = None
         """Checks the first ends of episodes; None once it has seen enough."""
+        self._reuse: ReuseCheck | None = None
+        """Checks the first steps before they are stored; None once it has seen enough."""
         self.resets: ResetCheck | None = None
         """Checks the first steps that come with ``next_obs``; None once it has seen enough."""
         self.all_envs: Ints = np.arange(ring.num_envs, dtype=np.int64)
@@ -77,6 +80,16 @@ class Writer:
         self._rounds_of = Bounded[int, Ints]()
 
     @property
+    def debug(self) -> bool:
+        """Whether to refuse numbers that are NaN or infinite."""
+        return self._debug
+
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        self._debug = debug
+        self._watch_reuse(self._reuse)
+
+    @property
     def ordered(self) -> bool:
         """Whether the steps of an env come in the order of time."""
         return self.ring.linked or not self.ring.alone
@@ -86,15 +99,20 @@ class Writer:
         require("ReplayBuffer", FLAG_RULE, check_ends=check)
         self.check_ends, leaves = check, self.ring.store.leaves
         self.ends = EndCheck(leaves) if check and self.ordered else None
+        self._watch_reuse(ReuseCheck(leaves, self.own_next_obs and self.ordered) if check else None)
         shares = not self.own_next_obs and self.device.type == "cpu"  # elsewhere it would wait for the device
         self.resets = ResetCheck(leaves, self.all_envs) if check and shares else None
+
+    def _watch_reuse(self, check: ReuseCheck | None) -> None:
+        """Set the check of steps that are about to be stored. As in debug mode, no step is then added in one call."""
+        self._reuse, self._by_parts = check, self._debug or check is not None
 
     # -- steps --------------------------------------------------------------------------------------------------
 
     def add(self, values: dict[str, Any], envs: Ints, successive: bool = False) -> None:
         """Check and store a step of each of ``envs``. ``successive`` steps are in time order and may repeat envs."""
         follows = "next_obs" in values and not self.own_next_obs
-        direct = self._direct[follows] if envs is self.all_envs and not self.debug else None
+        direct = self._direct[follows] if envs is self.all_envs and not self._by_parts else None
         leaves = kept = None
         if direct is not None:
             leaves = direct.add(values)
@@ -139,6 +157,11 @@ class Writer:
         kept = None if mask is None else row_mask(mask, count)
         if kept is not None and kept.all():  # quicker without
             kept = None
+        reuse = self._reuse
+        if reuse is not None:
+            under_way = self.ring.under_way if self.ordered else None
+            if not reuse.go_on(values, envs, leaves[: self._leaves], final, kept, under_way):
+                self._watch_reuse(None)
         if kept is None and successive and count > piece_of(self.ring.rows):
             kept = np.ones(count, np.bool_)
         stored = kept
@@ -159,6 +182,8 @@ class Writer:
         if ring.undo is not None:
             ring.undo.end()
         ring.pending = None  # as settle, which takes longer
+        if reuse is not None:
+            reuse.warn()
         return leaves, kept
 
     def extend(self, steps: Mapping[str, Any], envs: Any) -> None:

@@ -49,7 +49,7 @@ class RolloutBuffer(ReadableRollout):
         num_envs: N.
         device: where the columns live.
         wrap: keep the newest ``num_steps`` instead of refusing to overfill.
-        debug: refuse rewards that are not finite.
+        debug: refuse rewards and values that are not finite.
         hidden_every: k; keep the recurrent states of ``hidden`` only for steps 0, k, 2k, ..., to save memory.
             :meth:`sequences` then begin at a step whose state is kept.
         columns: name -> :class:`Field` of further columns that no step brings: there from the start, to be written in
@@ -116,7 +116,7 @@ class RolloutBuffer(ReadableRollout):
         Raises:
             FullError: the rollout is complete and does not wrap.
             FieldError, ShapeError, DTypeError, DeviceError: the step does not fit the schema. Nothing is written.
-            NotFiniteError: in debug mode, a reward is NaN or infinite. Nothing is written.
+            NotFiniteError: in debug mode, a reward or a value is NaN or infinite. Nothing is written.
         """
         if more or not (step is None or hasattr(step, "keys")):
             raise FieldError(not_named(step))
@@ -158,7 +158,7 @@ class RolloutBuffer(ReadableRollout):
 
         Raises:
             LifecycleError: fewer rows are reserved.
-            NotFiniteError: in debug mode, a reward is NaN or infinite; the rows stay reserved.
+            NotFiniteError: in debug mode, a reward or a value is NaN or infinite; the rows stay reserved.
         """
         self._writer.commit(steps, last)
 
@@ -220,6 +220,8 @@ class RolloutBuffer(ReadableRollout):
             EmptyError: no step was added.
             UnfinishedError: the rollout is not full, or the bootstrap value is missing.
             FieldError: a column that the estimator reads is missing, or a truncated step has no final value.
+            NotFiniteError: an advantage would be NaN or infinite, such as those before a value that is. On other
+                devices than the CPU only in debug mode, as it takes time there. There are no advantages then.
         """
         self._finisher.finish(estimator, last_value, partial)
         return self
@@ -233,13 +235,27 @@ class RolloutBuffer(ReadableRollout):
 
     @property
     def debug(self) -> bool:
-        """Whether rewards that are not finite are refused; it may be set at any time."""
+        """Whether rewards and values that are not finite are refused; it may be set at any time."""
         return self._writer.debug
 
     @debug.setter
     def debug(self, debug: bool) -> None:
         require("RolloutBuffer", FLAG_RULE, debug=debug)
         self._writer.debug = debug
+
+    @property
+    def check_ends(self) -> bool:
+        """Whether :meth:`finish` warns if the first rollouts have steps that ``NEXT_STEP`` autoreset ignores.
+
+        They show where truncated steps have a ``final_value``; see :class:`relive.errors.EpisodeEndWarning`. It may be
+        set at any time. A Collector turns it off, since it stores ends correctly. Unused on other devices than the CPU,
+        and if the buffer wraps.
+        """
+        return self._finisher.check_ends
+
+    @check_ends.setter
+    def check_ends(self, check: bool) -> None:
+        self._finisher.check_ends = check
 
     @property
     def initial_hidden(self) -> Any:

@@ -200,6 +200,10 @@ class Columns:
         """Count columns, all of whose rows are written, as attached to the present steps."""
         self._attached |= {*paths} - self.own
 
+    def drop(self, paths: Iterable[Path]) -> None:
+        """Forget columns that were attached."""
+        self._attached -= {*paths}
+
     def is_plain(self, path: Path, dtype: torch.dtype) -> bool:
         """Whether a column ``[T + 1, N]`` of this dtype has memory in RAM, and no column is nested under its name."""
         memory = self._memory.get(path)

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import kernels
-from ..errors import FieldError, ParameterError, UnfinishedError
+from ..errors import FieldError, NotFiniteError, ParameterError, UnfinishedError
 from ..parameters import FLAG_RULE, is_own, refuse_class, require
 from ..returns.estimators import GAE, Estimator
-from ..steps.schema import unknown_field
+from ..steps.arrays import Array
+from ..steps.ends import MOST, EndCheck
+from ..steps.schema import Field, unknown_field
 from .columns import Columns
 from .fields import KEPT_APART
 from .named import ADVANTAGE, NamedColumns
@@ -32,8 +35,15 @@ class Finisher:
         writer: of the rollout; it knows whether the bootstrap row is written.
     """
 
+    _ends: EndCheck | None = None
+    """Checks the first ends of episodes; None once it has seen enough."""
+    _left = 0
+    """How many rollouts it may still look at."""
+    _check_ends = True
+
     def __init__(self, columns: Columns, named: NamedColumns, writer: Writer) -> None:
         self._columns, self._named, self._writer = columns, named, writer
+        self.check_ends = True
         self._layout: object = None
         """The layout of the columns that ``_places`` belongs to."""
         self._places: Any = None
@@ -43,11 +53,24 @@ class Finisher:
         """For pickle and deepcopy: without addresses."""
         return {**self.__dict__, "_layout": None, "_places": None}
 
+    @property
+    def check_ends(self) -> bool:
+        """Whether the first rollouts are checked for steps that the env ignored."""
+        return self._check_ends
+
+    @check_ends.setter
+    def check_ends(self, check: bool) -> None:
+        require("RolloutBuffer", FLAG_RULE, check_ends=check)
+        leaves = {("obs",): Field(), **{(name,): Field((), torch.bool) for name in ("terminated", "truncated")}}
+        # a rollout that wraps is finished again and again with the same ends; on a device it would wait
+        looks = check and not self._columns.wrap and self._columns.device.type == "cpu"
+        self._check_ends, self._ends, self._left = check, EndCheck(leaves) if looks else None, MOST
+
     def finish(self, estimator: Estimator, last_value: Any, partial: bool) -> None:
         """Attach what ``estimator`` computes.
 
         Raises:
-            ParameterError, EmptyError, UnfinishedError, FieldError: as ``RolloutBuffer.finish`` says.
+            ParameterError, EmptyError, UnfinishedError, FieldError, NotFiniteError: as ``RolloutBuffer.finish`` says.
         """
         columns, writer = self._columns, self._writer
         in_place = estimator if type(estimator) is GAE and not estimator.normalize else None
@@ -63,6 +86,7 @@ class Finisher:
             )
         if last_value is not None:
             writer.set_last({"value": last_value})
+        ends = None if self._ends is None or partial or ADVANTAGE in columns else self._ends  # each rollout once
         if columns.layout is not self._layout:
             self._bind()
         if in_place is not None and self._places is not None and not columns.start:
@@ -71,6 +95,23 @@ class Finisher:
             self._fill(in_place)
         else:
             self._attach(estimator)
+        if ends is not None:
+            self._look(ends)
+
+    def _look(self, check: EndCheck) -> None:
+        """Check the ends of truncated episodes, after which a rollout knows the value of the final observation."""
+        named = self._named
+        self._left -= 1
+        columns = [named[name] for name in ("value", "final_value") if name in named]
+        if not self._left or len(columns) < 2 or columns[0].dim() != 2:
+            self._ends = None
+            return
+        terminated, truncated, real = (named[name].flatten().numpy() for name in FLAGS)
+        cut, (value, final) = truncated & ~terminated, map(_coarse, columns)
+        envs = np.tile(np.arange(self._columns.num_envs), self._columns.count)
+        if not check.go_on(0, envs, [value, np.zeros_like(cut), cut], [final], real):
+            self._ends = None
+            check.warn_of_values()
 
     def _attach(self, estimator: Estimator) -> None:
         """Call the estimator with tensors, and copy what it returns."""
@@ -79,8 +120,13 @@ class Finisher:
                 self._require_column(name, type(estimator).__name__)
         if "value" in estimator.reads and not self._writer.has_last:
             self._require_ends()
-        looks = self._columns.device.type == "cpu" or not is_own(estimator)
-        self._named.attach(estimator(**{name: self._read(name, looks) for name in estimator.reads}))
+        own, host = is_own(estimator), self._columns.device.type == "cpu"
+        looks = host or not own
+        found = estimator(**{name: self._read(name, looks) for name in estimator.reads})
+        advantage = found["advantage"] if own and (host or self._writer.debug) else None
+        if advantage is not None and not bool(advantage.isfinite().all()):
+            self._refuse_not_finite(advantage, estimator)
+        self._named.attach(found)
 
     def _require_column(self, name: str, reader: str) -> None:
         """Refuse an estimator that reads a column which is not there."""
@@ -115,6 +161,40 @@ class Finisher:
                 "pass finish(..., last_value=V(obs[T])), or set_last(value=...)"
             )
 
+    def _refuse_not_finite(self, advantage: Tensor, estimator: Estimator) -> None:
+        """Refuse an advantage ``[T, N]`` that is not finite at a real step, by the number that it comes from.
+
+        Raises:
+            NotFiniteError: names that field, its step and its env.
+        """
+        named = self._named
+        terminated, truncated, real = (named[name] for name in FLAGS)
+        wrong = ~advantage.isfinite() & real
+        if not bool(wrong.any()):
+            return
+        self._columns.drop((ADVANTAGE, RETURN))
+        valued = torch.cat([real, torch.zeros_like(real[:1])])
+        valued[1:] |= real & ~(terminated | truncated)  # the value after a step that ended nothing
+        used = {"value": valued, "final_value": real & truncated & ~terminated}
+        for name in estimator.reads:
+            if name in FLAGS or name not in named:
+                continue
+            column = self._columns.with_last(("value",)) if name == "value" else named[name]
+            bad = (~column.isfinite() & used.get(name, real)).nonzero()
+            if len(bad):
+                step, env = bad[0].tolist()
+                where = f"step {step} of" if step < len(real) else "the bootstrap row (last_value) of"
+                raise NotFiniteError(
+                    f"field '{name}': {where} env {env} is {float(column[step, env])}, so advantages would not be "
+                    "finite either; mend what gives it, the env or the policy, and create the buffer with debug=True "
+                    "to find it when it is added"
+                )
+        step, env = wrong.nonzero()[0].tolist()
+        raise NotFiniteError(
+            f"the advantage of step {step} of env {env} is {float(advantage[step, env])}, although all that it comes "
+            "from is finite: rewards or values are too large; scale the rewards"
+        )
+
     # -- in place -----------------------------------------------------------------------------------------------
 
     def _bind(self) -> None:
@@ -129,15 +209,18 @@ class Finisher:
         self._layout = columns.layout  # last: after an interrupt the next call starts again
 
     def _fill(self, estimator: GAE) -> None:
-        """Let the kernel write advantages and returns into their columns; after an error nothing is written.
+        """Let the kernel write advantages and returns into their columns; after an error there are none.
 
         An interrupt comes before or after the kernel, so the two columns are both old or both new.
         """
         columns, places = self._columns, self._places
         places[1] = columns.count * columns.num_envs
-        missing = kernels.fast().fill_gae(places, float(estimator.gamma), float(estimator.lam))
-        if missing >= 0:
-            kernels.refuse_missing(missing, columns.num_envs)
+        fast = kernels.fast()
+        wrong = fast.fill_gae(places, float(estimator.gamma), float(estimator.lam))
+        if wrong == fast.SPOILT:
+            self._refuse_not_finite(columns.ordered(ADVANTAGE), estimator)
+        if wrong >= 0:
+            kernels.refuse_missing(wrong, columns.num_envs)
         columns.keep((ADVANTAGE, RETURN))
 
 
@@ -145,3 +228,11 @@ def _require_estimator(estimator: Any) -> None:
     refuse_class("estimator", estimator)
     if not (callable(estimator) and hasattr(estimator, "reads")):
         raise ParameterError(f"finish({estimator!r}): expected an estimator, such as relive.GAE(gamma=0.99, lam=0.95)")
+
+
+def _coarse(values: Tensor) -> Array:
+    """Values as float32 without the last 8 of 24 bits, flat: of one observation they may differ there from batch to
+    batch.
+    """
+    bits: Array = values.float().flatten().numpy().view(np.int32)
+    return ((bits + np.int32(128)) & np.int32(-256)).view(np.float32)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..batches.tensordicts import as_tensordict
 from ..errors import DeviceError, EmptyError, FieldError, ShapeError
 from ..parameters import is_names
-from ..steps.arrays import check_castable, numpy_view
+from ..steps.arrays import check_castable, numpy_view, refuse_masked
 from ..steps.checker import refuse_unreadable
 from ..steps.schema import unknown_field
 from ..steps.trees import Path, dotted
@@ -81,6 +81,7 @@ class NamedColumns:
         """A column as it is stored, or an error."""
         device, front = self._columns.device, (self._columns.count, self._columns.num_envs)
         refuse_unreadable(column, path)
+        refuse_masked(column, f"column '{dotted(path)}'")
         try:
             given = column.detach() if isinstance(column, Tensor) else torch.as_tensor(column).to(device)
         except (TypeError, ValueError, RuntimeError) as error:

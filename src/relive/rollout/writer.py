@@ -22,7 +22,7 @@ from ..errors import (
 )  # fmt: skip
 from ..memory.copier import StepCopier
 from ..parameters import FLAG_RULE, Rule, is_whole, require
-from ..steps.arrays import as_tensor, check_castable
+from ..steps.arrays import as_host, as_tensor, check_castable
 from ..steps.checker import refuse_unreadable
 from ..steps.schema import Spec
 from ..steps.trees import Path, dotted
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 __all__ = ["Writer"]
+
+
+WATCHED = {"reward": "env", "value": "policy"}
+"""The fields that have to be finite in debug mode, and what gives them."""
 
 
 WHOLE_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
@@ -53,7 +57,7 @@ class Writer:
         named: the columns by name.
         episodes: of the rollout.
         states: of the rollout.
-        debug: refuse rewards that are not finite.
+        debug: refuse rewards and values that are not finite.
         preset: whether the masks of all rows are written at once, which takes memory for every row.
     """
 
@@ -95,7 +99,7 @@ class Writer:
             row, plain = columns.next_row, len(values) == check.size and not self._apart_used
             if copier.take(row, values, check.pick) if plain else self._take_whole(row, values, copier):
                 if self.debug:
-                    self._refuse_reward(values)
+                    self._refuse_nonfinite(values)
                 self._advance(1)
                 return
         self._add(values)
@@ -129,7 +133,7 @@ class Writer:
             raise
         row = columns.next_row
         if self.debug:
-            self._refuse_reward(values)
+            self._refuse_nonfinite(values)
         self.has_last = False  # the bootstrap row may be the one that is written
         if states is not None:
             checked = self._states.write(states, row, checked)
@@ -162,22 +166,26 @@ class Writer:
         for (name,) in self._fields.apart:
             self._columns.put((name,), rows, given.get(name, KEPT_APART[name]))
 
-    def _refuse_reward(self, values: Mapping[str, Any]) -> None:
-        """Refuse a reward of the next step that is not finite."""
-        if "reward" in values:
-            reward = values["reward"]
-            self._refuse_nonfinite(reward if isinstance(reward, Tensor) else as_tensor(reward, "reward"), 1)
-
-    def _refuse_nonfinite(self, reward: Tensor, steps: int) -> None:
-        """Refuse rewards of the next ``steps`` steps that are not finite; dtype and shape are checked already."""
-        finite = reward.isfinite()
-        if not bool(finite.all()):
-            position, envs = int((~finite).flatten().nonzero()[0]), self._columns.num_envs
-            step, env = divmod(position * steps * envs // reward.numel(), envs)
-            raise NotFiniteError(
-                f"field 'reward': step {self._columns.count + step} of env {env} is "
-                f"{float(reward.flatten()[position])}; fix the env"
-            )
+    def _refuse_nonfinite(self, values: Mapping[str, Any], steps: int = 1) -> None:
+        """Refuse rewards and values of the next ``steps`` steps that are not finite; they fit otherwise."""
+        for name, mend in WATCHED.items():
+            if name not in values or (name,) not in self._columns.own:  # it may be nested
+                continue
+            given = values[name]
+            if isinstance(given, Tensor):
+                finite = bool(given.isfinite().all())
+            else:
+                finite = bool(
+                    np.logical_and.reduce(np.isfinite(as_host(given, name)), None)
+                )  # as all(), which is slower
+            if not finite:
+                numbers, envs = as_host(given, name).reshape(-1), self._columns.num_envs
+                position = int(np.argmin(np.isfinite(numbers)))
+                step, env = divmod(position * steps * envs // numbers.size, envs)
+                raise NotFiniteError(
+                    f"field '{name}': step {self._columns.count + step} of env {env} is {float(numbers[position])}; "
+                    f"fix the {mend}"
+                )
 
     def add_fields(self, fields: Mapping[str, Spec]) -> None:
         """Add fields to the steps from now on."""
@@ -236,8 +244,9 @@ class Writer:
         for path, tensor, place in self._handed:
             if tensor.data_ptr() != place:  # the view was shared or sent, so it was written elsewhere
                 columns.put(path, rows, tensor[:count])
-        if self.debug and ("reward",) in columns.own:
-            self._refuse_nonfinite(columns.view(("reward",), rows), count)
+        if self.debug:
+            watched = {path[0]: columns.view(path, rows) for path in columns.own if path[0] in WATCHED}
+            self._refuse_nonfinite(watched, count)
         self._advance(count, last)
 
     # -- besides the steps --------------------------------------------------------------------------------------

@@ -28,7 +28,11 @@ __all__ = ["Prioritized"]
 
 @checked(
     alpha=(lambda alpha: is_number(alpha, 0), "alpha is a number of at least 0"),
-    beta=(is_beta, "beta is a number of at least 0, or a triple (first, last, draws) with draws of at least 1"),
+    beta=(
+        is_beta,
+        "beta is a number of at least 0, or a triple (first, last, draws) with first <= last and draws of at least 1, "
+        "such as (0.4, 1.0, 100_000)",
+    ),
     eps=(lambda eps: is_number(eps) and eps > 0, "eps is a number above 0"),
     largest_error=(lambda error: is_number(error, 0), "largest_error is a number of at least 0"),
     stratified=(is_flag, "stratified is True or False"),
@@ -48,7 +52,7 @@ class Prioritized(Sampler):
     Args:
         alpha: how much priorities matter; 0 is uniform.
         beta: how much the weights correct for the priorities; 1 is fully. A triple (first, last, draws) changes it
-            linearly from ``first`` to ``last`` over that many draws.
+            linearly from ``first`` up to ``last`` over that many draws.
         eps: added to every TD error, so that transitions without error are drawn, too.
         stratified: draw once from each of B equal parts of the total, instead of B independent draws.
         normalize: "batch" divides weights by the largest in the batch, "buffer" by the largest of any transition.

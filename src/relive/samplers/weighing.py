@@ -19,11 +19,16 @@ __all__ = ["Binding", "Weighing", "is_beta", "powers_of", "require_errors"]
 
 
 def is_beta(beta: Any) -> bool:
-    """Whether this is an exponent or a schedule (first, last, draws) for it."""
+    """Whether this is an exponent or a schedule (first, last, draws) for it, which does not fall.
+
+    The weights have to correct most where learning ends (Schaul et al. 2015), so beta only grows.
+    """
     if not isinstance(beta, tuple):
         return is_number(beta, 0)
-    schedule = cast("tuple[Any, ...]", beta)
-    return len(schedule) == 3 and is_number(schedule[0], 0) and is_number(schedule[1], 0) and is_count(schedule[2], 1)
+    if len(cast("tuple[Any, ...]", beta)) != 3:
+        return False
+    first, last, draws = cast("tuple[Any, Any, Any]", beta)
+    return is_number(first, 0) and is_number(last, 0) and first <= last and is_count(draws, 1)
 
 
 class Weighing(NamedTuple):

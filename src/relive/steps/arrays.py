@@ -26,6 +26,7 @@ __all__ = [
     "in_memory",
     "numpy_dtype",
     "numpy_view",
+    "refuse_masked",
     "torch_dtype",
 ]
 
@@ -43,10 +44,11 @@ def as_host(value: Any, name: str = "values") -> np.ndarray[Any, Any]:
 
     Raises:
         ShapeError: a list with rows of different lengths. The message says ``name``.
-        DTypeError: a tensor that is sparse, nested or quantized, or has no numbers in memory.
+        DTypeError: a tensor that is sparse, nested or quantized, or has no numbers in memory; or a masked array.
     """
     if type(value) is np.ndarray:  # to ask whether it is a tensor takes longer
         return value
+    refuse_masked(value, name)
     try:
         if not isinstance(value, Tensor):
             return np.asarray(value)
@@ -99,6 +101,7 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
 
 def as_tensor(value: Any, name: str) -> torch.Tensor:
     """Numbers, lists and arrays as a tensor; errors name the field ``name``."""
+    refuse_masked(value, f"field '{name}'")
     try:
         array = np.asarray(value)
         if array.dtype == object:
@@ -111,6 +114,24 @@ def as_tensor(value: Any, name: str) -> torch.Tensor:
     except (TypeError, ValueError) as error:
         message = f"field '{name}': expected an array, a tensor or numbers, got {_what(value, error)}"
         raise ShapeError(message) from error
+
+
+def refuse_masked(value: Any, name: str) -> None:
+    """Refuse a NumPy array with masked numbers: only the numbers would be stored, and nothing of the mask.
+
+    Raises:
+        DTypeError: names ``name``, how many numbers are masked, and the call that replaces them.
+    """
+    if type(value) is np.ndarray or not isinstance(value, np.ndarray):  # most often; np.ma is imported when it is read
+        return
+    masked: Any = np.ma
+    hidden = masked.count_masked(value) if masked.is_masked(value) else 0
+    if not hidden:
+        return
+    raise DTypeError(
+        f"{name}: expected an array without a mask, got a masked one with {hidden} masked of {value.size} numbers; "
+        "pass its .filled(...) with the number that stands for the masked ones, and the mask as a field of its own"
+    )
 
 
 def _what(value: Any, error: Exception) -> str:
@@ -178,7 +199,8 @@ def fits(value: Array, square: float) -> bool:
 def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     """Refuse conversions that change a value's meaning: float to int, anything to bool, a number out of range.
 
-    Infinities are allowed and stay infinite.
+    Floats may be rounded; whole numbers may not, as they are often ids, counts or times. Infinities are allowed and
+    stay infinite.
 
     Raises:
         DTypeError: names the field, what was expected, what came, and the call that would convert it.
@@ -188,6 +210,7 @@ def check_castable(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
     if torch.can_cast(tensor.dtype, dtype) and not (dtype is torch.bool and tensor.dtype is not torch.bool):
         if dtype.is_floating_point or dtype.is_complex:
             _refuse_overflow(tensor, dtype, name)
+            _refuse_rounding(tensor, dtype, name)
             return
         if not tensor.numel() or tensor.dtype is torch.bool:
             return
@@ -224,4 +247,25 @@ def _refuse_overflow(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
         raise DTypeError(
             f"field '{name}': {sizes[lost][0].item():g} is more than {dtype} holds, {limits.max:g} at most; declare a "
             "wider dtype in the schema, or correct the number"
+        )
+
+
+def _refuse_rounding(tensor: Tensor, dtype: torch.dtype, name: str) -> None:
+    """Refuse whole numbers that a float or complex dtype can only hold rounded."""
+    given, exact = tensor.dtype, int(2 / torch.finfo(dtype).eps)  # it holds each whole number up to this one
+    if given.is_floating_point or given.is_complex or given is torch.bool or torch.iinfo(given).max <= exact:
+        return
+    values: Array = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
+    sizes = values.astype(np.float64).reshape(-1)
+    if sizes.dot(sizes) < exact * exact:  # as in fits(); a number above ``exact`` may be rounded to it here
+        return
+    values = values.reshape(-1)
+    whole = (np.abs(values.astype(np.int64)) if values.dtype.kind == "i" else values).astype(np.uint64)
+    lowest = np.maximum(whole & (~whole + np.uint64(1)), 1)  # the lowest bit that is set
+    lost = whole // lowest > exact  # more bits from the highest to the lowest than the dtype keeps
+    if lost.any():
+        raise DTypeError(
+            f"field '{name}': {values[np.argmax(lost)]} is not a number of {dtype}, which holds whole numbers up to "
+            f"{exact} exactly; declare the field as {given}, or as a wider float, or convert it yourself if rounding "
+            f"is meant (.to({dtype}))"
         )

@@ -24,7 +24,7 @@ from .priorities import (
     set_errors,
 )
 from .random import masses, permutation, uniforms
-from .returns import PLACES, discounted_return, fill_gae, gae, vtrace
+from .returns import PLACES, SPOILT, discounted_return, fill_gae, gae, vtrace
 from .rows import accept_step, copy_row, copy_step, take_step
 from .rule import ends_full, window_start
 from .sample import finish_goals, sample_goals, sample_sequences, sample_stacks, sample_windows
@@ -35,6 +35,7 @@ from .windows import gather_pairs, gather_rows, stack_places, windows
 __all__ = [
     "PLACES",
     "PROGRESS",
+    "SPOILT",
     "accept_step",
     "add_count",
     "add_rows",

@@ -20,7 +20,7 @@ from ..reference.returns import Grid, refuse_missing
 from .jit import f32, inlined, jit
 from .lanes import LANES, choose, is_nan, load, load_marks, some, splat, store, within
 
-__all__ = ["PLACES", "discounted_return", "fill_gae", "gae", "vtrace"]
+__all__ = ["PLACES", "SPOILT", "discounted_return", "fill_gae", "gae", "vtrace"]
 
 Ints = NDArray[np.int64]
 Lanes = Any
@@ -29,6 +29,10 @@ Marks = Any
 NARROW = 2 * LANES
 """With at most this many envs, a pass follows eight envs through all of time: what one step passes to the next stays in
 a register. With more, it takes row after row, as the processor loads ahead best what follows in memory."""
+
+
+SPOILT = -2
+"""What :func:`fill_gae` returns if it has written an advantage that is not finite."""
 
 
 class Places(NamedTuple):
@@ -109,48 +113,55 @@ def fill_gae(places: Ints, gamma: float, lam: float) -> int:
         lam: λ.
 
     Returns:
-        -1, or the first flat place that was truncated and lacks its final value: then nothing is written.
+        -1; or SPOILT; or the first flat place that was truncated and lacks its final value: then nothing is written.
     """
     p = _read(places)
     missing = _first_missing(p)
     if missing >= 0:
         return missing
     g, decay = splat(f32(gamma)), splat(f32(gamma * lam))
+    zeros = splat(f32(0))  # NaN from the first advantage on that is not finite, as 0 times it is NaN
     if p.envs <= NARROW:
         for env in range(0, p.envs, LANES):
-            _gae_through_time(p, env, g, decay, within(p.envs - env))
-        return -1
+            zeros = zeros + _gae_through_time(p, env, g, decay, within(p.envs - env))
+        return SPOILT if some(is_nan(zeros)) else -1
     whole = p.envs // LANES * LANES  # the envs that fill vectors
     for start in range(p.size - p.envs, -1, -p.envs):  # where each row begins, the last one first
         for i in range(start, start + whole, LANES):
-            _gae_at(p, i, g, decay, within(LANES))
+            zeros = zeros + _gae_at(p, i, g, decay, within(LANES))
         if whole < p.envs:
-            _gae_at(p, start + whole, g, decay, within(p.envs - whole))
-    return -1
+            zeros = zeros + _gae_at(p, start + whole, g, decay, within(p.envs - whole))
+    return SPOILT if some(is_nan(zeros)) else -1
 
 
 @inlined
-def _gae_through_time(p: Places, env: int, g: Lanes, decay: Lanes, inside: Marks) -> None:
-    """All steps of up to eight envs; the advantage and the value of the step after stay in registers."""
-    i = p.size + env
-    advantage, following = splat(f32(0)), load(p.value + 4 * i, inside)
+def _gae_through_time(p: Places, env: int, g: Lanes, decay: Lanes, inside: Marks) -> Lanes:
+    """All steps of up to eight envs; the advantage and the value of the step after stay in registers.
+
+    Returns the sum of 0 times each advantage.
+    """
+    i, zero = p.size + env, splat(f32(0))
+    advantage, zeros, following = zero, zero, load(p.value + 4 * i, inside)
     while i >= p.envs:
         i -= p.envs
         v = load(p.value + 4 * i, inside)
         advantage = _gae_step(p, i, v, g, decay, advantage, following, inside)
         following = v
+        zeros = zeros + zero * advantage
         store(p.advantage + 4 * i, advantage, inside)
         store(p.ret + 4 * i, advantage + v, inside)
+    return zeros
 
 
 @inlined
-def _gae_at(p: Places, i: int, g: Lanes, decay: Lanes, inside: Marks) -> None:
-    """One step of up to eight envs; the advantage of the step after is read from memory."""
+def _gae_at(p: Places, i: int, g: Lanes, decay: Lanes, inside: Marks) -> Lanes:
+    """One step of up to eight envs; the advantage of the step after is read from memory. Returns 0 times its own."""
     after, v = i + p.envs, load(p.value + 4 * i, inside)
     carry = load(p.advantage + 4 * after, inside) if after < p.size else splat(f32(0))
     advantage = _gae_step(p, i, v, g, decay, carry, load(p.value + 4 * after, inside), inside)
     store(p.advantage + 4 * i, advantage, inside)
     store(p.ret + 4 * i, advantage + v, inside)
+    return splat(f32(0)) * advantage
 
 
 @inlined

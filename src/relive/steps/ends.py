@@ -1,0 +1,262 @@
+"""EndCheck and ReuseCheck: find common mistakes in the first episodes and steps that a buffer stores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import EnvError, EpisodeEndWarning
+from .arrays import Array, Ints, as_host, numpy_dtype, numpy_view
+from .schema import Field
+from .trees import Path
+
+__all__ = ["MOST", "EndCheck", "ReuseCheck"]
+
+
+ENOUGH = 3
+"""The warning comes after this many episodes, if each began with the final observation of the one before."""
+
+
+MOST = 16
+"""The check stops after this many ends. If they have shown nothing, more would only cost time."""
+
+
+SURE = 3
+"""An error comes after this many calls in which obs and next_obs were the same memory and it had changed."""
+
+
+SEEN = 8
+"""A warning comes after this many steps of each env whose next_obs equalled their obs, though the env moved on."""
+
+
+CALLS = 64
+"""The check of reused arrays stops after this many calls that add steps, and looks at this many rows of each."""
+
+
+LOOKED = 16
+"""It looks at this many envs."""
+
+
+IGNORED = (
+    "Under NEXT_STEP autoreset, Gymnasium's default, the env ignores the step after an end: leave it out with "
+    "add(..., mask=~ended), ended being terminated | truncated of the step before."
+)
+"""What both warnings of :class:`EndCheck` say."""
+
+
+class EndCheck:
+    """Checks that an episode does not begin with the final observation of the one before it in its env.
+
+    Two mistakes make every episode begin so. Under ``NEXT_STEP`` autoreset the env ignores the step after an end; if
+    that step is stored, the next episode seems to begin with the final observation. Under ``SAME_STEP`` autoreset
+    ``step()`` returns the next episode's first observation; if that is passed as ``next_obs``, it becomes the final
+    observation. One episode that begins with another observation rules both mistakes out, and the check stops. Episodes
+    whose last step did not change the observation are skipped, such as those of a bandit. A rollout compares values in
+    place of observations: it knows no more of what an episode ended on.
+
+    Args:
+        leaves: the stored fields of a step, in order.
+    """
+
+    def __init__(self, leaves: Mapping[Path, Field]) -> None:
+        self._flags, self._obs, self._own, self._dtypes = _places(leaves)
+        self.ended_on: dict[int, bytes] = {}
+        """What an env's last episode ended on, where its next one has not begun."""
+        self.episodes = 0
+        """How many episodes had ended at the last look."""
+        self._looked = self._alike = 0
+
+    def go_on(
+        self, episodes: int, envs: Ints, leaves: Sequence[Any], final: Sequence[Any] | None, kept: Array | None
+    ) -> bool:
+        """Check steps that were just stored, in the order of time. Returns whether to check the next ones, too.
+
+        There is nothing to check if :attr:`episodes` have ended as before and :attr:`ended_on` is empty.
+
+        Args:
+            episodes: how many episodes have ended so far.
+            envs: int64 ``[K]``, the env of each step.
+            leaves: the checked leaves ``[K, ...]``.
+            final: the leaves of the final observations; None if no episode ended, or if each step has a next
+                observation of its own.
+            kept: bool ``[K]``, False for steps that were left out.
+        """
+        self.episodes = episodes
+        terminated, truncated = (as_host(leaves[i]) for i in self._flags)
+        ends = terminated | truncated if kept is None else (terminated | truncated) & kept
+        obs = [leaves[i] for i in self._obs]
+        after = [leaves[i] for i in self._own] if final is None else final
+
+        def next_step(env: int, since: int) -> int | None:
+            mine = np.flatnonzero(envs[since:] == env if kept is None else (envs[since:] == env) & kept[since:])
+            return since + int(mine[0]) if len(mine) else None
+
+        waiting = [(env, 0, ended_on) for env, ended_on in self.ended_on.items()]
+        for row in np.flatnonzero(ends)[: MOST - self._looked].tolist():
+            ended_on = _bytes(after, row, self._dtypes)
+            self._looked += 1
+            if ended_on != _bytes(obs, row, self._dtypes):
+                waiting.append((int(envs[row]), row + 1, ended_on))
+        for env, since, ended_on in waiting:
+            row = next_step(env, since)
+            if row is None:
+                self.ended_on[env] = ended_on
+                continue
+            self.ended_on.pop(env, None)
+            if _bytes(obs, row, self._dtypes) != ended_on:
+                return False
+            self._alike += 1
+            if self._alike == ENOUGH:
+                return False
+        return self._looked < MOST or bool(self.ended_on)
+
+    def warn(self) -> None:
+        """Warn if enough episodes of a replay began with the final observation before them."""
+        if self._alike < ENOUGH:
+            return
+        warnings.warn(
+            f"the first {ENOUGH} episodes all began on the very observation that the last one of their env had ended "
+            f"on. Two mistakes do that. {IGNORED} Under SAME_STEP autoreset, step() returns the next episode's first "
+            "observation: pass next_obs with info['final_obs'] where an episode ended. If these episodes do end where "
+            "they start, create the buffer with check_ends=False. See docs/episode-ends.md",
+            EpisodeEndWarning,
+            stacklevel=4,
+        )
+
+    def warn_of_values(self) -> None:
+        """Warn if enough episodes of a rollout began with the value of the final observation before them."""
+        if self._alike < ENOUGH:
+            return
+        warnings.warn(
+            f"the first {ENOUGH} truncated episodes were all followed by a step whose value is the final_value that "
+            f"they ended on. {IGNORED} If these episodes do end where the next ones start, set "
+            "rollout.check_ends = False. See docs/episode-ends.md",
+            EpisodeEndWarning,
+            stacklevel=5,
+        )
+
+
+class ReuseCheck:
+    """Checks that observations were not overwritten before they were added, by an env that fills one array each time.
+
+    ``step()`` of such an env turns ``obs`` into the next observation. Added after that, each ``obs`` equals its
+    ``next_obs``, and belongs to the action and reward of the step before. In a right loop ``next_obs`` may equal
+    ``obs``, too: the env stood still, and the next step begins on the same observation. So a step in mid-episode
+    counts if its ``next_obs`` equals its ``obs`` and the next step of its env begins on another. And a replay may read
+    ``next_obs`` only at ends: a loop may then pass anything elsewhere, such as ``obs``. There, steps count only if
+    ``obs`` is in the same memory as at the step before. One step that led to another observation, or that has no
+    ``next_obs``, ends the check.
+
+    Args:
+        leaves: the stored fields of a step, in order.
+        all_read: whether the replay reads the ``next_obs`` of every step, and has them in order.
+    """
+
+    def __init__(self, leaves: Mapping[Path, Field], all_read: bool) -> None:
+        self._flags, self._obs, self._own, self._dtypes = _places(leaves)
+        self._all_read = all_read
+        self._held: tuple[Any, Sequence[Any]] = None, ()
+        """The observation of the call before, and its leaves. While they are held, no other array gets their memory."""
+        self._shared = False
+        """Whether they were in the same memory as their next observations."""
+        self._stood: dict[int, bytes] = {}
+        """Env -> what its newest step began on, where that went on in mid-episode and its ``next_obs`` was equal."""
+        self._left, self._sure, self._moved = CALLS, 0, 0.0
+        self.found = False
+        """Whether to warn."""
+
+    def go_on(
+        self,
+        step: Mapping[str, Any],
+        envs: Ints,
+        leaves: Sequence[Any],
+        final: Sequence[Any] | None,
+        kept: Array | None,
+        under_way: Array | None,
+    ) -> bool:
+        """Check steps that are about to be stored, in the order of time. Returns whether to check the next ones, too.
+
+        Args:
+            step: the steps as they were given.
+            envs: int64 ``[K]``, the env of each step.
+            leaves: the checked leaves ``[K, ...]``.
+            final: the leaves of ``next_obs``; None if the steps have none, or each stores its own.
+            kept: bool ``[K]``, False for steps that are left out.
+            under_way: bool ``[N]``, which episodes are under way before these steps; None if steps have no order.
+
+        Raises:
+            EnvError: the observations are certainly overwritten.
+        """
+        obs, after = [leaves[i] for i in self._obs], [leaves[i] for i in self._own] if final is None else final
+        self._left -= 1
+        if not after or not self._left:
+            return False
+        given, (held, before_obs), before_shared = step["obs"], self._held, self._shared
+        reused = given is held or (bool(before_obs) and all(map(_same_memory, before_obs, obs)))
+        shared = given is step["next_obs"] or all(map(_same_memory, obs, after))
+        self._held, self._shared = (given, obs), shared
+        terminated, truncated = (as_host(leaves[i]) for i in self._flags)
+        rows, moved = np.flatnonzero(envs < LOOKED), 0
+        for row in rows[:CALLS].tolist():
+            env, now = int(envs[row]), _bytes(obs, row, self._dtypes)
+            before = self._stood.pop(env, None)
+            if before is not None and (reused or self._all_read) and (under_way is None or under_way[env]):
+                moved += now != before
+            if (kept is not None and not kept[row]) or terminated[row] or truncated[row]:
+                continue
+            if _bytes(after, row, self._dtypes) != now:
+                return False
+            self._stood[env] = now
+        if len(rows) > CALLS:  # the next call does not follow the rows that were looked at
+            self._stood.clear()
+        self._sure += reused and shared and before_shared and moved > 0
+        self._moved += moved / max(len(np.unique(envs[rows[:CALLS]])), 1)
+        if self._sure >= SURE:
+            raise EnvError(
+                "obs and next_obs are the same memory, and what it holds changes from step to step: the env fills one "
+                "array again and again, so obs had become the next observation before it was added. Copy it before "
+                "step(): obs = obs.copy(); Gymnasium's vector envs do so with copy=True, their default. The steps "
+                "before this one are stored wrongly: clear() them. If next_obs is a stand-in where no episode ends, "
+                "leave it out there, or create the buffer with check_ends=False. See docs/episode-ends.md"
+            )
+        self.found = self._moved >= SEEN
+        return not self.found
+
+    def warn(self) -> None:
+        """Warn if the observations seem to be overwritten."""
+        if not self.found:
+            return
+        warnings.warn(
+            f"the next_obs of the first {CALLS - self._left} steps equals their obs, and yet they begin on several "
+            "observations. Most often the env fills one array again and again, so that obs has "
+            "become the next observation before it is added: copy it before step(), obs = obs.copy(). Gymnasium's "
+            "vector envs do so with copy=True, their default. Or obs was replaced before add(). The steps so far are "
+            "stored wrongly: clear() them. If they are right, create the buffer with check_ends=False. See "
+            "docs/episode-ends.md",
+            EpisodeEndWarning,
+            stacklevel=5,
+        )
+
+
+def _places(leaves: Mapping[Path, Field]) -> tuple[list[int], list[int], list[int], list[np.dtype[Any]]]:
+    """Where flags of ends, observation and next observation are among the leaves of a step, and the dtypes stored."""
+    paths = list(leaves)
+    flags = [paths.index((name,)) for name in ("terminated", "truncated")]
+    obs, own = ([i for i, path in enumerate(paths) if path[0] == name] for name in ("obs", "next_obs"))
+    return flags, obs, own, [numpy_dtype(leaves[paths[i]].dtype) for i in obs]
+
+
+def _bytes(values: Sequence[Any], row: int, dtypes: Sequence[np.dtype[Any]]) -> bytes:
+    """The bytes of an observation, as the replay stores them."""
+    rows = (numpy_view(x[row].detach().cpu()) if isinstance(x, Tensor) else x[row] for x in values)
+    return b"".join(np.asarray(x, dtype).tobytes() for x, dtype in zip(rows, dtypes, strict=True))
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    """Whether two arrays or tensors of one shape begin at the same address, and are not empty."""
+    first, second = (x.data_ptr() if isinstance(x, Tensor) else x.ctypes.data if x.size else 0 for x in (a, b))
+    return first == second != 0
