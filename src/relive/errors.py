@@ -26,6 +26,10 @@
 Each message says what was expected, what came, and what to do. Input is checked before anything is stored.
 """
 
+from __future__ import annotations
+
+from .printable import printable
+
 __all__ = [
     "DTypeError",
     "DeviceError",
@@ -49,8 +53,20 @@ __all__ = [
 ]
 
 
+LONGEST = 10_000
+"""The most characters of a message that are shown."""
+
+
 class ReliveError(Exception):
-    """Base of every error that relive raises on purpose."""
+    """Base of every error that relive raises on purpose. Its message is :func:`printable`, and not endless."""
+
+    _keeps = "\n"  # a plan of memory, or an error of another process, has lines
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > LONGEST:  # a file may have thousands of long names
+            text = f"{text[: LONGEST // 2]} ...({len(text) - LONGEST:,} characters)... {text[-LONGEST // 2 :]}"
+        return printable(text, self._keeps)
 
 
 class ParameterError(ReliveError, ValueError):
@@ -59,6 +75,8 @@ class ParameterError(ReliveError, ValueError):
 
 class SchemaError(ReliveError, ValueError):
     """A schema is wrong, or data does not fit it."""
+
+    _keeps = ""  # a name may come from a file, and no name begins a line
 
 
 class SpaceError(SchemaError):
@@ -115,6 +133,8 @@ class EnvError(ReliveError, ValueError):
 
 class FileFormatError(ReliveError, ValueError):
     """Files are foreign, damaged, incomplete or of another version, or could not be written as asked."""
+
+    _keeps = ""  # as in SchemaError
 
 
 class NoSaveError(FileFormatError, FileNotFoundError):

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from .errors import ParameterError
+from .printable import shown
 
 __all__ = [
     "CLIP_RULE",
@@ -60,7 +61,7 @@ def require(call: str, rule: Rule, **values: Any) -> None:
         except Exception:  # the truth of an array, a comparison that is not defined, a foreign __eq__ that fails
             follows = False
         if not follows:
-            raise ParameterError(f"{call}({name}={value!r:.200}): {words}")
+            raise ParameterError(f"{call}({name}={shown(value, 200)}): {words}")
 
 
 class Observer(Protocol):
@@ -208,7 +209,7 @@ def seed_or_drawn(seed: Any) -> int:
     if seed is None:
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
     if not is_whole(seed):
-        raise ParameterError(f"seed is an int, or None to draw one, got {seed!r:.200}")
+        raise ParameterError(f"seed is an int, or None to draw one, got {shown(seed, 200)}")
     return int(seed)
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import planted
 import relive
 from relive import ReplayBuffer
-from relive.exchange import log_of
+from relive.exchange import from_lerobot, log_of
 from relive.exchange.cli import app
 from twins import Twin
 
@@ -105,3 +105,19 @@ def test_formats_are_named_before_the_path_or_by_options(tmp_path: Path) -> None
     result = CliRunner().invoke(app, ["convert", f"npz:{tmp_path / 'steps'}", str(tmp_path / "five"), "--to", "velora"])
     assert result.exit_code == 2
     assert "'velora' is no format of a target here" in result.output
+
+
+def test_a_name_of_half_a_character_is_shown_and_ends_in_no_traceback(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    folder = shutil.copytree(FILES / "lerobot", tmp_path / "set")
+    info = folder / "meta" / "info.json"
+    video = r""""observation.\ud800\u001b[2J\n": {"dtype": "video", "shape": [1]}, """
+    info.write_text(info.read_text().replace('"features": {', '"features": {' + video, 1))
+    result = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "save")])
+    assert result.exit_code == 0, result.output
+    assert r"not there: 'observation.\ud800\x1b[2J\n' has the dtype video" in result.output
+    assert "\x1b" not in "".join(from_lerobot(folder).lacks)
+    info.write_text(info.read_text().replace("video", "oops"))
+    result = CliRunner().invoke(app, ["convert", str(folder), str(tmp_path / "save")])
+    assert result.exit_code == 2
+    assert r"feature 'observation.\ud800\x1b[2J\n'" in result.output

@@ -16,7 +16,7 @@ import torch
 from relive import ReplayBuffer, Schema
 from relive.errors import DTypeError, FieldError, FileFormatError, NoSaveError, ParameterError, ShapeError
 from relive.exchange import from_lerobot, to_lerobot
-from relive.exchange.lerobot import write
+from relive.exchange.lerobot import read, write
 from relive.exchange.lerobot.stats import episode_stats, joined_stats
 from relive.steps.schema import Field
 from twins import Twin
@@ -130,6 +130,12 @@ def rewritten(folder: Path, name: str, **changed: Any) -> None:
     pq.write_table(table, folder / name)
 
 
+def twice(folder: Path, name: str, column: str) -> None:
+    """Store a column of a Parquet file a second time."""
+    table = pq.read_table(folder / name)
+    pq.write_table(table.append_column(column, table[column]), folder / name)
+
+
 def described(folder: Path, features: dict[str, Any] | None = None, **changed: Any) -> None:
     """Change members of info.json, and features; None removes one."""
     file = folder / "meta" / "info.json"
@@ -199,7 +205,7 @@ def ragged(_: Any = None) -> Any:
     [
         (lambda f: described(f, codebase_version="v2.1"), FileFormatError, "convert it with LeRobot"),
         (lambda f: described(f, total_frames=17), FileFormatError, "expected total_frames of 16"),
-        (lambda f: described(f, total_episodes=3), FileFormatError, "expected 3 episodes"),
+        (lambda f: described(f, total_episodes=3), FileFormatError, "expected total_episodes of 4, .* got 3"),
         (lambda f: described(f, total_frames=-1), FileFormatError, "whole number"),
         (lambda f: (f / "meta/info.json").write_text("[]"), FileFormatError, "JSON object"),
         (lambda f: (f / "meta/info.json").write_text('{"codebase_version": "v3.0", "features": 3}'), FileFormatError,
@@ -237,9 +243,9 @@ def ragged(_: Any = None) -> Any:
         (of_frames(episode_index=np.arange(16)[::-1] // 4), FileFormatError, "in order"),
         (lambda f: rewritten(f, EPISODES, length=[4, 4, 4, 5]), FileFormatError, "the frames have"),
         (lambda f: rewritten(f, EPISODES, episode_index=[0, 1, 2, 4]), FileFormatError, "the frames have"),
-        (lambda f: rewritten(f, EPISODES, length=None), FileFormatError, "damaged"),
+        (lambda f: rewritten(f, EPISODES, length=None), FileFormatError, "expected a column 'length'"),
         (lambda f: rewritten(f, EPISODES, **{"final/observation.state": [[1.0] * 4] * 4, "final/observation.grid":
-                                             [[1] * 6] * 4}), FileFormatError, "lists of other lengths"),
+                                             [[1] * 6] * 4}), FileFormatError, "expected 3 numbers in each of 4"),
     ],
 )  # fmt: skip
 def test_a_data_set_that_lies_is_refused(
@@ -257,6 +263,52 @@ def test_a_small_file_of_much_is_refused_before_it_is_read(tmp_path: Path) -> No
     rewritten(folder, FRAMES, action=pa.array([many[0].as_py()] + [[]] * 15, pa.list_(pa.float32())))
     assert (folder / FRAMES).stat().st_size < 2**16
     with pytest.raises(FileFormatError, match="expected 2 numbers in each of 16 frames, got"):
+        from_lerobot(folder)
+
+
+def test_more_rows_than_are_stated_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, many = shutil.copytree(FILES, tmp_path / "set"), np.zeros(2**16, np.int64)
+    pq.write_table(pa.table({"episode_index": many, "length": many}), folder / EPISODES)
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(FileFormatError, match="expected total_episodes of 65536, as the files have, got 4"):
+        from_lerobot(folder)
+
+
+def test_memory_for_frames_and_final_observations_is_asked_for_as_they_lie_in_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(FILES, tmp_path / "set")
+    asked: list[int] = []
+    monkeypatch.setattr(read, "require_memory", lambda size, _: asked.append(size))
+    from_lerobot(folder)
+    rewritten(folder, FRAMES, action=pa.array([[1.0, 2.0]] * 16, pa.list_(pa.float64())))
+    from_lerobot(folder)  # twice as wide as a float32, and with the offsets of 16 lists
+    assert asked[1] - asked[0] == 3 * (16 * 2 * 4 + 16 * 8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: rewritten(f, FRAMES, **{"next.reward": ["x" * 1000] * 16}), "got string"),
+        (lambda f: twice(f, FRAMES, "next.reward"), "got 2"),
+        (lambda f: twice(f, EPISODES, "length"), "got 2"),
+        (
+            lambda f: rewritten(
+                f, EPISODES, **{"final/observation.state": [[1.0] * 2**12] * 4, "final/observation.grid": [[1] * 6] * 4}
+            ),
+            "got 16384 in all",
+        ),
+    ],
+)
+def test_columns_that_would_take_more_memory_than_they_say_are_refused_before_they_are_read(
+    tmp_path: Path, spoil: Callable[[Path], object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(FILES, tmp_path / "set")
+    spoil(folder)
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(FileFormatError, match=message):
         from_lerobot(folder)
 
 

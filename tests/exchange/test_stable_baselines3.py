@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import pickletools
 import struct
 import subprocess
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relive.errors import FileFormatError, NoSaveError, ReliveError
+from forked import in_fork
+from relive.errors import FileFormatError, NoSaveError, ParameterError, ReliveError
 from relive.exchange import from_stable_baselines3
+from relive.memory import estimate
 
 FILES = Path(__file__).parents[1] / "fixtures" / "exchange" / "stable_baselines3"
 PLAIN = (FILES / "plain.pkl").read_bytes()
@@ -163,6 +167,85 @@ def test_bombs_and_broken_files_are_refused(tmp_path: Path, name: str) -> None:
     file.write_bytes(BOMBS[name])
     with pytest.raises(FileFormatError, match=r"buffer\.pkl"):
         from_stable_baselines3(file)
+
+
+def instead(name: str, value: Callable[[int], bytes]) -> bytes:
+    """The plain buffer with another value of one attribute; ``value`` gets the next free place of the memo."""
+    given = PLAIN.replace(shortened(name), shortened("x" * len(name)), 1)
+    places = sum(found.name == "MEMOIZE" for found, _, _ in pickletools.genops(given))
+    assert given.endswith(b"ub.")
+    return given[:2] + given[11:-3] + shortened(name) + value(places) + b"ub."
+
+
+def recall(place: int) -> bytes:
+    return b"j" + struct.pack("<I", place)
+
+
+def shared(place: int) -> bytes:
+    """Tuples of two that are one, sixty deep: 2 ** 60 members in 800 bytes."""
+    return b")\x94" + b"".join(b"0" + 2 * recall(place + deep) + b"\x86\x94" for deep in range(60))
+
+
+def shared_calls(place: int) -> bytes:
+    """The same with calls in calls."""
+    calls = (b"0" + recall(place) + 2 * recall(place + 1 + deep) + b"\x86R\x94" for deep in range(60))
+    return b"cnumpy\ndtype\n\x94)R\x94" + b"".join(calls)
+
+
+def test_a_value_that_shares_its_members_is_refused_at_once(tmp_path: Path) -> None:
+    names = ("pos", "full", "rewards", "actions", "observations", "dones", "timeouts")
+    files = [instead(name, value) for name in names for value in (shared, shared_calls)]
+
+    def refused() -> int:
+        return sum(is_refused(tmp_path / "buffer.pkl", content) for content in files)
+
+    assert in_fork(refused, seconds=10) == 14
+
+
+def array(order: bytes, place: int) -> bytes:
+    """An array [6, 2, 1000], which is kept at ``place + 1``."""
+    kind = b"cnumpy\ndtype\n" + shortened("f4") + b"\x85R(K\x03" + shortened(order.decode()) + b"NNNtb\x940"
+    data = b"B" + struct.pack("<I", 48_000) + bytes(48_000)
+    shape = b"K\x06K\x02M\xe8\x03\x87"
+    return kind + b"cnumpy._core.numeric\n_frombuffer\n(" + data + recall(place) + shape + shortened("C") + b"tR\x940"
+
+
+@pytest.mark.parametrize("order", [b"<", b">"])
+def test_memory_is_asked_for_each_time_that_an_array_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: bytes
+) -> None:
+    def observations(place: int) -> bytes:
+        named = (shortened(f"{number:03}") + recall(place + 1) for number in range(200))
+        return array(order, place) + b"}(" + b"".join(named) + b"u"
+
+    file = tmp_path / "buffer.pkl"
+    file.write_bytes(instead("observations", observations))
+    monkeypatch.setattr(estimate, "free_memory", lambda: 2 * 200 * 48_000)
+    with pytest.raises(ParameterError, match="would take 19,20"):
+        from_stable_baselines3(file)
+
+
+def test_memory_is_asked_for_while_many_small_objects_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "buffer.pkl"
+    file.write_bytes(inside(b"(" + b"}" * 2**18 + b"l"))
+    monkeypatch.setattr(estimate, "free_memory", lambda: 2**24)
+    with pytest.raises(ParameterError, match="would take 25,165,824 bytes"):
+        from_stable_baselines3(file)
+
+
+def test_arguments_that_many_calls_share_are_not_copied(tmp_path: Path) -> None:
+    def calls(place: int) -> bytes:
+        shared = b"(" + b"N" * 10**4 + b"t\x940cnumpy\ndtype\n\x940"
+        return shared + b"(" + (recall(place + 1) + recall(place) + b"}\x92") * 5000 + b"t"
+
+    file = tmp_path / "buffer.pkl"
+    file.write_bytes(instead("pos", calls))
+    tracemalloc.start()
+    with pytest.raises(FileFormatError, match="'pos': expected the type int"):
+        from_stable_baselines3(file)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20_000_000  # 10,000 arguments of 5,000 calls would take 400 MB
 
 
 def swapped(old: bytes, new: bytes, count: int = 1) -> Callable[[], bytes]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import planted
 import relive
 from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, Schema, errors
 from relive.look.cli import app
+from relive.look.page import page
 
 SCHEMA = Schema({
     "obs": (3,), "action": (2,), "reward": (), "terminated": Field((), torch.bool),
@@ -226,6 +230,48 @@ def test_a_page_has_everything_and_escapes_what_is_foreign(tmp_path: Path) -> No
     assert part.startswith('<div class="relive">')
     assert "<html" not in part
     assert "<svg" in part
+
+
+class Used(HTMLParser):
+    """What a page uses that a policy can forbid."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.order: list[str] = []
+        self.policy, self.sheets, self.attributes = "", list[str](), set[tuple[str, str]]()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.order.append("policy" if given.get("http-equiv") == "Content-Security-Policy" else tag)
+        if self.order[-1] == "policy":
+            self.policy = given["content"]
+        self.attributes |= set(given.items())
+
+    def handle_data(self, data: str) -> None:
+        if self.order and self.order[-1] == "style" and data.strip():
+            self.sheets.append(data)
+
+
+def test_a_page_allows_no_more_than_it_uses(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = relive.inspect(cart())
+    used = Used(page(found, relive.audit(found.experience)))
+    directives = dict(part.strip().split(" ", 1) for part in used.policy.split(";"))
+    sheets = " ".join(f"'sha256-{b64encode(sha256(sheet.encode()).digest()).decode()}'" for sheet in used.sheets)
+    assert directives == {
+        "default-src": "'none'", "style-src-elem": sheets, "style-src-attr": "'unsafe-inline'", "base-uri": "'none'",
+        "form-action": "'none'",
+    }  # fmt: skip
+    assert len(used.sheets) == 2  # the page's own, and the picture's
+    assert used.order.index("policy") < used.order.index("style")
+    assert not {"script", "img", "image", "link", "iframe", "object", "base", "form"} & set(used.order)
+    assert any(name == "style" for name, _ in used.attributes)
+    for name, value in used.attributes:
+        assert not name.startswith("on")
+        assert name not in ("src", "srcset", "action")
+        assert "href" not in name or value.startswith("#")
+        assert "url(" not in value or "url(#" in value
 
 
 def chunks(path: Path) -> dict[str, list[Any]]:

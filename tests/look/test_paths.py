@@ -172,3 +172,41 @@ def test_empty_text_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(errors.ParameterError, match=r"path='': .*pass '\.'"):
             call("")
     assert list(tmp_path.iterdir()) == []
+
+
+STRANGE = "a\x1b]0;title\x07\x1b[2J\u202e\x9b\r\n  no mistake was found :skull: [red]x"
+SEEN = r"a\x1b]0;title\x07\x1b[2J\u202e\x9b\r\n  no mistake was found :skull: [red]x"
+
+
+@pytest.mark.parametrize("options", [[], ["--steps", "0:2"], ["--json"]])
+def test_names_in_files_act_on_no_terminal(tmp_path: Path, options: list[str]) -> None:
+    path = arrays(tmp_path / "x\x1b[2J.npz", **{STRANGE: np.full((30, 2), np.nan), "größe_漢字": np.zeros(30)})
+    commands = (["inspect", str(path), *options], ["audit", str(path)], ["inspect", str(path) + "\udcff"])
+    for command in commands:
+        output = CliRunner().invoke(app, command).output
+        assert all(letter.isprintable() or letter == "\n" for letter in output)
+        assert r"\x1b[2J" in output or r"\u001b[2J" in output
+    if not options:
+        output = "".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, commands[0]).output.split())
+        assert SEEN.replace(" ", "") in output
+        assert "größe_漢字" in output
+    for shown in (str(relive.inspect(path)), str(relive.audit(path))):
+        assert SEEN in shown
+        assert all(letter.isprintable() or letter == "\n" for letter in shown)
+
+
+def test_errors_about_names_in_files_act_on_no_terminal(tmp_path: Path) -> None:
+    short = arrays(tmp_path / "short.npz", **{STRANGE: np.zeros(3)})
+    np.savez(tmp_path / "none.npz", **{"obs": np.zeros(3), STRANGE: np.zeros(3)})
+    for path in (short, tmp_path / "none.npz"):
+        result = CliRunner().invoke(app, ["audit", str(path)])
+        assert result.exit_code == 2
+        assert SEEN in result.output
+        assert result.output.count("\n") == 1
+
+
+def test_a_terminal_that_lacks_the_letters_of_a_name_shows_their_codes(tmp_path: Path) -> None:
+    path = arrays(tmp_path / "x.npz", größe_漢字=np.zeros(30))
+    result = CliRunner(charset="ascii").invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 0, result.output
+    assert r"gr\xf6\xdfe_\u6f22\u5b57" in result.output

@@ -26,7 +26,8 @@ FIXED = {
     ("terminated",): Field((), torch.bool),
     ("truncated",): Field((), torch.bool),
 }
-NAMES = st.text(st.characters(exclude_characters=".", exclude_categories=["Cs"]), min_size=1, max_size=8)
+VISIBLE = st.characters(exclude_characters=".", exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"])
+NAMES = st.text(VISIBLE, min_size=1, max_size=8)
 FIELDS = st.builds(Field, st.lists(st.integers(0, 5), max_size=3).map(tuple), st.sampled_from(DTYPES))
 NODES = st.recursive(
     FIELDS,
@@ -434,6 +435,17 @@ FOREIGN = {
     "an infinite shape": '{"format": 1, "fields": {"x": {"shape": [Infinity], "dtype": "float32"}}}',
     "nested too deep": '{"format": 1, "fields": ' + '{"a": {"fields": ' * 100_000 + "}}" * 100_000 + "}",
 }
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "\x85", "\u202ea", "a\u2028", "\ufeffa", "a\ud800", "\x00"])
+def test_a_name_with_characters_that_nobody_sees_is_refused(name: str) -> None:
+    for spec in ({name: (3,)}, {"obs": {name: (3,)}}):
+        with pytest.raises(errors.SchemaError, match="without dots and invisible characters") as raised:
+            Schema(spec)
+        assert str(raised.value).isprintable()
+    with pytest.raises(errors.SchemaError, match="invisible"):
+        Schema.from_json(text_of({"fields": {name: {"shape": [], "dtype": "float32"}}}))
+    assert Schema({"größe": (), "漢字": (), "γ": (), "👩\u200d🚀": ()}).names[0] == "größe"
 
 
 @pytest.mark.parametrize("what", FOREIGN)

@@ -12,6 +12,7 @@ from .. import files
 from ..errors import FileFormatError
 from ..files.disk import usable
 from ..files.entries import entry, integers
+from ..printable import shown
 from ..replay.parts import describe, rebuild
 from ..steps.schema import Schema
 from .division import Division
@@ -89,7 +90,7 @@ def read_checkpoint(path: str | os.PathLike[str], sampler: Any, view: Any) -> Ch
     with files.Save(manifest_of(path)) as save:
         content = save.content
     if content.get("kind") != KIND:
-        raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r:.80}, not of a {KIND}")
+        raise FileFormatError(f"'{path}' is a save of {shown(content.get('kind'))}, not of a {KIND}")
     capacity, num_envs, shards = integers(content, "sizes", 3).tolist()
     draws, sampled, cut = integers(content, "counts", 3).tolist()
     counted: Any = None

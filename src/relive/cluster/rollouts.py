@@ -11,6 +11,7 @@ import torch
 
 from ..errors import FieldError, LifecycleError, ParameterError
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, Rule, is_count, is_whole, require
+from ..printable import shown
 from ..steps.trees import Path, nest
 from .blocks import joined, packed
 from .group import PAUSE, Link
@@ -137,10 +138,10 @@ class Rollouts:
             born, place = position["place"]
             seen = {name: (life, number) for name, (life, number) in position["seen"].items()}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ParameterError(f"resume: expected what position() gave, got {position!r:.200}") from error
+            raise ParameterError(f"resume: expected what position() gave, got {shown(position, 200)}") from error
         known = isinstance(born, str) and all(is_count(number) for number in (place, *(n for _, n in seen.values())))
         if not known or not all(isinstance(text, str) for name, (life, _) in seen.items() for text in (name, life)):
-            raise ParameterError(f"resume: expected what position() gave, got {position!r:.200}")
+            raise ParameterError(f"resume: expected what position() gave, got {shown(position, 200)}")
         self._born, self._place, self._seen = born, place, seen
         self.settle()
 

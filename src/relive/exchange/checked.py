@@ -14,6 +14,7 @@ from ..errors import FileFormatError, NoSaveError
 from ..files.disk import open_file, usable
 from ..files.sealed import MOST_BYTES, excess
 from ..memory.estimate import require_free
+from ..printable import shown
 
 __all__ = ["count", "directory", "json_object", "require_memory"]
 
@@ -66,7 +67,7 @@ def count(content: Mapping[str, Any], name: str, path: Path, *, most: int = 2**4
     """
     value = content.get(name)
     if type(value) is not int or not 0 <= value <= most:
-        raise FileFormatError(f"'{path}', '{name}': expected a whole number from 0 to {most}, got {value!r:.80}")
+        raise FileFormatError(f"'{path}', '{name}': expected a whole number from 0 to {most}, got {shown(value)}")
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ReliveError
-from ..look.cli import UNREADABLE, app
+from ..look.cli import app, refuse, tell
 from .convert import READERS, WRITERS
 from .convert import convert as converted
 
@@ -29,8 +29,7 @@ def convert(
     try:
         log = converted(source, target, source_format=source_format, target_format=target_format)
     except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
-        typer.echo(f"relive convert: {error}", err=True)
-        raise typer.Exit(UNREADABLE) from error
-    typer.echo(f"{len(log):,} steps of {log.source}")
+        refuse("convert", error)
+    tell(f"{len(log):,} steps of {log.source}")
     for lack in log.lacks:
-        typer.echo(f"not there: {lack}")
+        tell(f"not there: {lack}")

@@ -11,6 +11,7 @@ import numpy as np
 from ..collect.progress import progress_bar
 from ..errors import FieldError
 from ..look.experience import same_rows
+from ..printable import printable
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, numpy_view
 from ..steps.schema import Schema
@@ -53,6 +54,10 @@ class Log:
     source: str
     fields: dict[str, Any]
     lacks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", printable(self.source))  # names in files come into both, and are printed
+        object.__setattr__(self, "lacks", tuple(map(printable, self.lacks)))
 
     def __len__(self) -> int:
         return len(self.fields["reward"])

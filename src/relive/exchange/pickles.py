@@ -19,13 +19,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import FileFormatError
+from ..errors import FileFormatError, ParameterError
+from ..printable import shown
 from ..steps.arrays import Array
+from .checked import require_memory
 
 __all__ = ["Made", "Pairs", "array_of", "read_pickle"]
 
 MOST_STEPS = 2**24
 """The most opcodes that are read, as a pickle of small objects takes up to a hundred times its size in memory."""
+
+ASKED, STEP_BYTES = 2**16, 128
+"""After how many opcodes memory is asked for, and the most bytes that an opcode takes for an object."""
 
 
 OPCODES: dict[str, Any] = {opcode.code: opcode for opcode in pickletools.opcodes}
@@ -46,9 +51,9 @@ class Name:
     text: str
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Made:
-    """The object that a pickle would have made by a call.
+    """The object that a pickle would have made by a call. Its ``repr`` leaves out what it holds, which may be endless.
 
     Args:
         name: the name of the function or class that would have been called.
@@ -61,6 +66,9 @@ class Made:
     args: Any
     state: Any = None
     items: list[Any] = field(default_factory=list[Any])
+
+    def __repr__(self) -> str:
+        return f"{self.name}(...)"
 
 
 class Mark:
@@ -97,24 +105,30 @@ def read_pickle(stream: io.FileIO, path: Path, known: re.Pattern[str]) -> Any:
 
     Raises:
         FileFormatError: the file is not a pickle, is damaged, or has a name that is not known.
+        ParameterError: there is too little memory for its objects.
     """
     size = os.fstat(stream.fileno()).st_size
     try:
         with io.BufferedReader(stream) as buffered:
-            return _Reader(known).read(_opcodes(_Bounded(cast("Any", buffered), size)))
+            return _Reader(known).read(_opcodes(_Bounded(cast("Any", buffered), size), path))
+    except ParameterError:
+        raise
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise FileFormatError(
             f"'{path}': expected the pickle of a buffer, got {error}; nothing of it was run"
         ) from error
 
 
-def _opcodes(stream: _Bounded) -> Iterator[tuple[str, Any]]:
+def _opcodes(stream: _Bounded, path: Path) -> Iterator[tuple[str, Any]]:
     """The name and the argument of each opcode. An opcode outside :data:`READ` is refused before its argument is read.
 
     Raises:
         ValueError: an opcode is refused, or its argument is damaged.
+        ParameterError: less memory is free than the objects so far take.
     """
-    for _ in range(MOST_STEPS):
+    for step in range(MOST_STEPS):
+        if step and not step % ASKED:
+            require_memory(step * STEP_BYTES, path)
         code = stream.read(1)
         opcode = OPCODES.get(code.decode("latin-1"))
         if opcode is None or opcode.name not in READ:
@@ -168,7 +182,7 @@ class _Reader:
             ValueError: it is not known.
         """
         if not (isinstance(module, str) and isinstance(name, str) and self._known.fullmatch(f"{module}:{name}")):
-            raise ValueError(f"the name {module!r:.80} {name!r:.80}, which no buffer needs")
+            raise ValueError(f"the name {shown(module)} {shown(name)}, which no buffer needs")
         self.stack.append(Name(f"{module}.{name}"))
 
     def call(self, args: Any) -> None:
@@ -221,9 +235,12 @@ CONSTANTS: dict[str, Callable[[], Any]] = {
 
 
 def _new(reader: _Reader, values: list[Any]) -> None:
-    """A call of ``__new__`` with keywords: ``values`` are the class, its arguments and its keywords."""
+    """A call of ``__new__`` with keywords: ``values`` are the class, its arguments and its keywords.
+
+    The arguments are not copied, since a pickle can make thousands of calls with the same ones.
+    """
     reader.stack.append(values[0])
-    reader.call((*values[1], values[2]))
+    reader.call((values[1], values[2]))
 
 
 ACTIONS: dict[str, Callable[[_Reader, Any], object]] = {
@@ -271,7 +288,9 @@ def _members(value: Any) -> tuple[Any, ...]:
 
 
 def array_of(value: Any) -> Array:
-    """The array that a pickle would have made.
+    """The array that a pickle would have made, as a view of its bytes: no memory is taken.
+
+    The bytes are in the order of the machine that wrote them, and other arrays may have the same bytes.
 
     Raises:
         ValueError: it is not an array of numbers, or its bytes contradict its shape.
@@ -286,7 +305,7 @@ def array_of(value: Any) -> Array:
     dtype = _dtype(kind)
     sizes: Any = _members(shape)
     if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in sizes) or len(sizes) > 16:
-        raise ValueError(f"expected the shape of an array, got {shape!r:.80}")
+        raise ValueError(f"expected the shape of an array, got {shown(shape)}")
     if not isinstance(data, bytes | bytearray):
         raise ValueError(f"expected the bytes of an array, got a {type(data).__name__}")
     if dtype.kind == "b" and data.translate(None, b"\0\1"):
@@ -294,8 +313,8 @@ def array_of(value: Any) -> Array:
     found = np.frombuffer(data, dtype)
     wanted = prod(sizes)
     if found.size != wanted or order not in ("C", "F", "A"):
-        raise ValueError(f"expected {wanted} numbers for the shape {shape!r:.80}, got {found.size}")
-    return found.reshape(sizes, order="F" if order == "F" else "C").astype(dtype.newbyteorder("="), copy=False)
+        raise ValueError(f"expected {wanted} numbers for the shape {shown(shape)}, got {found.size}")
+    return found.reshape(sizes, order="F" if order == "F" else "C")
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
@@ -306,6 +325,6 @@ def _dtype(value: Any) -> np.dtype[Any]:
     """
     code = value.args[0] if isinstance(value, Made) and value.name == "numpy.dtype" and value.args else None
     if not isinstance(code, str) or not KINDS.fullmatch(code):
-        raise ValueError(f"expected a dtype of numbers, got {code!r:.80}")
+        raise ValueError(f"expected a dtype of numbers, got {shown(code)}")
     big = _members(value.state)[1:2] == (">",)
     return np.dtype(code).newbyteorder(">" if big else "<")

@@ -12,6 +12,8 @@ import numpy as np
 from ..errors import FileFormatError, NoSaveError
 from ..files.disk import open_file, usable
 from ..look.hosts.replays import stable_baselines3_replay
+from ..printable import shown
+from ..steps.trees import map_leaves
 from .checked import require_memory
 from .live import log_of
 from .log import Log
@@ -64,6 +66,11 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
         record = _record(content.state)
     except (ValueError, TypeError) as error:
         raise FileFormatError(f"'{file}': {error}; use another copy") from error
+    trees = {name: value for name, value in vars(record).items() if isinstance(value, dict | np.ndarray)}
+    sizes: list[int] = []
+    map_leaves(lambda array: sizes.append(array.nbytes), trees)
+    require_memory(2 * sum(sizes), file)  # a pickle of one array can name it a thousand times
+    vars(record).update(map_leaves(lambda array: array.astype(array.dtype.newbyteorder("="), copy=False), trees))
     found = stable_baselines3_replay(record)
     found.source = f"'{file}', stable_baselines3 {kind[1]}"
     if record.copy_info_dict:
@@ -81,7 +88,7 @@ def _record(state: Any) -> SimpleNamespace:
 
     def member(name: str, kind: type) -> Any:
         if type(given.get(name)) is not kind:
-            raise ValueError(f"'{name}': expected the type {kind.__name__}, got {given.get(name)!r:.80}")
+            raise ValueError(f"'{name}': expected the type {kind.__name__}, got {shown(given.get(name))}")
         return given[name]
 
     def tree(name: str) -> Any:
@@ -108,7 +115,9 @@ def _record(state: Any) -> SimpleNamespace:
     if not found.handle_timeout_termination:
         found.timeouts = np.zeros(size, np.bool_)
     if not 0 <= found.pos < max(size[0], 1) or not (found.full or found.pos):
-        raise ValueError(f"expected 'pos' of a buffer with steps in {size[0]} rows, got {found.pos}, full={found.full}")
+        raise ValueError(
+            f"expected 'pos' of a buffer with steps in {size[0]} rows, got {shown(found.pos)}, full={found.full}"
+        )
     return found
 
 

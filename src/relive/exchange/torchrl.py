@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import FileFormatError, NoSaveError
 from ..files.disk import open_file
 from ..look.hosts.replays import tensordict_steps
+from ..printable import shown
 from ..steps.arrays import NUMPY_DTYPES, Array
 from ..steps.trees import Path as Keys
 from ..steps.trees import dotted, nest
@@ -124,7 +125,7 @@ def _require_name(name: str, about: Path) -> None:
         FileFormatError: ``name`` would lead out of the directory.
     """
     if not name or name in (".", "..") or any(mark in name for mark in "/\\\0:"):
-        raise FileFormatError(f"'{about}': expected names of files, got {name!r:.80}; use another copy")
+        raise FileFormatError(f"'{about}': expected names of files, got {shown(name)}; use another copy")
 
 
 def _shape(content: dict[str, Any], about: Path) -> tuple[int, ...]:
@@ -136,7 +137,7 @@ def _shape(content: dict[str, Any], about: Path) -> tuple[int, ...]:
     shape: Any = content.get("shape")
     sizes: list[Any] = cast("list[Any]", shape) if isinstance(shape, list) else [None]
     if not all(type(size) is int and 0 <= size < 2**48 for size in sizes) or len(sizes) > DEEPEST:
-        raise FileFormatError(f"'{about}', 'shape': expected a list of sizes, got {shape!r:.80}")
+        raise FileFormatError(f"'{about}', 'shape': expected a list of sizes, got {shown(shape)}")
     return tuple(sizes)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import FileFormatError, LifecycleError, ReliveError
+from ..printable import shown
 
 __all__ = ["MOST", "contradictions", "entry", "fitting", "integers", "whole"]
 
@@ -34,7 +35,7 @@ def entry(content: Any, name: str, kind: type[Any]) -> Any:
     value = content.get(name)
     if type(value) is not kind:
         raise FileFormatError(
-            f"the save's entry {name!r} is {value!r:.80}; expected a {kind.__name__}, as relive writes it"
+            f"the save's entry {name!r} is {shown(value)}; expected a {kind.__name__}, as relive writes it"
         )
     return value
 
@@ -47,7 +48,7 @@ def whole(content: Any, name: str) -> int:
     """
     value: int = entry(content, name, int)
     if not 0 <= value <= MOST:
-        raise FileFormatError(f"the save's entry {name!r} is {value!r:.80}; expected a number from 0 to {MOST}")
+        raise FileFormatError(f"the save's entry {name!r} is {shown(value)}; expected a number from 0 to {MOST}")
     return value
 
 
@@ -60,7 +61,7 @@ def integers(content: Any, name: str, *shape: int) -> NDArray[np.int64]:
     found = np.array(entry(content, name, list))
     if found.shape != shape or found.dtype != np.int64 or (found < 0).any() or (found > MOST).any():
         raise FileFormatError(
-            f"the save's entry {name!r} is {content[name]!r:.80}; expected numbers from 0 to {MOST}, of shape {shape}"
+            f"the save's entry {name!r} is {shown(content[name])}; expected numbers from 0 to {MOST}, of shape {shape}"
         )
     return found
 
@@ -75,11 +76,11 @@ def fitting(
     """
     tensor = tensors.get(name)
     if tensor is None:
-        raise FileFormatError(f"the save has no tensor {name!r:.80}")
+        raise FileFormatError(f"the save has no tensor {shown(name)}")
     found = tuple(tensor.shape if dtype is not None else tensor.shape[: len(shape)])
     if found != shape or (dtype is not None and tensor.dtype is not dtype):
         expected = f"{dtype} {shape}" if dtype is not None else f"{shape} in front"
-        raise FileFormatError(f"tensor {name!r:.80}: expected {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
+        raise FileFormatError(f"tensor {shown(name)}: expected {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
     return tensor
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DTypeError, FieldError, FileFormatError, NotFiniteError
+from ..printable import shown
 from . import sealed
 from .sealed import damaged, require_shallow
 
@@ -251,7 +252,7 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:
     manifest = parse_kind(path, raw)
     try:
         if set(manifest) != {"format", "version", "files", "tensors", "content", "checksum"}:
-            raise ValueError(f"the keys {', '.join(manifest)}")
+            raise ValueError(f"the keys {shown(list(manifest))}")
         files = {file: _file_note(file, note) for file, note in _object(manifest["files"]).items()}
         specs = {name: _spec(name, note) for name, note in _object(manifest["tensors"]).items()}
         groups = by_file(specs)
@@ -270,7 +271,7 @@ def parse(path: Path, raw: bytes) -> tuple[dict[str, Any], Contents]:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.80} where an object belongs")
+        raise ValueError(f"{shown(value)} where an object belongs")
     return cast("dict[str, Any]", value)
 
 
@@ -281,7 +282,7 @@ def _file_note(file: str, value: Any) -> FileNote:
     typed = set(note) == {"bytes", "crc32"} and type(size) is int and isinstance(crc, str)
     if named and typed and re.fullmatch("[0-9a-f]{8}", str(crc)):
         return FileNote(cast("int", size), str(crc))
-    raise ValueError(f"{note!r:.80} on a file named {file!r:.80}")
+    raise ValueError(f"{shown(note)} on a file named {shown(file)}")
 
 
 def _spec(name: str, value: Any) -> Spec:
@@ -293,4 +294,4 @@ def _spec(name: str, value: Any) -> Spec:
         # max(size, 1): the other axes of an empty tensor must not overflow either
         if plain and math.prod(max(size, 1) for size in sizes) * _DTYPES[code].itemsize <= _MAX_BYTES:
             return Spec(code, tuple(sizes), file)
-    raise ValueError(f"{note!r:.80} on a tensor named {name!r:.80}")
+    raise ValueError(f"{shown(note)} on a tensor named {shown(name)}")

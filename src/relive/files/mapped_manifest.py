@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+from ..printable import shown
 from . import sealed
 from .format import AXES
 from .mapping import CODES, MappedSpec
@@ -51,10 +52,10 @@ def _parsed(found: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, Mappe
         ValueError: something in it makes no sense.
     """
     if set(found) != {"format", "version", "run", "arrays", "content", "checksum"}:
-        raise ValueError(f"the keys {', '.join(found)}")
+        raise ValueError(f"the keys {shown(list(found))}")
     run, arrays, content = found["run"], found["arrays"], found["content"]
     if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{16}", run):
-        raise ValueError(f"the run {run!r:.80}")
+        raise ValueError(f"the run {shown(run)}")
     if not isinstance(arrays, list) or not isinstance(content, dict) or len(cast("list[Any]", arrays)) > ARRAYS:
         raise ValueError("arrays or content of another kind")
     sealed.require_shallow(content)
@@ -74,4 +75,4 @@ def _spec(note: Any) -> MappedSpec:
                 spec = MappedSpec(name, file, dtype, tuple(sizes))
                 if spec.nbytes < 2**60:
                     return spec
-    raise ValueError(f"{note!r:.80} for an array")
+    raise ValueError(f"{shown(note)} for an array")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FileFormatError
+from ..printable import shown
 from .format import Array
 from .save import Save
 
@@ -75,14 +76,14 @@ def _pairs(value: Mapping[Any, Any], keys: tuple[Any, ...], tensors: dict[str, A
     for key in value:
         if type(key) not in (str, int):
             raise FileFormatError(
-                f"{_place(keys)}: expected keys that are text or whole numbers, got {key!r:.80}; convert it"
+                f"{_place(keys)}: expected keys that are text or whole numbers, got {shown(key)}; convert it"
             )
     return [[key, _to_json(member, (*keys, key), tensors)] for key, member in value.items()]
 
 
 def _place(keys: tuple[Any, ...]) -> str:
     """Where a value lies, as Python code: extra['optimizer']['state'][0]."""
-    return "extra" + "".join(f"[{key!r:.80}]" for key in keys)
+    return "extra" + "".join(f"[{shown(key)}]" for key in keys)
 
 
 def _named(value: Array, keys: tuple[Any, ...], tensors: dict[str, Array]) -> str:
@@ -119,9 +120,9 @@ def from_json(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     try:
         value = _from_json(node, left)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"the save's entry 'extra' is not as relive writes it: {error!r:.200}") from error
+        raise FileFormatError(f"the save's entry 'extra' is not as relive writes it: {shown(error, 200)}") from error
     if left:
-        raise FileFormatError(f"the save's entry 'extra' does not name the tensor {next(iter(left))!r:.80}")
+        raise FileFormatError(f"the save's entry 'extra' does not name the tensor {shown(next(iter(left)))}")
     return value
 
 
@@ -150,10 +151,10 @@ def _from_json(node: Any, left: dict[str, Tensor]) -> Any:
         return array[()]
     if kind == "bytes" and array.ndim == 1 and array.dtype == np.uint8:
         return array.tobytes()
-    raise ValueError(f"{kind!r:.80} is no kind of value")
+    raise ValueError(f"{shown(kind)} is no kind of value")
 
 
 def _key(key: Any) -> Any:
     if type(key) not in (str, int):
-        raise ValueError(f"{key!r:.80} as a key")
+        raise ValueError(f"{shown(key)} as a key")
     return key

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from ..errors import FileFormatError
+from ..printable import shown
 
 __all__ = ["MOST_BYTES", "damaged", "excess", "parse", "require_shallow", "seal"]
 
@@ -76,12 +77,12 @@ def parse(path: Path, raw: bytes, name: str, versions: Sequence[int], advice: st
         raise damaged(path, "the JSON of a save", f"something else ({error})") from error
     manifest = cast("dict[str, Any]", found if isinstance(found, dict) else {})
     if (given := manifest.get("format")) != name:
-        raise FileFormatError(f"'{path}': expected the format {name!r}, got {given!r:.80}; {advice}")
+        raise FileFormatError(f"'{path}': expected the format {name!r}, got {shown(given)}; {advice}")
     version: Any = manifest.get("version")
     if type(version) is not int or version not in versions:
         raise FileFormatError(
-            f"'{path}': expected version {' or '.join(map(str, versions))}, got {version!r}; use the release of relive "
-            "that wrote it"
+            f"'{path}': expected version {' or '.join(map(str, versions))}, got {shown(version)}; use the release "
+            "of relive that wrote it"
         )
     return manifest
 

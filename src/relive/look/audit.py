@@ -7,6 +7,7 @@ from typing import Any
 
 from ..collect.progress import progress_bar
 from ..parameters import COUNT_RULE, GAMMA_RULE, Rule, an_instance, require
+from ..printable import printable
 from . import ends, order, targets, values, windows
 from .draws import batch_findings, draw_findings
 from .experience import Experience
@@ -98,4 +99,5 @@ def audit(
         found += batch_findings(steps, batch, n=n, gamma=gamma, reward_fn=reward_fn, terminated_fn=terminated_fn)
     if draws is not None:
         found += draw_findings(steps, draws)
-    return Report(steps.source, len(steps), int(steps.ended.sum()), surest_first(found), steps.lacks)
+    source, lacks = printable(steps.source), tuple(map(printable, steps.lacks))
+    return Report(source, len(steps), int(steps.ended.sum()), surest_first(found), lacks)

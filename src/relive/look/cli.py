@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 
 from ..errors import ParameterError, ReliveError
 from ..memory.estimate import readable
+from ..printable import printable
 from .audit import audit as audited
 from .findings import Report
 from .inspection import Inspection
@@ -24,7 +27,7 @@ from .page import page
 from .rerun import export
 from .words import number, plain
 
-__all__ = ["UNREADABLE", "app"]
+__all__ = ["app", "refuse", "tell"]
 
 app = typer.Typer(help="Look at stored experience.", no_args_is_help=True, add_completion=False)
 
@@ -37,6 +40,21 @@ CLEAN, FOUND, UNREADABLE = 0, 1, 2
 @app.callback()
 def commands() -> None:
     """Look at stored experience."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal may lack the letters of a name
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def tell(text: str, *, err: bool = False) -> None:
+    """Print a line. Names in it may come from files."""
+    typer.echo(printable(text), err=err)
+
+
+def refuse(command: str, error: Exception) -> NoReturn:
+    """Say why a command cannot do its work, and end it."""
+    why = str(error)
+    typer.echo(f"relive {command}: {why if isinstance(error, ReliveError) else printable(why)}", err=True)
+    raise typer.Exit(UNREADABLE) from error
 
 
 @app.command()
@@ -49,10 +67,9 @@ def audit(
     try:
         report = audited(path, max_episode_steps=max_episode_steps)
     except (ReliveError, OSError, ValueError) as error:
-        typer.echo(f"relive audit: {error}", err=True)
-        raise typer.Exit(UNREADABLE) from error
+        refuse("audit", error)
     if as_json:
-        typer.echo(report.to_json())
+        tell_json(report.to_json())
     else:
         show(report, Console())
     raise typer.Exit(CLEAN if report.ok else FOUND)
@@ -78,13 +95,12 @@ def inspect(
             html.write_text(page(found, audited(found.experience)), encoding="utf-8")
         if rerun is not None:
             for name in export(found, rerun, audited(found.experience)):
-                typer.echo(f"relive inspect: field '{name}' has no picture in Rerun and was left out", err=True)
+                tell(f"relive inspect: field '{name}' has no picture in Rerun and was left out", err=True)
     except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
-        typer.echo(f"relive inspect: {error}", err=True)
-        raise typer.Exit(UNREADABLE) from error
+        refuse("inspect", error)
     if as_json:
         rows = {name: plain(column.tolist()) for name, column in chosen.items()}
-        typer.echo(json.dumps(found.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
+        tell_json(json.dumps(found.to_dict() | ({"chosen": rows} if rows else {}), allow_nan=False))
     else:
         show_inspection(found, chosen, Console())
 
@@ -94,11 +110,9 @@ COLORS = {"certain": "bold red", "likely": "red", "possible": "yellow"}
 
 def show(report: Report, console: Console) -> None:
     """Print a report."""
-    console.print(
-        f"{escape(report.source)}: {report.rows:,} steps, {report.episodes:,} episodes ended", highlight=False
-    )
+    console.print(clean(f"{report.source}: {report.rows:,} steps, {report.episodes:,} episodes ended"))
     for lack in report.lacks:
-        console.print(f"not looked at: {escape(lack)}", style="dim")
+        console.print(clean(f"not looked at: {lack}"), style="dim")
     if not report.findings:
         console.print("no mistake was found", style="green")
         return
@@ -106,7 +120,17 @@ def show(report: Report, console: Console) -> None:
         color = COLORS[finding.sure]
         console.print(f"\n[{color}]{finding.sure}[/]  [bold]{finding.rule}[/]: {finding.extent}", highlight=False)
         for sentence in (finding.what, f"mend: {finding.mend}"):
-            console.print(Padding(escape(sentence), (0, 0, 0, 4)), highlight=False)
+            console.print(Padding(clean(sentence), (0, 0, 0, 4)))
+
+
+def clean(text: str) -> Text:
+    """Text for the console. Rich sees no markup and no emoji in it, and the terminal no control characters."""
+    return Text(printable(text))
+
+
+def tell_json(text: str) -> None:
+    """Print JSON, which escapes all that a terminal acts on but one character."""
+    typer.echo(text.replace("\x7f", r"\u007f"))
 
 
 def _chosen(found: Inspection, episode: int | None, steps: str | None) -> dict[str, Any]:
@@ -129,18 +153,18 @@ def _chosen(found: Inspection, episode: int | None, steps: str | None) -> dict[s
 
 def show_inspection(found: Inspection, chosen: dict[str, Any], console: Console) -> None:
     """Print an inspection as tables."""
-    console.print(escape(found.source), style="bold", highlight=False)
+    console.print(clean(found.source), style="bold")
     facts = Table.grid(padding=(0, 2))  # a long line goes on below its beginning
     for name, fact in found.facts().items():
-        facts.add_row(f"  {name}", escape(fact))
+        facts.add_row(f"  {name}", clean(fact))
     for lack in found.lacks:
-        facts.add_row("  [dim]not known", f"[dim]{escape(lack)}")
+        facts.add_row("  not known", clean(lack), style="dim")
     console.print(facts, highlight=False)
     console.print(_fields(found))
     if chosen:
-        rows = Table(*(Column(escape(name), overflow="fold") for name in chosen), box=SIMPLE_HEAD, pad_edge=False)
+        rows = Table(*(Column(clean(name), overflow="fold") for name in chosen), box=SIMPLE_HEAD, pad_edge=False)
         for row in zip(*chosen.values(), strict=True):
-            rows.add_row(*(escape(np.array2string(x, precision=3, threshold=8, separator=" ")) for x in row))
+            rows.add_row(*(clean(np.array2string(x, precision=3, threshold=8, separator=" ")) for x in row))
         console.print(rows)
 
 
@@ -153,5 +177,5 @@ def _fields(found: Inspection) -> Table:
         numbers = (number(value) for value in (field.min, field.mean, field.max))
         shape = "×".join(map(str, field.shape)) or "-"
         missing = [f"{field.not_finite:,}"] if unclean else []
-        table.add_row(escape(field.name), field.dtype, shape, readable(field.nbytes), *numbers, *missing)
+        table.add_row(clean(field.name), clean(field.dtype), shape, readable(field.nbytes), *numbers, *missing)
     return table

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ..printable import printable
+
 __all__ = ["Finding", "Report", "Sureness"]
 
 
@@ -110,7 +112,9 @@ def found(
     at = np.flatnonzero(rows) if getattr(rows, "dtype", None) == np.bool_ else np.asarray(rows, np.int64)
     shown = at[:SHOWN] if place is None else np.asarray(place)[at[:SHOWN]]
     share = len(at) / looked if looked else 0.0
-    return Finding(rule, sure, what, mend, len(at), share, tuple(int(row) for row in shown), field)
+    return Finding(
+        rule, sure, printable(what), printable(mend), len(at), share, tuple(int(row) for row in shown), field
+    )
 
 
 def surest_first(findings: list[Finding]) -> tuple[Finding, ...]:

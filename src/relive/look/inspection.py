@@ -14,6 +14,7 @@ from ..errors import ParameterError
 from ..files.disk import usable
 from ..memory.estimate import readable
 from ..parameters import is_count
+from ..printable import printable
 from ..steps.arrays import Array
 from ..steps.trees import Path, dotted
 from .episodes import episodes_of
@@ -191,7 +192,7 @@ class Inspection:
 
     def __str__(self) -> str:
         lines = [self.source, *(f"  {name:<10}  {fact}" for name, fact in self.facts().items())]
-        lines += [f"  {facts.name}: {facts.dtype}{list(facts.shape) if facts.shape else ''}, "
+        lines += [f"  {printable(facts.name)}: {facts.dtype}{list(facts.shape) if facts.shape else ''}, "
                   f"{number(facts.min)} to {number(facts.max)}" for facts in self.fields]  # fmt: skip
         return "\n".join(lines + [f"  not known: {lack}" for lack in self.lacks])
 
@@ -228,8 +229,9 @@ def inspect(source: Any) -> Inspection:
     cut = table["truncated"] & ~table["terminated"]
     known = steps.truncated is not None and bool(ended.any())
     draws: Array | None = None if steps.draws is None else steps.draws[steps.draws >= 0]
+    lacks = steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ())
     return Inspection(
-        steps.source,
+        printable(steps.source),
         len(steps),
         len(np.unique(steps.env)),
         tuple(facts_of(path, leaf) for path, leaf in leaves_of_steps(steps).items()),
@@ -241,7 +243,7 @@ def inspect(source: Any) -> Inspection:
         None if steps.priorities is None else distribution(steps.priorities),
         None if draws is None else distribution(draws),
         (len(draws) - np.count_nonzero(draws)) / len(draws) if draws is not None and len(draws) else None,
-        steps.lacks + (NOT_COUNTED if steps.age is not None and draws is None else ()),
+        tuple(map(printable, lacks)),
         steps,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import FieldError, LifecycleError, ParameterError, ReliveError, ShapeError
 from ..parameters import COUNT_RULE, FLAG_RULE, Rule, require
+from ..printable import shown
 from ..replay.arguments import whole_numbers
 from ..replay.buffer import ReplayBuffer
 from ..replay.ratings import doubles
@@ -269,7 +270,7 @@ def counts_in(state: Any) -> Mapping[str, Any] | None:
     counts = state.get("counts", ()) if is_state(state) else ()
     if counts is None or (isinstance(counts, Mapping) and set(cast("Mapping[Any, Any]", counts)) == set(COUNTED)):
         return cast("Mapping[str, Any] | None", counts)
-    raise ParameterError(f"load_state_dict: expected what Monitor.state_dict() gave, got {state!r:.200}")
+    raise ParameterError(f"load_state_dict: expected what Monitor.state_dict() gave, got {shown(state, 200)}")
 
 
 def index_of(batch: Any) -> Ints:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..collect.progress import progress_bar
 from ..errors import ParameterError
+from ..printable import printable
 from ..steps.arrays import Array
 from .findings import Finding, Report
 from .inspection import Inspection, leaves_of_steps
@@ -64,9 +65,9 @@ def export(found: Inspection, path: str | os.PathLike[str], report: Report | Non
     times, leaves, left_out = timelines(found), leaves_of_steps(found.experience), list[str]()
     with progress_bar(len(leaves), None, "recording", "fields") as tick:
         for leaf_path, leaf in leaves.items():
-            name = "/".join(leaf_path)
-            if not _send(rerun, recording, name, leaf, found.experience.env, times):
-                left_out.append(name)
+            place = "/".join(rerun.escape_entity_path_part(printable(part)) for part in leaf_path)
+            if not _send(rerun, recording, place, leaf, found.experience.env, times):
+                left_out.append("/".join(leaf_path))
             tick()
     for finding in report.findings if report is not None else ():
         _log_finding(rerun, recording, finding, _at(rerun, times, _rows_of(found, finding.examples)))
@@ -74,7 +75,7 @@ def export(found: Inspection, path: str | os.PathLike[str], report: Report | Non
     return tuple(left_out)
 
 
-def _send(rerun: Any, recording: Any, name: str, leaf: Array, env: Array, times: dict[str, Array]) -> bool:
+def _send(rerun: Any, recording: Any, place: str, leaf: Array, env: Array, times: dict[str, Array]) -> bool:
     """Write a field ``[S, ...]`` env by env. Returns False, and writes nothing, if there is no picture for it."""
     pictures = _pictures(leaf)
     if pictures is None and not _are_lines(leaf):
@@ -87,8 +88,8 @@ def _send(rerun: Any, recording: Any, name: str, leaf: Array, env: Array, times:
         else:
             columns = rerun.Image.columns(buffer=pictures[rows].reshape(len(rows), -1))
             fields = rerun.Image.from_fields(format=_format(rerun, pictures))
-            recording.log(f"env_{number}/{name}", fields, static=True, strict=True)
-        recording.send_columns(f"env_{number}/{name}", _at(rerun, times, rows), columns, strict=True)
+            recording.log(f"env_{number}/{place}", fields, static=True, strict=True)
+        recording.send_columns(f"env_{number}/{place}", _at(rerun, times, rows), columns, strict=True)
     return True
 
 

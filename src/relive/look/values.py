@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ParameterError
+from ..printable import shown
 from ..steps.arrays import Array
 from ..steps.trees import Path, dotted
 from .experience import Experience, Leaves
@@ -133,7 +134,7 @@ def _inner(space: Any, path: Path) -> Any:
         for key in path:
             space = space.spaces[int(key) if isinstance(space.spaces, tuple) else key]
     except (AttributeError, LookupError, ValueError, TypeError) as error:
-        raise ParameterError(f"spaces: no space for the stored leaf '{dotted(path)}' in {space!r:.200}") from error
+        raise ParameterError(f"spaces: no space for the stored leaf '{dotted(path)}' in {shown(space, 200)}") from error
     return space
 
 
@@ -144,7 +145,7 @@ def _outside(space: Any, leaf: Array, where: str) -> Array:
         ParameterError: this is no space, or one of another size than the field ``where``.
     """
     if not callable(getattr(space, "contains", None)) or isinstance(space, type):
-        raise ParameterError(f"spaces: expected a Gymnasium space for '{where}', got {space!r:.200}")
+        raise ParameterError(f"spaces: expected a Gymnasium space for '{where}', got {shown(space, 200)}")
     flat, kind = leaf.reshape(len(leaf), -1), type(space).__name__
     low: Any
     high: Any

@@ -21,6 +21,7 @@ from ..files.sealed import damaged
 from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
 from ..memory.mapped import DRAINED, SETTINGS, FileKeeper, MappedKeeper
 from ..parameters import is_count
+from ..printable import shown
 from ..ring.ring import Ring
 from ..ring.state import undo_words
 from ..ring.undo import note_mark
@@ -338,7 +339,7 @@ def _restore_small(keeper: FileKeeper, small: Mapping[str, list[Any]]) -> None:
         if array is None:
             continue
         if len(small.get(name, [])) != len(array):
-            raise FileFormatError(f"the journal's last record has {small.get(name)!r:.80} for {name!r}")
+            raise FileFormatError(f"the journal's last record has {shown(small.get(name))} for {name!r}")
         array[:] = small[name]
     noted = keeper.kept("errors.undo")
     if noted is not None:

@@ -13,6 +13,7 @@ from ..errors import FileFormatError
 from ..files.entries import entry, integers, whole
 from ..memory.estimate import storage_plan
 from ..memory.home import in_ram
+from ..printable import shown
 from ..steps.changes import Origin, SchemaChanges
 from ..steps.schema import Schema
 from ..steps.trees import Path
@@ -35,7 +36,7 @@ def open_save(path: str | os.PathLike[str]) -> files.Save:
     kind = save.content.get("kind")
     if kind != KIND:
         save.close()
-        raise FileFormatError(f"'{path}' is a save of {kind!r}, not of a {KIND}")
+        raise FileFormatError(f"'{path}' is a save of {shown(kind)}, not of a {KIND}")
     return save
 
 

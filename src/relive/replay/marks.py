@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import FileFormatError
 from ..kernels.ring_state import COLUMNS, COUNTERS, HEAD
+from ..printable import shown
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 
@@ -56,12 +57,12 @@ class Mark(NamedTuple):
             (length,) = _LENGTH.unpack_from(payload)
             facts: Any = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
             if set(facts) != {"kind", "where", "num_envs", "small"} or facts["num_envs"] != num_envs:
-                raise ValueError(f"{facts!r:.80}")
+                raise ValueError(shown(facts))
             small = cast("dict[str, Any]", facts["small"])
             if not all(isinstance(x, list) and len(cast("list[Any]", x)) <= 64 for x in small.values()):
-                raise ValueError(f"{small!r:.80}")
+                raise ValueError(shown(small))
             if facts["kind"] not in ("open", "flush", "close") or not isinstance(facts["where"], list):
-                raise ValueError(f"{facts!r:.80}")
+                raise ValueError(shown(facts))
             words = np.frombuffer(payload, "<i8", offset=_LENGTH.size + length).astype(np.int64)
             sizes = num_envs * COLUMNS, COUNTERS, num_envs * BOOKKEEPING, num_envs
             if len(words) != sum(sizes):

@@ -11,6 +11,7 @@ import torch
 from ..batches.sequences import SequenceBatch
 from ..errors import DeviceError, FieldError, ParameterError, SchemaError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_number, require
+from ..printable import shown
 from ..steps.arrays import as_host
 from ..steps.summary import Summary, html, text
 from ..views.contract import time_first_of
@@ -126,7 +127,9 @@ class Mixture:
         """
         shares = state.get("shares") if isinstance(cast("object", state), Mapping) else None
         if not isinstance(shares, Mapping):
-            raise ParameterError(f"Mixture: expected what state_dict() gave, with its 'shares', got {state!r:.200}")
+            raise ParameterError(
+                f"Mixture: expected what state_dict() gave, with its 'shares', got {shown(state, 200)}"
+            )
         self.shares = _normalised(cast("Mapping[str, float]", shares), list(self.buffers))
 
     def __repr__(self) -> str:
@@ -191,7 +194,8 @@ def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, floa
     total = sum(shares.values()) if fits else 0.0
     if not 0 < total < np.inf:
         raise ParameterError(
-            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, got {shares!r:.200}"
+            f"Mixture: expected a share of at least 0 for each of {names}, one of them positive, got "
+            f"{shown(shares, 200)}"
         )
     return {name: float(shares[name] / total) for name in names}
 

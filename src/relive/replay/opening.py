@@ -13,6 +13,7 @@ from ..errors import FieldError, FileFormatError, InvariantError, LifecycleError
 from ..files.entries import contradictions, entry, whole
 from ..memory.mapped import MappedKeeper
 from ..parameters import is_count, observe
+from ..printable import shown
 from ..ring.adding import Ended
 from ..ring.ring import Ring
 from ..steps.schema import Schema
@@ -255,7 +256,7 @@ def newer(settings: bytes) -> dict[str, Any]:
 def kept_arguments(content: dict[str, Any], sampler: Any, view: Any) -> dict[str, Any]:
     """The constructor's arguments for the replay that is kept; ``sampler`` and ``view`` where they are not None."""
     if entry(content, "kind", str) != KIND:
-        raise InvariantError(f"its kind is {content['kind']!r:.80}")
+        raise InvariantError(f"its kind is {shown(content['kind'])}")
     rows, num_envs = whole(content, "rows_per_env"), whole(content, "num_envs")
     if num_envs < 1 or rows < 2:
         raise InvariantError(f"{num_envs} envs of {rows} rows; expected at least 1 env and 2 rows")
@@ -288,6 +289,6 @@ def _require_same(path: Any, kept: dict[str, Any], wanted: dict[str, Any]) -> No
         if value is not None and not same:
             kind = SchemaError if name == "schema" else ParameterError
             raise kind(
-                f"'{path}': the replay there has {name}={got!r:.200}, got {value!r:.200}; leave {name} out, or give "
-                "another path"
+                f"'{path}': the replay there has {name}={shown(got, 200)}, got {shown(value, 200)}; leave {name} out, "
+                "or give another path"
             )

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import FileFormatError
+from ..printable import shown
 from ..samplers.prioritized import Prioritized
 from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
@@ -82,15 +83,15 @@ def rebuild(data: Any, what: str) -> Any:
     if part is None:
         raise FileFormatError(
             f"the saved {what} is your own, or holds your own functions, which saves do not contain "
-            f"({data!r:.200}); pass {what}=... to load or open"
+            f"({shown(data, 200)}); pass {what}=... to load or open"
         )
     known = {POSITIONAL.get(name, name) for name in PARAMETERS[part]}
     try:
         if given.keys() - known:
-            raise ValueError(f"it has no {min(given.keys() - known)!r:.80}")
+            raise ValueError(f"it has no {shown(min(given.keys() - known))}")
         return part(**{name: _value(value, name) for name, value in given.items()})
     except (TypeError, ValueError, OverflowError) as error:
-        raise FileFormatError(f"the saved {what} has invalid parameters: {given!r:.200} ({error})") from error
+        raise FileFormatError(f"the saved {what} has invalid parameters: {shown(given, 200)} ({error})") from error
 
 
 def _value(value: Any, name: str) -> Any:
@@ -99,7 +100,7 @@ def _value(value: Any, name: str) -> Any:
     if isinstance(value, list):
         return tuple(_value(member, name) for member in cast("list[Any]", value))
     if type(value) is int and abs(value) > LARGEST_PARAMETER:
-        raise ValueError(f"{name} is {value!r:.80}")
+        raise ValueError(f"{name} is {shown(value)}")
     return value
 
 

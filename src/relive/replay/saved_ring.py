@@ -16,6 +16,7 @@ from ..kernels.ring_state import HEAD, NEXT, RULE, TAIL
 from ..memory.blocks import zeroed
 from ..memory.layout import row_layout
 from ..memory.store import Store
+from ..printable import shown
 from ..ring.invariants import LARGEST, check, check_cursors
 from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
@@ -191,4 +192,6 @@ def _rule(parts: list[Any]) -> Rule:
         fits = STEPS >= rule.history >= rule.length - 1 and 1 <= rule.stride <= rule.length
         if fits and rule.weigh in get_args(Weigh):
             return rule
-    raise FileFormatError(f"the save's entry 'rule' is {parts!r}; expected {list(Rule._fields)}, as relive writes them")
+    raise FileFormatError(
+        f"the save's entry 'rule' is {shown(parts)}; expected {list(Rule._fields)}, as relive writes them"
+    )

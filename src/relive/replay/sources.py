@@ -14,6 +14,7 @@ from ..errors import FileFormatError
 from ..files.entries import entry, fitting
 from ..files.nested import EXTRA
 from ..memory.estimate import free_memory
+from ..printable import shown
 from ..ring.span import Span
 from ..steps.trees import Path, dotted
 from .segments import Segment, is_segment
@@ -136,7 +137,7 @@ class Source:
         names = entry(self.content, "segments", list)
         if not all(map(is_segment, names)):
             raise FileFormatError(
-                f"the save's entry 'segments' is {names!r:.80}; expected names of 16 hexadecimal digits"
+                f"the save's entry 'segments' is {shown(names)}; expected names of 16 hexadecimal digits"
             )
         return [segment_prefix(name) for name in names]
 
@@ -146,7 +147,7 @@ class Source:
         others = {name for name in self._shapes if name.startswith(("sampler.", EXTRA))}
         if wrong := sorted((self._shapes.keys() - others) ^ wanted):
             raise FileFormatError(
-                f"the save has the tensors {list(self._shapes)!r:.200}; {wrong[0]!r:.80} is missing or foreign"
+                f"the save has the tensors {shown(list(self._shapes), 200)}; {shown(wrong[0])} is missing or foreign"
             )
 
 
@@ -159,6 +160,6 @@ def _span(tensors: Mapping[str, Tensor], name: str, saved: Span) -> Span:
     first, until = fitting(tensors, name, (2, len(saved.first)), torch.int64).numpy()
     if (first < 0).any() or (until < first).any() or (until > saved.until).any():
         raise FileFormatError(
-            f"tensor {name!r:.80}: expected ranges of rows of this buffer, got {[first, until]!s:.200}"
+            f"tensor {shown(name)}: expected ranges of rows of this buffer, got {shown([first, until], 200)}"
         )
     return Span(first, until)

@@ -16,6 +16,7 @@ from ..files.entries import MOST
 from ..kernels.reference.priorities import LARGEST_ERROR
 from ..memory.layout import row_layout
 from ..parameters import is_count, is_number
+from ..printable import shown
 from ..ring.ring import Ring
 from ..steps.schema import Field
 from ..steps.trees import Path, dotted
@@ -71,7 +72,7 @@ def require_sampler_state(state: Mapping[str, Any], by_row: Iterable[str], ring:
     for name, value in state.items():
         known = name.removeprefix("inner.")
         if known in _STATE and not ((name in by_row) == (known == "errors") and _STATE[known](value, ring)):
-            raise FileFormatError(f"the sampler's {name!r:.80} is {value!s:.80}, which it cannot be")
+            raise FileFormatError(f"the sampler's {shown(name)} is {shown(value)}, which it cannot be")
 
 
 def _are_numbers(values: Any, dtype: type[Any]) -> bool:

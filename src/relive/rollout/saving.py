@@ -17,6 +17,7 @@ from ..files.entries import entry, fitting, whole
 from ..files.nested import EXTRA, read_extra, to_json
 from ..memory.estimate import free_memory
 from ..parameters import FLAG_RULE, is_names, require
+from ..printable import shown
 from ..steps.schema import Field, Schema
 from ..steps.trees import Path, dotted
 from .columns import Columns
@@ -87,7 +88,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     with persist.Save(path) as opened:
         content = opened.content
         if content.get("kind") != KIND:
-            raise FileFormatError(f"'{path}' is a save of {content.get('kind')!r}, not of a {KIND}")
+            raise FileFormatError(f"'{path}' is a save of {shown(content.get('kind'))}, not of a {KIND}")
         names = [name for name in opened.specs if not name.startswith(EXTRA)]
         tensors = opened.read(names=names, most=free_memory())
         return {name: tensors[name] for name in names}, content, read_extra(opened, free_memory())
@@ -168,6 +169,6 @@ def _names(names: list[Any], columns: Columns) -> list[Path]:
     for name in names:
         path: Path = tuple(cast("list[str]", name)) if is_names(name) else ()
         if not all(path) or not path or any(path[: len(x)] == x or x[: len(path)] == path for x in paths):
-            raise FileFormatError(f"an attached column is named {name!r:.80}; expected a name that no other has")
+            raise FileFormatError(f"an attached column is named {shown(name)}; expected a name that no other has")
         paths.append(path)
     return paths[len(columns.own) :]

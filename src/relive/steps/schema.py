@@ -14,6 +14,7 @@ import torch
 
 from ..errors import EnvError, FieldError, SchemaError, ShapeError, SpaceError
 from ..parameters import COUNT_RULE, is_whole, require
+from ..printable import HIDDEN, shown
 from .arrays import as_tensor, torch_dtype
 from .trees import Path, dotted
 
@@ -49,9 +50,9 @@ class Field:
     def __post_init__(self) -> None:
         shape = cast("object", self.shape)
         if not isinstance(shape, tuple | list) or any(not is_whole(n) or n < 0 for n in cast("Any", shape)):
-            raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shape!r:.200}")
+            raise SchemaError(f"a field's shape is a tuple of non-negative ints, got {shown(shape, 200)}")
         if not isinstance(cast("object", self.dtype), torch.dtype):
-            raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {self.dtype!r:.200}")
+            raise SchemaError(f"a field's dtype is a torch.dtype such as torch.float32, got {shown(self.dtype, 200)}")
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
 
     @property
@@ -77,7 +78,8 @@ class Schema:
             to any depth. Members of a tuple are named "0", "1", ....
 
     Raises:
-        SchemaError: a field is none of these, or a name is empty or contains a dot.
+        SchemaError: a field is none of these; or a name is empty, or contains a dot, a control character or another
+            invisible one.
 
     Example:
         ``Schema({"obs": (17,), "action": Field((), torch.int64), "hidden": {"h": (1, 64), "c": (1, 64)}})``
@@ -129,8 +131,8 @@ class Schema:
             spaces.append(getattr(env, name, None) if of_one is None else of_one)
             if spaces[-1] is None:
                 raise EnvError(
-                    f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {env!r:.200}; make one "
-                    "first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
+                    f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {shown(env, 200)}; make "
+                    "one first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
                 )
         return cls.from_spaces(*spaces, **extras)
 
@@ -231,12 +233,16 @@ class Schema:
             data = json.loads(text)
             version = data["format"]
             if type(version) is not int or version != FORMAT:
-                raise SchemaError(f"schema format {version!r} is unknown: this version reads {FORMAT}; update relive")
+                raise SchemaError(
+                    f"schema format {shown(version)} is unknown: this version reads {FORMAT}; update relive"
+                )
             return cls(cast("dict[str, Spec]", _from_json({"fields": data["fields"]})))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, SchemaError):
                 raise
-            raise SchemaError(f"expected a schema as Schema.to_json writes it, got another text: {error!r}") from error
+            raise SchemaError(
+                f"expected a schema as Schema.to_json writes it, got another text: {shown(error, 200)}"
+            ) from error
 
     def rebuild(self, name: str, get: Callable[[Path], Any]) -> Any:
         """Field ``name`` in its dicts and tuples, with ``get(path)`` in place of every leaf."""
@@ -279,8 +285,11 @@ def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
 
 
 def _node(spec: Any, path: Path) -> Node:
-    if not isinstance(cast("object", path[-1]), str) or not path[-1] or "." in path[-1]:
-        raise SchemaError(f"a field's name is a non-empty string without dots, got {path[-1]!r:.200}")
+    name = cast("object", path[-1])
+    if not isinstance(name, str) or not name or "." in name or HIDDEN.search(name):
+        raise SchemaError(
+            f"a field's name is a non-empty string without dots and invisible characters, got {shown(name, 200)}"
+        )
     if isinstance(spec, Field):
         return spec
     if isinstance(spec, Mapping) and spec:
@@ -293,7 +302,7 @@ def _node(spec: Any, path: Path) -> Node:
         return tuple(_node(member, (*path, str(i))) for i, member in enumerate(items))
     raise SchemaError(
         f"field '{'.'.join(map(str, path))}': expected a Field, a shape, or a dict or tuple of them, got "
-        f"{spec!r:.200}; a shape is a tuple, such as () or (3,); pass a dtype as relive.Field((3,), torch.int64)"
+        f"{shown(spec, 200)}; a shape is a tuple, such as () or (3,); pass a dtype as relive.Field((3,), torch.int64)"
     )
 
 
@@ -338,7 +347,7 @@ def _from_json(data: Any) -> Any:
         return {name: _from_json(member) for name, member in data["fields"].items()}
     members = data["items"] if "items" in data else data["shape"]
     if not isinstance(members, list) or ("items" in data and not members):
-        raise TypeError(f"expected a list, got {members!r}")
+        raise TypeError(f"expected a list, got {shown(members)}")
     if "items" in data:
         return tuple(_from_json(member) for member in cast("list[Any]", members))
     return Field(tuple(cast("list[Any]", members)), getattr(torch, data["dtype"]))

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import FileFormatError, NoSaveError
 from ...files import directory, disk, format
 from ...files.tensors import pieces
+from ...printable import shown
 
 __all__ = ["checked", "load", "save"]
 
@@ -83,14 +84,14 @@ def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
     for name in SIZES:
         value = metadata.get(name)
         if type(value) is not int or value < 0:
-            raise FileFormatError(f"metadata '{name}': expected a whole number of at least 0, got {value!r}")
+            raise FileFormatError(f"metadata '{name}': expected a whole number of at least 0, got {shown(value)}")
     capacity, size, position = (metadata[name] for name in ("capacity", "size", "position"))
     if size > capacity or not (position == size if size < capacity else position < max(capacity, 1)):
         raise FileFormatError(
             f"metadata: size={size} and position={position} contradict capacity={capacity}; use another copy"
         )
     if not isinstance(metadata.get("device"), str | None):
-        raise FileFormatError(f"metadata 'device': expected a string or null, got {metadata['device']!r}")
+        raise FileFormatError(f"metadata 'device': expected a string or null, got {shown(metadata['device'])}")
     return {name: metadata[name] for name in SIZES} | {"device": metadata.get("device")}
 
 

@@ -16,7 +16,7 @@ from ...steps.arrays import Array
 
 __all__ = [
     "DATA", "DEFAULTS", "EPISODES", "FINAL", "INFO", "NUMBERS", "STATS", "TASKS", "VERSION", "Feature", "arrow",
-    "column_of", "dense",
+    "column_of", "dense", "widths",
 ]  # fmt: skip
 
 VERSION = "v3.0"
@@ -91,6 +91,24 @@ def column_of(array: Array, shape: tuple[int, ...]) -> Any:
     return flat
 
 
+def widths(kind: Any, feature: Feature, where: str) -> tuple[int, int]:
+    """The bytes in memory of a number of a column of this type, and of the offsets of the lists in a row.
+
+    Raises:
+        FileFormatError: the column does not hold numbers in as many lists as the feature has axes.
+    """
+    types: Any = arrow().types
+    inner, lists, offsets = getattr(kind, "storage_type", kind), 1, 0
+    for size in () if feature.shape == (1,) and not _is_list(inner) else feature.shape:
+        if not _is_list(inner):
+            raise _wrong(feature, where, f"{inner} where a list is due")
+        offsets += 0 if types.is_fixed_size_list(inner) else 8 * lists
+        inner, lists = inner.value_type, lists * size
+    if not _is_number(inner):
+        raise _wrong(feature, where, str(kind))
+    return max(feature.dtype.itemsize, inner.bit_width // 8), offsets
+
+
 def dense(column: Any, feature: Feature, where: str) -> Array:
     """A column as frames ``[k, *shape]``.
 
@@ -103,15 +121,14 @@ def dense(column: Any, feature: Feature, where: str) -> Array:
 
 def _dense(chunk: Any, feature: Feature, where: str) -> Array:
     """One chunk of a column; see :func:`dense`."""
-    types: Any = arrow().types
     rows, values = len(chunk), getattr(chunk, "storage", chunk)
-    for size in () if feature.shape == (1,) and not _is_list(values) else feature.shape:
-        if not _is_list(values):
+    for size in () if feature.shape == (1,) and not _is_list(values.type) else feature.shape:
+        if not _is_list(values.type):
             raise _wrong(feature, where, f"{values.type} where a list is due")
         if values.null_count or not _all_of(values, size):
             raise _wrong(feature, where, "lists of other lengths")
         values = values.flatten()
-    number = types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type)
+    number = _is_number(values.type)
     if values.null_count or not number:
         raise _wrong(feature, where, "missing values" if number else str(values.type))
     found: Array = values.to_numpy(zero_copy_only=False)
@@ -120,10 +137,16 @@ def _dense(chunk: Any, feature: Feature, where: str) -> Array:
     return found.astype(feature.dtype, copy=False).reshape(rows, *feature.shape)
 
 
-def _is_list(values: Any) -> bool:
-    """Whether these are lists of any kind."""
+def _is_list(kind: Any) -> bool:
+    """Whether this is the type of lists of any kind."""
     types: Any = arrow().types
-    return types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type)
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether this is the type of whole numbers, floats or bools."""
+    types: Any = arrow().types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
 def _all_of(values: Any, size: int) -> bool:

@@ -11,15 +11,23 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ...errors import FieldError, FileFormatError, NoSaveError
+from ...printable import shown
 from ...steps.arrays import Array, Ints
 from ..checked import count, directory, json_object, require_memory
 from ..log import Log, tracked
-from .layout import DATA, DEFAULTS, EPISODES, FINAL, INFO, NUMBERS, VERSION, Feature, arrow, dense
+from .layout import DATA, DEFAULTS, EPISODES, FINAL, INFO, NUMBERS, VERSION, Feature, arrow, dense, widths
 
 __all__ = ["from_lerobot"]
 
 FLAGS = ("next.reward", "next.done", "next.terminated", "next.truncated")
 """Columns with a meaning of their own."""
+
+NUMBERS_OF_EPISODES = ("episode_index", "length")
+"""The columns that are read of a table of episodes, besides final observations."""
+
+
+COPIES = 3
+"""How often numbers are in memory while they are read: as Arrow's, as those of a file, and as those of all files."""
 
 
 class Table(NamedTuple):
@@ -61,7 +69,7 @@ def from_lerobot(path: str | os.PathLike[str]) -> Log:
     version: Any = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith("v3."):
         raise FileFormatError(
-            f"'{folder / INFO}': expected codebase_version {VERSION}, got {version!r:.40}; convert it with LeRobot"
+            f"'{folder / INFO}': expected codebase_version {VERSION}, got {shown(version)}; convert it with LeRobot"
         )
     features, lacks = _features(info, folder / INFO)
     table = _frames(folder, info, features)
@@ -88,7 +96,7 @@ def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature],
     """
     given: Any = info.get("features")
     if not isinstance(given, dict):
-        raise FileFormatError(f"'{where}', 'features': expected an object, got {given!r:.80}; use another copy")
+        raise FileFormatError(f"'{where}', 'features': expected an object, got {shown(given)}; use another copy")
     found: dict[str, Feature] = {}
     lacks: list[str] = []
     entries = cast("dict[str, Any]", given)
@@ -101,7 +109,7 @@ def _features(info: Mapping[str, Any], where: Path) -> tuple[dict[str, Feature],
             kept = "stays in its files" if dtype == "video" else "was not read"
             lacks.append(f"'{name}' has the dtype {dtype} and {kept}")
         else:
-            raise FileFormatError(f"'{where}', feature '{name:.80}': expected a dtype and a shape, got {note!r:.80}")
+            raise FileFormatError(f"'{where}', feature '{name:.80}': expected a dtype and a shape, got {shown(note)}")
     for name, dtype in DEFAULTS.items():
         found.setdefault(name, Feature(name, np.dtype(dtype), (1,), (name,), ()))
     if not any(feature.path[0] == "obs" for feature in found.values()):
@@ -121,10 +129,10 @@ def _feature(name: str, dtype: str, shape: tuple[int, ...], note: Mapping[str, A
     ours = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
     own, path = ours.get("relive.shape", list(shape)), ours.get("relive.path", _path(name))
     if own not in ([], list(shape)) or prod(own) != prod(shape):
-        raise FileFormatError(f"'{where}', feature '{name:.80}': 'relive.shape' {own!r:.80} contradicts {shape}")
+        raise FileFormatError(f"'{where}', feature '{name:.80}': 'relive.shape' {shown(own)} contradicts {shape}")
     parts = cast("list[Any]", path) if isinstance(path, list) else []
     if not 0 < len(parts) <= 16 or not all(type(part) in (str, int) for part in parts) or type(parts[0]) is not str:
-        raise FileFormatError(f"'{where}', feature '{name:.80}': expected 'relive.path', a list, got {path!r:.80}")
+        raise FileFormatError(f"'{where}', feature '{name:.80}': expected 'relive.path', a list, got {shown(path)}")
     if name in FLAGS and shape != (1,):
         raise FileFormatError(f"'{where}', feature '{name}': expected the shape (1,), got {shape}")
     return Feature(name, np.dtype(dtype), shape, tuple(parts), () if own == [] or name in DEFAULTS else shape)
@@ -172,7 +180,7 @@ def _opened(file: Path, read: Callable[[Any], Any]) -> Any:
     try:
         with pa.parquet.ParquetFile(file) as parquet:
             return read(parquet)
-    except (pa.ArrowException, OSError, KeyError, UnicodeError) as error:
+    except (pa.ArrowException, OSError, KeyError, UnicodeError, RecursionError) as error:
         raise FileFormatError(f"'{file}' is damaged, or is not a Parquet file: {error!s:.300}") from error
 
 
@@ -184,47 +192,70 @@ def _frames(folder: Path, info: Mapping[str, Any], features: Mapping[str, Featur
     """
     where, files = folder / INFO, _files(folder, DATA)
     total, episodes = (count(info, name, where) for name in ("total_frames", "total_episodes"))
-    rows = sum(_opened(file, lambda parquet, file=file: _require(parquet, features, file)) for file in files)
-    if rows != total or not total:
-        raise FileFormatError(f"'{where}': expected total_frames of {rows}, as the files have, got {total}")
-    require_memory(2 * rows * sum(f.size * f.dtype.itemsize for f in features.values()), folder)
+    observed = _observed(features)
+    frames = [_opened(file, lambda parquet, file=file: _size(parquet, features, file)) for file in files]
+    finals = [
+        _opened(file, lambda parquet, file=file: _size(parquet, _wanted(parquet, observed), file, nulls=True))
+        for file in _files(folder, EPISODES)
+    ]
+    for name, sizes, stated in (("total_frames", frames, total), ("total_episodes", finals, episodes)):
+        found = sum(size.rows for size in sizes)
+        if found != stated or not stated:
+            raise FileFormatError(f"'{where}': expected {name} of {found}, as the files have, got {stated}")
+    require_memory(COPIES * sum(size.nbytes for size in (*frames, *finals)), folder)
     parts = [
         _opened(file, lambda parquet, file=file: _columns(parquet, features, file))
         for file in tracked(files, "reading", "files")
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in features}
     episode, frame = (columns[name].reshape(-1) for name in ("episode_index", "frame_index"))
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(episode)) + 1, [rows]]).astype(np.int64)
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(episode)) + 1, [total]]).astype(np.int64)
     if (np.diff(episode) < 0).any() or len(bounds) != episodes + 1:
         raise FileFormatError(f"'{folder / DATA}': expected {episodes} episodes in order, got others")
-    if (frame != np.arange(rows) - np.repeat(bounds[:-1], np.diff(bounds))).any():
+    if (frame != np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds))).any():
         raise FileFormatError(f"'{folder / DATA}': expected frame_index to count from 0 in each episode")
     return Table(columns, bounds)
 
 
-def _require(parquet: Any, features: Mapping[str, Feature], file: Path) -> int:
-    """The rows of a file, whose columns hold as many numbers as the features say.
+class Size(NamedTuple):
+    """What a Parquet file says of itself: its rows, and the bytes that its columns of features take in memory."""
+
+    rows: int
+    nbytes: int
+
+
+def _size(parquet: Any, features: Mapping[str, Feature], file: Path, *, nulls: bool = False) -> Size:
+    """The size of a file, whose columns hold numbers, and as many as the features say.
+
+    Args:
+        parquet: the open file.
+        features: the columns that will be read.
+        file: the path of the file, for errors.
+        nulls: whether rows may lack the numbers of a list.
 
     Raises:
-        FileFormatError: a column is missing, or holds more or fewer numbers.
+        FileFormatError: a column is missing, holds something else, or holds more or fewer numbers.
     """
-    schema, metadata = parquet.schema_arrow, parquet.metadata
-    leaf, places = 0, dict[str, int]()
+    schema, groups = parquet.schema_arrow, [parquet.metadata.row_group(at) for at in range(parquet.num_row_groups)]
+    leaf, nbytes, places = 0, 0, dict[str, int]()
     for field in schema:
         places[field.name] = leaf
         leaf += _leaves(field.type)
     for name, feature in features.items():
-        if name not in places:
-            raise FileFormatError(f"'{file}': expected a column '{name}', as {INFO} says, got none; use another copy")
-        for group in range(metadata.num_row_groups):
-            part = metadata.row_group(group)
-            stored = part.column(places[name]).num_values
-            if stored != part.num_rows * feature.size:
+        if schema.names.count(name) != 1:
+            got = schema.names.count(name) or "none"
+            raise FileFormatError(f"'{file}': expected a column '{name}', as {INFO} says, got {got}; use another copy")
+        of_number, of_row = widths(schema.field(name).type, feature, str(file))
+        for group in groups:
+            stored = group.column(places[name]).num_values
+            wanted = group.num_rows * feature.size
+            if stored > wanted or (stored < wanted and not nulls):
                 raise FileFormatError(
-                    f"'{file}', column '{name}': expected {feature.size} numbers in each of {part.num_rows} frames, "
+                    f"'{file}', column '{name}': expected {feature.size} numbers in each of {group.num_rows} frames, "
                     f"got {stored} in all; use another copy"
                 )
-    return metadata.num_rows
+            nbytes += stored * of_number + group.num_rows * of_row
+    return Size(sum(group.num_rows for group in groups), nbytes)
 
 
 def _leaves(kind: Any) -> int:
@@ -286,7 +317,7 @@ def _finals(folder: Path, table: Table, features: Mapping[str, Feature]) -> dict
     Raises:
         FileFormatError: the table of episodes contradicts the frames.
     """
-    observed = {FINAL + name: f for name, f in features.items() if f.path[0] == "obs"}
+    observed = _observed(features)
     parts = [_opened(file, lambda parquet: _rows(parquet, observed)) for file in _files(folder, EPISODES)]
     numbers, lengths = (np.concatenate([part[name] for part in parts]) for name in ("episode_index", "length"))
     first = table.columns["episode_index"].reshape(-1)[table.bounds[:-1]]
@@ -296,22 +327,33 @@ def _finals(folder: Path, table: Table, features: Mapping[str, Feature]) -> dict
         return None
     after: dict[str, Array] = {}
     for name, feature in observed.items():
-        own = feature._replace(name=name, shape=(feature.size,))
-        last = np.concatenate([dense(part[name], own, str(folder / EPISODES)) for part in parts])
-        array = table.columns[feature.name]
-        after[feature.name] = np.concatenate([array[1:], array[-1:]])
-        after[feature.name][table.bounds[1:] - 1] = last.reshape(-1, *array.shape[1:])
-        after[feature.name] = after[feature.name].reshape(len(array), *feature.own_shape)
+        last = np.concatenate([dense(part[name], feature, str(folder / EPISODES)) for part in parts])
+        of = features[name.removeprefix(FINAL)]
+        array = table.columns[of.name]
+        after[of.name] = np.concatenate([array[1:], array[-1:]])
+        after[of.name][table.bounds[1:] - 1] = last.reshape(-1, *array.shape[1:])
+        after[of.name] = after[of.name].reshape(len(array), *of.own_shape)
     return after
+
+
+def _observed(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The columns of final observations in a table of episodes, which are flat."""
+    found = {FINAL + name: feature for name, feature in features.items() if feature.path[0] == "obs"}
+    return {name: feature._replace(name=name, shape=(feature.size,)) for name, feature in found.items()}
+
+
+def _wanted(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The columns to read of a table of episodes: two of whole numbers, and final observations if it has them all."""
+    plain = {name: Feature(name, np.dtype(np.int64), (1,), (name,), ()) for name in NUMBERS_OF_EPISODES}
+    return plain | (dict(observed) if observed.keys() <= set(parquet.schema_arrow.names) else {})
 
 
 def _rows(parquet: Any, observed: Mapping[str, Feature]) -> dict[str, Any]:
     """The columns of a table of episodes: two of whole numbers, and final observations as they lie there."""
-    wanted = ["episode_index", "length", *(name for name in observed if name in parquet.schema_arrow.names)]
-    table = parquet.read(columns=wanted)
-    plain = {name: Feature(name, np.dtype(np.int64), (1,), (name,), ()) for name in wanted[:2]}
-    numbers = {name: dense(table[name], feature, EPISODES).reshape(-1) for name, feature in plain.items()}
-    return numbers | {name: table[name] for name in wanted[2:] if not table[name].null_count}
+    wanted = _wanted(parquet, observed)
+    table = parquet.read(columns=list(wanted))
+    found: dict[str, Any] = {name: table[name] for name in wanted if not table[name].null_count}
+    return found | {name: dense(table[name], wanted[name], EPISODES).reshape(-1) for name in NUMBERS_OF_EPISODES}
 
 
 def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
@@ -330,6 +372,6 @@ def _tree(leaves: Mapping[tuple[str | int, ...], Array]) -> Any:
     found = {key: _tree(inner) for key, inner in groups.items()}
     if any(type(key) is int for key in found):
         if set(found) != set(range(len(found))):
-            raise FileFormatError(f"features with the places {list(found)!r:.80} in a tuple; expected 0, 1, ...")
+            raise FileFormatError(f"features with the places {shown(list(found))} in a tuple; expected 0, 1, ...")
         return tuple(found[at] for at in range(len(found)))
     return {str(key): part for key, part in found.items()}
