@@ -17,6 +17,7 @@ from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
+from ..names import add_hints
 from ..parameters import FLAG_RULE, an_instance, is_own, refuse_class, require, seed_or_drawn, torch_device
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
@@ -277,7 +278,11 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             ParameterError: there is no such env.
             LifecycleError: this buffer is in files, and ``envs`` is not given.
         """
-        require("append", (lambda other: isinstance(other, ReplayBuffer), "expected a ReplayBuffer"), other=other)
+        require(
+            "append",
+            (lambda other: isinstance(other, ReplayBuffer), "expected a ReplayBuffer; add(...) stores a step"),
+            other=other,
+        )
         require("append", an_instance(Mapping, "a mapping from envs of other to envs of this one"), envs=envs)
         require_alike(self, other, envs)
         if envs is None:
@@ -389,6 +394,9 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         if verify:
             buffer._verify()
         return buffer
+
+
+add_hints(ReplayBuffer)
 
 
 def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | Keeper | None) -> Store:
