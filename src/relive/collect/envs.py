@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError, LifecycleError, ParameterError
+from ..errors import EnvError, LifecycleError, NotFiniteError, ParameterError
 from ..parameters import Rule, is_count, one_of, require
 from ..steps.arrays import Bools, as_host
-from ..steps.trees import Path, descend
+from ..steps.trees import Path, descend, map_leaves
 
 __all__ = [
     "VectorEnvs",
@@ -146,6 +146,21 @@ class VectorEnvs:
                 "another episode. Use an env that reports it, or Collector(..., final_obs='mask')"
             )
         return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
+
+    def refuse_outside(self, action: Any, error: Exception) -> None:
+        """Say which action lies outside its space, after the envs failed on it: theirs is often a bare assertion.
+
+        Raises:
+            NotFiniteError: an action lies outside.
+        """
+        space = getattr(self.envs, "single_action_space", None)
+        for env in range(self.envs.num_envs if hasattr(space, "contains") else 0):
+            row = map_leaves(lambda rows, env=env: np.asarray(as_host(rows)[env]), action)
+            if not cast("Any", space).contains(row):
+                raise NotFiniteError(
+                    f"field 'action': the policy's action for env {env} is {row}, outside {space}, and the envs failed "
+                    f"on it ({error!r:.200}); return actions within the space"
+                ) from error
 
     def remake(self) -> Any:
         """New envs like these.

@@ -9,7 +9,7 @@ from typing import Any, Never
 
 import torch
 
-from ..errors import FieldError
+from ..errors import FieldError, ParameterError
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
@@ -310,6 +310,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         seed: int | None = None,
         changes: SchemaChanges | None = None,
         store: MakeHome | None = None,
+        **more: Never,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved. It draws the batches that the saved one would have drawn next.
 
@@ -333,6 +334,11 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             SchemaError, ParameterError: the save has no such fields; or an argument, or a number to cast, is out of
                 range.
         """
+        if more:
+            raise ParameterError(
+                f"load({', '.join(f'{name}=...' for name in more)}): unknown; the save has its schema and sizes, and "
+                "capacity, num_envs and changes=relive.SchemaChanges(...) change them"
+            )
         require("load", an_instance(SchemaChanges, "relive.SchemaChanges(...)"), changes=changes)
         given: Any = cls, path, device, capacity, (sampler, view), changes, store
         buffer = loaded(*given) if num_envs is None else loaded_for(num_envs, *given)

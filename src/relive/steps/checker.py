@@ -260,6 +260,18 @@ def _inner(value: Any, path: Path) -> Any:
     try:
         return descend(value, path[1:])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise FieldError(
-            f"field '{dotted(path)}': missing from the {type(value).__name__} given ({error!r})"
-        ) from error
+        raise FieldError(f"field '{dotted(path)}': missing from the {_kind_of(value)}") from error
+
+
+def _kind_of(value: Any) -> str:
+    """What was given for a nested field, and how to give it."""
+    kind = type(value).__name__
+    if hasattr(value, "keys"):
+        return f"{kind} given, which has {', '.join(map(repr, value.keys()))}"
+    rows: Any = value if isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.object_ else ()
+    if len(rows) and all(hasattr(row, "keys") for row in rows):
+        return f"{kind} of {len(rows)} dicts given; pass one dict, whose members have one row per env"
+    if isinstance(value, tuple):
+        return f"tuple of {len(rows)} given"
+    of = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    return f"{kind}{of} given; pass a dict or tuple of its members, as the schema has, each with one row per env"
