@@ -93,7 +93,7 @@ def lazy_modules(
     return get, names
 
 
-def add_hints(cls: type) -> None:
+def add_hints(cls: Any) -> None:
     """Have a class say what to write in place of names that it lacks. ``hasattr`` of them stays False.
 
     A ``__getattr__`` would do the same. But then CPython 3.11 looks up every attribute that is there in four times the

@@ -123,7 +123,7 @@ class SequenceBatch(Mapping[str, Any]):
     def __getitem__(self, name: Plain) -> Tensor: ...
     @overload
     def __getitem__(self, name: str | Path) -> Any: ...
-    def __getitem__(self, name: str | Path) -> Any:
+    def __getitem__(self, name: Any) -> Any:
         try:
             if name in self._facts:
                 return self._facts[name]
@@ -132,12 +132,12 @@ class SequenceBatch(Mapping[str, Any]):
             if (name,) in self._leaves and "data" not in self.__dict__:
                 return self._leaves[name,]
             if isinstance(name, tuple):
-                return self._member(name)
+                return self._member(cast("Path", name))
             if name not in self.data.keys():
                 raise FieldError(unknown_field(name, tuple(self), "this batch of sequences"))
             return self.data[name]
         except TypeError as error:
-            if isinstance(cast("object", name), str):
+            if isinstance(name, str):
                 raise
             raise FieldError(f"a field's name is text, such as 'obs', got {name!r:.200}") from error
 

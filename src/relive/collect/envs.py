@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..errors import EnvError, LifecycleError, NotFiniteError, ParameterError
 from ..parameters import Rule, is_count, one_of, require
-from ..steps.arrays import Bools, as_host
+from ..steps.arrays import Array, Bools, as_host
 from ..steps.trees import Path, descend, map_leaves
 
 __all__ = [
@@ -155,7 +156,7 @@ class VectorEnvs:
         """
         space = getattr(self.envs, "single_action_space", None)
         for env in range(self.envs.num_envs if hasattr(space, "contains") else 0):
-            row = map_leaves(lambda rows, env=env: np.asarray(as_host(rows)[env]), action)
+            row = map_leaves(partial(_row_of, env), action)
             if not cast("Any", space).contains(row):
                 raise NotFiniteError(
                     f"field 'action': the policy's action for env {env} is {row}, outside {space}, and the envs failed "
@@ -175,6 +176,10 @@ class VectorEnvs:
                 "makes them), or give such a function to the Collector"
             )
         return fresh
+
+
+def _row_of(env: int, rows: Any) -> Array:
+    return np.asarray(as_host(rows)[env])
 
 
 def is_factory(envs: Any) -> bool:

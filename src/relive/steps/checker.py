@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -268,10 +268,12 @@ def _kind_of(value: Any) -> str:
     kind = type(value).__name__
     if hasattr(value, "keys"):
         return f"{kind} given, which has {', '.join(map(repr, value.keys()))}"
-    rows: Any = value if isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.object_ else ()
+    several = isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.object_
+    rows = cast("list[Any]", value if several else [])
     if len(rows) and all(hasattr(row, "keys") for row in rows):
         return f"{kind} of {len(rows)} dicts given; pass one dict, whose members have one row per env"
     if isinstance(value, tuple):
         return f"tuple of {len(rows)} given"
-    of = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    shape: Any = getattr(cast("Any", value), "shape", None)
+    of = "" if shape is None else f" of shape {tuple(shape)}"
     return f"{kind}{of} given; pass a dict or tuple of its members, as the schema has, each with one row per env"

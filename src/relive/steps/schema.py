@@ -326,7 +326,8 @@ def _collect(node: Node, path: Path, leaves: dict[Path, Field]) -> None:
 def _lookup(tree: Node, name: object) -> Node | None:
     """The node of a name or path; None if there is none, or if it is neither."""
     node: Node | None = tree
-    for key in cast("tuple[object, ...]", name) if isinstance(name, tuple | list) and name else (name,):
+    path = cast("tuple[object, ...]", name if isinstance(name, tuple | list) and name else (name,))
+    for key in path:
         if not isinstance(key, str) or node is None or isinstance(node, Field):
             return None
         node = dict(_members(node)).get(key)
