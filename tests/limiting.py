@@ -8,7 +8,7 @@ from relive import SamplesPerInsert
 
 def sample_all(limit: SamplesPerInsert) -> None:
     """Take single samples until none is allowed."""
-    while limit.may_sample(1):
+    while limit.try_to_sample(1):
         pass
 
 

@@ -137,6 +137,10 @@ def test_no_line_but_of_a_table_or_of_what_a_script_wrote_is_longer_than_120_cha
     assert long == []
 
 
+def test_the_readme_says_how_to_see_it_learn_and_how_to_run_its_tests():
+    assert {"demo", "test"} <= {*re.findall(r"^\$ make (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)}
+
+
 def test_the_readme_has_at_most_150_lines():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 FLOORS: list[set[str]] = [
     {"printable"},
     {"errors"},
-    {"parameters"},
+    {"parameters", "names"},
     {"steps", "kernels", "files"},
     {"memory", "returns", "batches"},
     {"ring", "rollout"},
@@ -95,6 +95,8 @@ def imports_of(path: str, source: str) -> list[tuple[int, str]]:
             found += [(node.lineno, f"{origin}.{alias.name}") for alias in node.names]
         elif isinstance(node, ast.Call) and last_name(node.func) in ("import_module", "__import__"):
             name = node.args[0] if node.args else None
+            if isinstance(name, ast.JoinedStr) and re.match(r"f'\.\{", ast.unparse(name)):
+                continue  # a module of the package that calls: its face names it for type checkers, which counts
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 bare = name.value.lstrip(".")
                 found.append((node.lineno, absolute(bare, len(name.value) - len(bare))))
@@ -263,6 +265,7 @@ def test_the_checker_passes_a_sound_tree():
         ("steps/schema.py", "if TYPE_CHECKING:\n    from .. import returns", ":2: floor 3 imports returns, floor 4"),
         ("steps/schema.py", "import_module('relive.returns')", ":1: floor 3 imports returns, floor 4"),
         ("steps/schema.py", "importlib.import_module('..returns', p)", ":1: floor 3 imports returns, floor 4"),
+        ("steps/schema.py", "import_module(f'..{name}', p)", ":1: imports <a name computed when it runs>"),
         ("steps/schema.py", "__import__(name)", ":1: imports <a name computed when it runs>"),
         ("steps/schema.py", "from ..kernels import gae", ":1: floor 3 imports kernels, floor 3"),
         ("errors.py", "import relive", ":1: imports the flat face"),

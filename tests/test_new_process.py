@@ -20,6 +20,7 @@ import numpy as np, torch
 before = set(sys.modules)
 import relive
 print(json.dumps(sorted(set(sys.modules) - before)))
+print(json.dumps([relive.compat.embodichain.__name__, relive.compile.__name__, relive.cluster.plan.__name__]))
 
 from relive import ReplayBuffer, Schema, files
 
@@ -66,6 +67,11 @@ def test_importing_relive_is_cheap_and_compiles_nothing(ended: tuple[Path, list[
     others = [module for module in added if module.partition(".")[0] != "relive"]
     assert HEAVY & {module.partition(".")[0] for module in others} == set()
     assert len(others) <= MOST_NEW_MODULES, others
+    assert not {"relive.cluster", "relive.compat", "relive.compile", "relive.exchange"} & {*added}
+
+
+def test_modules_are_there_by_their_path_without_an_import_of_their_own(ended: tuple[Path, list[str]]) -> None:
+    assert json.loads(ended[1][1]) == ["relive.compat.embodichain", "relive.compile", "relive.cluster.plan"]
 
 
 def test_a_program_that_ends_finishes_its_save_and_can_make_another_though_it_starts_no_threads(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
+import pkgutil
+import re
 import tomllib
+import traceback
 from collections.abc import Callable, Iterator
 from inspect import cleandoc
 from pathlib import Path
@@ -11,9 +16,11 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import torch
 
 import relive
-from relive import errors, returns
+from relive import Field, ReplayBuffer, RolloutBuffer, Schema, errors, returns
+from relive.names import BUFFER_HINTS, MODULE_HINTS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,6 +107,99 @@ def test_a_star_import_gives_the_whole_face():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="NoSuchThing"):
         _ = relive.NoSuchThing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# Names that are not there, and modules that come when they are used
+
+
+WRITTEN = re.compile(r"(?<![\w./-])relive(?:\.[A-Za-z_]\w*)+")
+HISTORY = {"CHANGELOG.md", "decisions.md"}
+"""Pages that also name what is gone."""
+
+
+def written_paths() -> set[str]:
+    """Each path such as ``relive.cluster.Replay`` that the README or a page of the documents names."""
+    pages = [ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages if page.name not in HISTORY]
+    return {path for text in texts for path in WRITTEN.findall(text)}
+
+
+def test_every_path_in_the_documents_is_there_after_import_relive():
+    paths, missing = written_paths(), list[str]()
+    assert {"relive.exchange", "relive.cluster.Replay", "relive.compat.velora"} <= paths
+    for path in sorted(paths):
+        try:
+            pkgutil.resolve_name("relive:" + path.removeprefix("relive."))
+        except AttributeError as error:
+            if not isinstance(error.__cause__, ImportError):  # its library may not be installed
+                missing.append(path)
+    assert missing == []
+
+
+def test_modules_that_come_when_they_are_used_are_listed():
+    assert {"cluster", "compat", "compile", "exchange", "GAE"} <= {*dir(relive)}
+    assert {"distributed", "plan", "ray", "Replay"} <= {*dir(relive.cluster)}
+    assert {"agilerl", "stable_baselines3"} <= {*dir(relive.compat)}
+
+
+def test_a_module_whose_library_is_missing_says_why_and_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    def fails(name: str, package: str) -> None:
+        raise ModuleNotFoundError("No module named 'velora'")
+
+    monkeypatch.setattr("relive.names.import_module", fails)
+    monkeypatch.delattr(relive.compat, "velora", raising=False)
+    with pytest.raises(AttributeError, match=r"'relive.compat.velora' cannot be imported: No module named 'velora'"):
+        _ = relive.compat.velora
+    assert not hasattr(relive.compat, "velora")
+
+
+@pytest.mark.parametrize("name", MODULE_HINTS)
+def test_a_name_of_another_library_says_what_to_use_and_that_exists(name: str):
+    with pytest.raises(
+        AttributeError, match=f"^module 'relive' has no attribute '{name}'; (use|call) relive"
+    ) as caught:
+        getattr(relive, name)
+    for path in WRITTEN.findall(str(caught.value)):
+        assert pkgutil.resolve_name("relive:" + path.removeprefix("relive.")), path
+    assert not hasattr(relive, name)
+    assert name not in dir(relive)
+
+
+SCHEMA = Schema({"obs": (), "reward": (), "terminated": Field((), torch.bool), "truncated": Field((), torch.bool)})
+BUFFERS: dict[str, Callable[[], Any]] = {
+    "ReplayBuffer": lambda: ReplayBuffer(SCHEMA, 8, seed=0),
+    "RolloutBuffer": lambda: RolloutBuffer(SCHEMA, 4, 1),
+}
+
+
+@pytest.mark.parametrize(("cls", "name"), [(cls, name) for cls, names in BUFFER_HINTS.items() for name in names])
+def test_an_attribute_of_another_library_says_what_to_call_and_that_exists(cls: str, name: str):
+    buffer = BUFFERS[cls]()
+    for owner in (buffer, type(buffer)):
+        with pytest.raises(AttributeError, match=f"^{cls} has no attribute '{name}'; ") as caught:
+            getattr(owner, name)
+        assert not hasattr(owner, name)
+    hint = str(caught.value).partition("; ")[2]
+    for called in re.findall(r"(?:call |, or call )(\w+)\(|(?:replay|rollout)\.(\w+)", hint):
+        assert hasattr(buffer, "".join(called)), called
+    assert "Did you mean" not in "".join(traceback.format_exception(caught.value))
+    assert name not in dir(buffer)
+    assert all(name not in vars(base) for base in type(buffer).__mro__[1:])
+
+
+@pytest.mark.parametrize("cls", BUFFERS)
+def test_hints_leave_subclasses_copies_and_unknown_names_alone(cls: str):
+    buffer = BUFFERS[cls]()
+    made = type("Own", (type(buffer),), {"push": lambda self: "mine"})
+    assert "push" in dir(made.__new__(made))
+    assert made.__new__(made).push() == "mine"
+    buffer.size = 7
+    assert (buffer.size, "size" in dir(buffer)) == (7, True)
+    del buffer.size
+    for again in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
+        assert (type(again), hasattr(again, "size")) == (type(buffer), False)
+    with pytest.raises(AttributeError, match=f"^'{cls}' object has no attribute 'nothing'"):
+        _ = buffer.nothing
 
 
 def test_the_version_is_that_of_the_package():

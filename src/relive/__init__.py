@@ -3,6 +3,8 @@
 Everything between an environment's ``step()`` and the learner's ``loss.backward()``.
 """
 
+from typing import TYPE_CHECKING
+
 from . import errors, returns
 from .batches.sequences import SequenceBatch
 from .collect.collector import Collector
@@ -10,6 +12,7 @@ from .errors import ReliveError
 from .look.audit import audit
 from .look.inspection import inspect
 from .look.monitor import Monitor
+from .names import MODULE_HINTS, lazy_modules
 from .processes.lanes import Lanes
 from .processes.limits import MinSize, SamplesPerInsert
 from .processes.slots_server import ReplayServer
@@ -29,6 +32,14 @@ from .views.hindsight import Hindsight
 from .views.returns_to_go import ReturnsToGo
 from .views.sequences import Sequence
 from .views.transitions import NStep, Transition
+
+if TYPE_CHECKING:
+    from . import cluster as cluster
+    from . import compat as compat
+    from . import compile as compile
+    from . import exchange as exchange
+else:  # a type checker would take every name for one that is there
+    __getattr__, __dir__ = lazy_modules(__name__, ("cluster", "compat", "compile", "exchange"), MODULE_HINTS)
 
 __all__ = [
     "GAE",

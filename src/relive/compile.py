@@ -124,7 +124,7 @@ def _play_lanes() -> None:
             writer.add(_step(SMALL, number), next_obs=_zeros(SMALL, "obs", ENVS))
     limit = SamplesPerInsert(1.0, ENVS, ENVS)
     lanes.drain(replay, limit=limit)
-    limit.may_sample(1)
+    limit.try_to_sample(1)
     limit.uncount(samples=1)
     lanes.wait(0)
     lanes.drain(replay)

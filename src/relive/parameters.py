@@ -34,6 +34,7 @@ __all__ = [
     "is_names",
     "is_number",
     "is_own",
+    "is_steps",
     "is_whole",
     "observe",
     "one_of",
@@ -147,6 +148,11 @@ def is_count(value: Any, least: int = 0) -> bool:
 def is_whole(value: Any) -> bool:
     """Whether this is a whole number of either sign, Python's or NumPy's. Bools are not."""
     return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def is_steps(value: Any, least: int = 1) -> bool:
+    """Whether this is a number of steps that a view may ask for: below 2³⁰, so that kernels can add two of them."""
+    return is_count(value, least) and value < 2**30
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:

@@ -90,3 +90,33 @@ def test_a_batch_moves_to_another_device_with_all_that_is_in_it() -> None:
     assert isinstance(hidden["actor"], tuple)
     assert {x.device.type for x in (*hidden["actor"], hidden["critic"], *hidden["half"])} == {"meta"}
     assert seq["obs"]["touch"].device.type == "cpu"
+
+
+# A mapping
+
+
+def test_a_member_of_a_nested_field_is_read_by_its_path_as_in_a_tensordict() -> None:
+    (seq,) = filled(world_of(["..T..", ".U..."], RICH)).sequences(3)
+    paths = [("obs", "touch"), ("obs",), ("mask",), ("lengths",)]
+    before = [seq[path] for path in paths]
+    assert before[0] is seq["obs"]["touch"]
+    hidden = seq["hidden"]
+    assert seq["hidden", "actor", "1"] is hidden["actor"][1]
+    assert seq["hidden", "critic"] is hidden["critic"]
+    assert ("obs", "touch") in seq
+    assert ("obs", "tuoch") not in seq
+    assert seq.get(("hidden", "none"), 7) == 7
+    seq.data["obs", "touch"] = seq.data["obs", "touch"] + 1  # what the user has changed there counts
+    assert torch.equal(seq["obs", "touch"], before[0] + 1)
+
+
+@pytest.mark.parametrize(
+    "path", [("obs", "tuoch"), ("obs", "touch", "x"), ("hidden", "actor", "7"), ("hidden", "actor", "x"), ("mask", "x")]
+)
+def test_a_path_without_a_member_is_refused_with_the_names_that_there_are(path: tuple[str, ...]) -> None:
+    (seq,) = filled(world_of(["..T..", ".U..."], RICH)).sequences(3)
+    with pytest.raises(errors.FieldError, match=rf"unknown field '{'.'.join(path)}'.*obs.touch.*mask.*hidden"):
+        _ = seq[path]
+    for wrong in ((), ("obs", 0)):
+        with pytest.raises(errors.FieldError, match=r"such as \('obs', 'camera'\), got \("):
+            _ = seq[wrong]  # pyright: ignore[reportArgumentType]

@@ -45,7 +45,7 @@ def test_the_room_is_the_most_that_may_be_inserted(seed: int):
         again.count(inserts=inserts, samples=samples)
         assert room is not None
         if room:
-            assert again.may_insert(1)
+            assert again.try_to_insert(1)
             again.uncount(inserts=1)
             again.count(inserts=room - 1)
             assert again.wait_for_room(1, 0.0)
@@ -63,7 +63,7 @@ def limited(rank: int, count: int, kind: str) -> tuple[int, int, list[float]]:
 
     def play() -> None:
         while not over.is_set():
-            if limit.may_insert(1, 0.05):
+            if limit.try_to_insert(1, 0.05):
                 add(replay)
 
     player = threading.Thread(target=play)
@@ -99,7 +99,7 @@ def test_a_rank_of_one_thread_adds_or_draws_as_the_limit_says(in_threads: InThre
         replay, limit, drawn = replay_of(), SamplesPerInsert(2, 10, 64), 0
         shards = ShardedReplay(replay, limit=limit, limit_timeout=SECONDS / 3)
         while drawn < 30:
-            if limit.may_insert():
+            if limit.try_to_insert():
                 add(replay)
             else:
                 shards.sample(16)

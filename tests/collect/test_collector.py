@@ -24,6 +24,7 @@ from collecting import (
     MODES,
     OBSERVATIONS,
     Control,
+    Echo,
     Edited,
     Row,
     cartpoles,
@@ -471,6 +472,38 @@ def test_the_seed_is_that_of_the_first_reset_and_not_of_one_after_a_failure() ->
             collector.collect()
     collector.collect()
     assert seeds == [7, None, None]
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "said"),
+    [
+        (gym.spaces.Discrete(3), [1, 7], r"env 1 is 7, outside Discrete\(3\).*\(AssertionError"),
+        (gym.spaces.Discrete(3, start=2), [1, 3], r"env 0 is 1, outside Discrete\(3, start=2\)"),
+        (gym.spaces.MultiDiscrete([2, 3]), [[1, 2], [1, 3]], r"env 1 is \[1 3\], outside MultiDiscrete\(\[2 3\]\)"),
+        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), {"a": [0, -1]}, r"env 1 is \{'a': .*-1.*\}, outside Dict\("),
+        (gym.spaces.Box(-1, 1, (1,)), [[0.5], [1.5]], r"env 1 is \[1.5\], outside Box"),
+    ],
+)
+def test_an_action_that_the_envs_fail_on_is_named_with_its_env_and_its_space(
+    space: gym.Space[Any], action: Any, said: str
+) -> None:
+    envs = SyncVectorEnv([partial(Echo, space)] * 2)
+    given = {"a": torch.tensor(action["a"])} if isinstance(action, dict) else torch.tensor(action)
+    collector = Collector(envs, lambda obs: {"action": given, "value": obs[:, 0]}, make_buffer(envs, 4))
+    with pytest.raises(errors.NotFiniteError, match=f"field 'action': the policy's action for {said}") as caught:
+        collector.collect()
+    assert isinstance(caught.value.__cause__, AssertionError)
+
+
+def test_an_error_of_the_envs_on_legal_actions_stays_theirs() -> None:
+    class Failing(Echo):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("the robot fell")
+
+    envs = SyncVectorEnv([partial(Failing, gym.spaces.Discrete(2))] * 2)
+    acting = {"action": torch.zeros(2, dtype=torch.int64), "value": torch.zeros(2)}
+    with pytest.raises(RuntimeError, match="the robot fell"):
+        Collector(envs, lambda obs: acting, make_buffer(envs, 4)).collect()
 
 
 def test_an_unknown_wish_for_final_observations_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 
 from forked import in_fork
 from interrupting import broken_off
-from relive.errors import FileFormatError, LifecycleError
+from relive.errors import FileFormatError, LifecycleError, NoSaveError
 from relive.files import journal as journals
 from relive.files.journal import Journal
 from relive.files.mapped import MappedDirectory
@@ -194,5 +195,8 @@ def test_a_file_that_took_the_place_of_a_mapped_one_is_found_by_the_next_flush(t
     file.unlink()
     file.write_bytes(raw)
     with pytest.raises(FileFormatError, match="another file has taken the place"):
+        directory.flush()
+    file.unlink()
+    with pytest.raises(NoSaveError, match=f"'{re.escape(str(file))}' was removed or moved while it was open"):
         directory.flush()
     directory.release()

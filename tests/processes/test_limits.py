@@ -54,13 +54,36 @@ def test_it_is_reverbs_rule_and_at_any_time_one_side_may_go_on(seed: int) -> Non
     limit, plain = SamplesPerInsert(ratio, int(rng.integers(1, 30)), buffer), None
     plain = Plain(ratio, limit.min_size, buffer)
     for _ in range(300):
+        before = limit.state_dict()
+        assert limit.may_sample(rows) == copy.copy(plain).sample(rows)
+        assert limit.may_insert(steps) == copy.copy(plain).insert(steps)
+        assert limit.state_dict() == before
         if rng.random() < 0.5:
-            assert limit.may_sample(rows) == plain.sample(rows)
+            assert limit.try_to_sample(rows) == plain.sample(rows)
         else:
-            assert limit.may_insert(steps) == plain.insert(steps)
+            assert limit.try_to_insert(steps) == plain.insert(steps)
         blocked = [not copy.copy(plain).sample(rows), not copy.copy(plain).insert(steps)]
         assert not all(blocked)
     assert (limit.stats()["inserts"], limit.stats()["samples"]) == (plain.inserts, plain.samples)
+
+
+def test_asking_counts_nothing_and_answers_what_trying_then_does() -> None:
+    limit = SamplesPerInsert(1, 1, 64)
+    assert limit.may_insert()
+    assert not limit.may_sample(1)
+    note = np.zeros(1, np.int64)
+    assert limit.admit_inserts(1, note)
+    assert not limit.may_sample(64)  # the insert is not in the replay yet
+    assert not limit.try_to_sample(64)
+    limit.confirm(note)
+    assert [limit.may_sample(64) for _ in range(3)] == [True] * 3
+    assert limit.state_dict() == {"inserts": 1, "samples": 0}
+    assert limit.try_to_sample(64)
+    assert not limit.may_sample(1)
+    limit.wait_to_insert(64)
+    limit.wait_to_insert(64)
+    assert not limit.may_insert()
+    assert limit.stats()["sample_waits"] == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -94,7 +117,7 @@ def test_the_twins_admit_the_same(seed: int) -> None:
 def test_a_minimal_size_holds_samples_back_and_nothing_else() -> None:
     limit = MinSize(5)
     limit.wait_to_insert(4)
-    assert not limit.may_sample(1)
+    assert not limit.try_to_sample(1)
     limit.wait_to_insert(1)
     limit.wait_to_sample(10**9)
     limit.wait_to_insert(10**9)
@@ -126,9 +149,9 @@ def test_counts_are_taken_back_reset_and_continued() -> None:
     limit = SamplesPerInsert(2, 3, 8)
     limit.wait_to_insert(3)
     limit.wait_to_sample(8)
-    assert not limit.may_sample(1)
+    assert not limit.try_to_sample(1)
     limit.uncount(samples=1)
-    assert limit.may_sample(1)
+    assert limit.try_to_sample(1)
     again = SamplesPerInsert(2, 3, 8)
     again.load_state_dict(limit.state_dict())
     assert again.state_dict() == limit.state_dict() == {"inserts": 3, "samples": 8}
@@ -150,8 +173,11 @@ def test_counts_are_taken_back_reset_and_continued() -> None:
         (lambda: SamplesPerInsert(1, 0, 3), "min_size=0"),
         (lambda: MinSize(0), "min_size=0"),
         (lambda: MinSize(1.5), "min_size=1.5"),  # pyright: ignore[reportArgumentType]
+        (lambda: SamplesPerInsert(1, 1, 4).try_to_sample(5), "5 rows at a time are more than error_buffer"),
+        (lambda: SamplesPerInsert(2, 1, 4).try_to_insert(3), "3 steps at a time, 6 samples, are more"),
         (lambda: SamplesPerInsert(1, 1, 4).may_sample(5), "5 rows at a time are more than error_buffer"),
         (lambda: SamplesPerInsert(2, 1, 4).may_insert(3), "3 steps at a time, 6 samples, are more"),
+        (lambda: MinSize(1).try_to_sample(0), "count=0"),
         (lambda: MinSize(1).may_sample(0), "count=0"),
         (lambda: MinSize(1).wait_to_insert(1, timeout=-1), "timeout=-1"),
     ],
@@ -164,18 +190,18 @@ def test_what_cannot_be_or_would_wait_for_ever_is_refused(make: Any, match: str)
 def test_rings_that_share_a_limit_may_not_all_together_insert_what_would_wait_for_ever() -> None:
     limit = SamplesPerInsert(2, 1, 12)
     limit.share(3)
-    assert limit.may_insert(2)
+    assert limit.try_to_insert(2)
     with pytest.raises(ParameterError, match="3 steps at a time of 3 rings, 18 samples, are more"):
-        limit.may_insert(3)
-    assert limit.may_sample(12)  # samples are counted in one place
+        limit.try_to_insert(3)
+    assert limit.try_to_sample(12)  # samples are counted in one place
 
 
 def test_the_most_inserts_at_once_are_never_more_than_the_limit_allows() -> None:
     limit = SamplesPerInsert(1.1, 1, 7.7)  # 7.7 / 1.1 is 7, and 7 * 1.1 is more than 7.7
     assert limit.most_at_once == 6
-    assert limit.may_insert(6)
+    assert limit.try_to_insert(6)
     with pytest.raises(ParameterError, match="7 steps at a time"):
-        limit.may_insert(7)
+        limit.try_to_insert(7)
 
 
 def test_threads_of_both_sides_keep_the_ratio_and_end() -> None:

@@ -235,6 +235,15 @@ def test_changes_that_cannot_be_made_are_refused_by_name(
     assert not isinstance(caught.value, FileFormatError)
 
 
+def test_arguments_of_the_constructor_that_a_save_has_already_are_refused_with_those_that_change_them(
+    tmp_path: Path,
+) -> None:
+    twin = Twin(2, 8).play(*PLAYS)
+    twin.buffer.save(tmp_path / "save")
+    with pytest.raises(ParameterError, match=r"load\(schema=\.\.\.\): unknown; .*changes=relive\.SchemaChanges"):
+        ReplayBuffer.load(tmp_path / "save", schema=twin.buffer.schema)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_number_that_a_cast_cannot_hold_is_refused_and_a_final_observation_has_no_other_numbers(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -34,7 +35,7 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.errors import FileFormatError, LifecycleError, ParameterError, SchemaError
+from relive.errors import FileFormatError, LifecycleError, NoSaveError, ParameterError, SchemaError
 from relive.files import journal as journals
 from relive.files import mapping
 from relive.replay.durable import Settings
@@ -347,6 +348,28 @@ def test_a_directory_that_took_the_place_of_an_open_one_is_left_alone(tmp_path: 
     del first, call
     assert ReplayBuffer.open(tmp_path / "r", verify=True).stats()["completed"] < 20
     assert ReplayBuffer.open(tmp_path / "moved").stats()["completed"] > 40
+
+
+@pytest.mark.parametrize("gone", ["r", "r/lock", "."])
+def test_a_directory_that_was_removed_is_an_error_that_says_so_and_the_replay_can_be_saved(
+    tmp_path: Path, gone: str
+) -> None:
+    (tmp_path / "dir").mkdir()
+    replay = filled(tmp_path / "dir" / "r")
+    (tmp_path / "dir" / gone).resolve().rename(tmp_path / "moved")
+    named = re.escape(str(tmp_path / "dir" / ("r/lock" if gone == "r/lock" else "r")))
+    for call in (replay.flush, replay.close, partial(setattr, replay, "seed", 7)):
+        with pytest.raises(NoSaveError, match=f"'{named}' was removed or moved while it was open.*save to another"):
+            call()
+    replay.save(tmp_path / "saved")
+    assert_equal(ReplayBuffer.load(tmp_path / "saved").sample(9), replay.sample(9))
+
+
+def test_steps_flushed_by_rows_find_that_the_directory_was_removed(tmp_path: Path) -> None:
+    replay = opened(tmp_path / "r", flush=4)
+    shutil.rmtree(tmp_path / "r")
+    with pytest.raises(NoSaveError, match="was removed or moved while it was open"):
+        replay.extend({name: np.stack([step(t)[name] for t in range(9)]) for name in step(0)})
 
 
 def test_a_replay_that_is_dropped_lets_its_directory_go(tmp_path: Path) -> None:

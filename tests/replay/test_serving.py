@@ -234,7 +234,7 @@ class Gate:
     def __init__(self) -> None:
         self.allowed, self.lock = 0, threading.Condition()
 
-    def may_sample(self, count: int, timeout: float | None = 0.0) -> bool:
+    def try_to_sample(self, count: int, timeout: float | None = 0.0) -> bool:
         with self.lock:
             if not self.lock.wait_for(lambda: self.allowed >= count, timeout):
                 return False

@@ -283,6 +283,35 @@ def test_a_step_may_come_as_a_tensordict_and_tuples_as_lists() -> None:
         assert torch.equal(column[0], column[2]), name
 
 
+@pytest.mark.parametrize(
+    ("obs", "said"),
+    [
+        ([{"cam": 1}, {"cam": 2}], "list of 2 dicts given; pass one dict, whose members have one row per env"),
+        (np.array([{"cam": 1}] * N), "ndarray of 3 dicts given; pass one dict"),
+        (np.zeros((N, 9)), r"ndarray of shape \(3, 9\) given; pass a dict or tuple of its members"),
+        (torch.zeros(N, 9), r"Tensor of shape \(3, 9\) given; pass a dict or tuple of its members"),
+        (None, "NoneType given; pass a dict or tuple of its members"),
+        ({"camera": 1, "pose": 2}, "dict given, which has 'camera', 'pose'"),
+    ],
+    ids=["dicts", "an array of dicts", "an array", "a tensor", "none", "another member"],
+)
+def test_what_is_given_for_a_nested_field_and_has_no_members_is_said(obs: Any, said: str) -> None:
+    rollout = RolloutBuffer(SCHEMA, 2, N)
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(errors.FieldError, match=f"field 'obs.cam': missing from the {said}"),
+    ):
+        rollout.add(step(obs=obs))
+    assert rollout.steps == 0
+
+
+def test_a_tuple_without_a_member_is_said() -> None:
+    with pytest.raises(errors.FieldError, match=r"field 'obs.pose.1': missing from the dict given, which has"):
+        RolloutBuffer(SCHEMA, 2, N).add(step(obs=step()["obs"] | {"pose": (np.zeros((N, 4)),)}))
+    with pytest.raises(errors.FieldError, match=r"field 'x.1': missing from the tuple of 1 given"):
+        RolloutBuffer(Schema({"x": ((), ())}), 2, N).add(x=(np.zeros(N),))
+
+
 def test_the_step_that_was_given_is_neither_changed_nor_kept() -> None:
     rollout = RolloutBuffer(SCHEMA, 2, N)
     given = step(4) | {"value": torch.ones(N), "mask": np.array([True, False, True])}

@@ -313,6 +313,24 @@ def test_leaves_and_members_are_looked_up_by_name_and_path() -> None:
         _ = schema["valeu"]
 
 
+def test_a_schema_is_a_mapping_of_its_field_names() -> None:
+    schema = Schema({"obs": {"a": (), "b": ()}, "value": (2,)})
+    assert list(schema) == list(schema.keys()) == ["obs", "value"]
+    assert len(schema) == 2
+    assert dict(schema.items()) == {"obs": {"a": Field(()), "b": Field(())}, "value": Field((2,))}
+    assert [*schema.values()] == [schema["obs"], schema["value"]]
+    assert (schema.get("value"), schema.get(("obs", "c"), 7)) == (Field((2,)), 7)
+    assert Schema(schema) == Schema({**schema}) == schema
+
+
+@pytest.mark.parametrize("name", [0, None, (), (0,), ["value", 0], np.zeros(2)])
+def test_what_names_no_field_is_not_in_a_schema_and_its_error_says_the_fields(name: Any) -> None:
+    schema = Schema({"value": (2,)})
+    assert name not in schema
+    with pytest.raises(errors.FieldError, match=r"unknown field.* in the schema.*It has: value"):
+        _ = schema[name]
+
+
 def test_the_leaves_of_a_schema_are_a_copy() -> None:
     schema = Schema({"a": ()})
     schema.leaves.clear()

@@ -176,6 +176,7 @@ def test_what_a_function_must_not_return_is_refused(functions: dict[str, Any], e
         ({"reward_fn": worth, "k": -1}, "pass k, a number of at least 0"),
         ({"reward_fn": worth, "ratio": 1.5}, "ratio, the share that is relabelled, is a number from 0 to 1"),
         ({"reward_fn": worth, "n": 0}, "n is a whole number of at least 1"),
+        ({"reward_fn": worth, "n": 2**63}, r"n is a whole number of at least 1 and below 2\*\*30"),
         ({"reward_fn": worth, "gamma": 2}, "gamma is a number from 0 to 1"),
         ({"reward_fn": worth, "desired": None}, "the name of a member of the observation"),
         ({"reward_fn": worth, "finished_only": 1}, "finished_only is True or False"),

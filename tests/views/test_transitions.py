@@ -309,6 +309,7 @@ WINDOWS = [
     ({"n": 0}, r"NStep\(n=0\): n is a whole number of at least 1"),
     ({"n": -1}, r"NStep\(n=-1\): n is a whole number of at least 1"),
     ({"n": 2.5}, r"NStep\(n=2.5\): n is a whole number of at least 1"),
+    ({"n": 2**63}, r"NStep\(n=9223372036854775808\): n is a whole number of at least 1 and below 2\*\*30"),
     ({"n": True}, r"NStep\(n=True\): n is a whole number of at least 1"),
     ({"gamma": float("nan")}, r"NStep\(gamma=nan\): gamma is a number from 0 to 1"),
     ({"gamma": 1.5}, r"NStep\(gamma=1.5\): gamma is a number from 0 to 1"),
@@ -354,6 +355,15 @@ def test_each_reward_is_changed_before_those_of_a_window_are_summed() -> None:
     assert set(batch["steps"].tolist()) == {1, 2, 3}
     for index, steps, reward in zip(*(batch[name].tolist() for name in ("index", "steps", "reward")), strict=True):
         assert reward == pytest.approx(sum(0.5**k * (2 * rewards[index + k] + 1) for k in range(steps)))
+
+
+def test_an_error_inside_each_reward_says_what_the_function_was_called_with() -> None:
+    buffer = Twin(1, 12, view=NStep(3, 0.5, each_reward=lambda given: given[:, :, 0])).play(*"..T...").buffer
+    with pytest.raises(IndexError, match="too many indices") as caught:
+        buffer.sample(4)
+    assert caught.value.__notes__ == [
+        "in each_reward of NStep(n=3, gamma=0.5), which was called with float32 rewards [B, n] = (4, 3)"
+    ]
 
 
 # One view for each buffer.

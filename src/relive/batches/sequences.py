@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from ..errors import DTypeError, FieldError, ParameterError, ShapeError
 from ..parameters import is_count, torch_device
 from ..steps.schema import unknown_field
-from ..steps.trees import Path, map_leaves
+from ..steps.trees import Path, descend, dotted, map_leaves
 from .states import blank_state, joined_states, state_part
 from .tensordicts import as_tensordict
 
@@ -82,7 +82,7 @@ class SequenceBatch(Mapping[str, Any]):
 
     ======================== ==========================================================================================
     ``seq["obs"]``, ...      ``[L, B, ...]``, or ``[B, L, ...]`` unless ``time_first``. Padding is 0, and True in
-                             ``action_mask``. A nested field is a TensorDict.
+                             ``action_mask``. A nested field is a TensorDict: ``seq["obs", "camera"]`` is a member.
     ``seq["mask"]``          bool ``[L, B]``: the steps to learn from, neither padding nor burn-in.
     ``seq["hidden"]``        the recurrent state before the first row, nested as in the schema and contiguous. A field
                              of shape ``(layers, size)`` gives ``[layers, B, size]``, one of ``(size,)`` ``[B, size]``.
@@ -122,8 +122,8 @@ class SequenceBatch(Mapping[str, Any]):
     @overload
     def __getitem__(self, name: Plain) -> Tensor: ...
     @overload
-    def __getitem__(self, name: str) -> Any: ...
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str | Path) -> Any: ...
+    def __getitem__(self, name: Any) -> Any:
         try:
             if name in self._facts:
                 return self._facts[name]
@@ -131,18 +131,38 @@ class SequenceBatch(Mapping[str, Any]):
                 return self._hidden
             if (name,) in self._leaves and "data" not in self.__dict__:
                 return self._leaves[name,]
+            if isinstance(name, tuple):
+                return self._member(cast("Path", name))
             if name not in self.data.keys():
                 raise FieldError(unknown_field(name, tuple(self), "this batch of sequences"))
             return self.data[name]
         except TypeError as error:
-            if isinstance(cast("object", name), str):
+            if isinstance(name, str):
                 raise
             raise FieldError(f"a field's name is text, such as 'obs', got {name!r:.200}") from error
 
+    def _member(self, path: Path) -> Any:
+        """What is at a path such as ``("obs", "camera")``; members of a tuple are named "0", "1", ... as in a schema.
+
+        Raises:
+            FieldError: nothing is.
+        """
+        if not path or not all(isinstance(cast("object", key), str) for key in path):
+            raise FieldError(f"a member's path is names, such as ('obs', 'camera'), got {path!r:.200}")
+        if path in self._leaves and "data" not in self.__dict__:
+            return self._leaves[path]
+        try:
+            return descend(self[path[0]], path[1:])
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            known = tuple(dict.fromkeys([*map(dotted, self._leaves), *self]))
+            raise FieldError(unknown_field(path, known, "this batch of sequences")) from error
+
     def __contains__(self, name: object) -> bool:
+        if isinstance(name, tuple):
+            return self.get(cast("Path", name), self) is not self
         return any(name == known for known in self)  # Mapping's own version expects a KeyError
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str | Path, default: Any = None) -> Any:
         """``seq[name]``, or ``default`` if there is no such field."""
         try:
             return self[name]

@@ -313,7 +313,11 @@ class Collector:
         fields = fields_of(ask(self.policy, inputs.as_given(self._obs), inputs.inputs(self._hidden, self._info)))
         inputs.require_fields(fields)
         action = inputs.env_action(fields["action"], self._vector.takes_tensors)
-        obs, reward, terminated, truncated, info = self.envs.step(action)
+        try:
+            obs, reward, terminated, truncated, info = self.envs.step(action)
+        except Exception as error:
+            self._vector.refuse_outside(action, error)
+            raise
         terminated, truncated = as_host(terminated).astype(np.bool_), as_host(truncated).astype(np.bool_)
         done, real = terminated | truncated, ~self._vector.ignored
         after = inputs.hidden(fields.get("hidden"), self._hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
@@ -12,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError, LifecycleError, ParameterError
+from ..errors import EnvError, LifecycleError, NotFiniteError, ParameterError
 from ..parameters import Rule, is_count, one_of, require
-from ..steps.arrays import Bools, as_host
-from ..steps.trees import Path, descend
+from ..steps.arrays import Array, Bools, as_host
+from ..steps.trees import Path, descend, map_leaves
 
 __all__ = [
     "VectorEnvs",
@@ -147,6 +148,21 @@ class VectorEnvs:
             )
         return given, cast("dict[str, Any]", final_info if isinstance(final_info, dict) else {}), present
 
+    def refuse_outside(self, action: Any, error: Exception) -> None:
+        """Say which action lies outside its space, after the envs failed on it: theirs is often a bare assertion.
+
+        Raises:
+            NotFiniteError: an action lies outside.
+        """
+        space = getattr(self.envs, "single_action_space", None)
+        for env in range(self.envs.num_envs if hasattr(space, "contains") else 0):
+            row = map_leaves(partial(_row_of, env), action)
+            if not cast("Any", space).contains(row):
+                raise NotFiniteError(
+                    f"field 'action': the policy's action for env {env} is {row}, outside {space}, and the envs failed "
+                    f"on it ({error!r:.200}); return actions within the space"
+                ) from error
+
     def remake(self) -> Any:
         """New envs like these.
 
@@ -160,6 +176,10 @@ class VectorEnvs:
                 "makes them), or give such a function to the Collector"
             )
         return fresh
+
+
+def _row_of(env: int, rows: Any) -> Array:
+    return np.asarray(as_host(rows)[env])
 
 
 def is_factory(envs: Any) -> bool:

@@ -1,1 +1,17 @@
 """Drop-in modules: classes with the names and arguments of other libraries, built on relive's core."""
+
+from typing import TYPE_CHECKING
+
+from ..names import lazy_modules
+
+if TYPE_CHECKING:
+    from . import agilerl as agilerl
+    from . import embodichain as embodichain
+    from . import pytorchrl as pytorchrl
+    from . import rsl_rl as rsl_rl
+    from . import stable_baselines3 as stable_baselines3
+    from . import velora as velora
+else:  # each is imported on its own, as one needs its library
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ("agilerl", "embodichain", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
+    )

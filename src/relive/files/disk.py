@@ -22,6 +22,7 @@ from .sealed import MOST_BYTES, damaged
 __all__ = [
     "Reader",
     "create_file",
+    "is_at",
     "make_directory",
     "open_file",
     "open_to_read",
@@ -215,6 +216,22 @@ def usable(path: str | os.PathLike[str]) -> Path:
     if "\0" in os.fspath(path):
         raise FileFormatError(f"{os.fspath(path)!r:.200}: expected a path, got a zero byte in it; give another path")
     return Path(path)
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is the one at a path.
+
+    Raises:
+        NoSaveError: nothing is at the path.
+    """
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        gone = path if path.parent.is_dir() else path.parent
+        raise NoSaveError(
+            f"'{gone}' was removed or moved while it was open, so nothing that is written now would be found again; "
+            "move it back, or save to another path"
+        ) from error
 
 
 def open_file(path: Path) -> io.FileIO:

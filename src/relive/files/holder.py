@@ -57,13 +57,13 @@ class Holder:
         Raises:
             LifecycleError: the right was given back.
             FileFormatError: another directory has taken the place of this one.
-            OSError: nothing is at the path.
+            NoSaveError: nothing is at the path.
         """
         if not self._close.alive:
             raise LifecycleError(
                 f"'{self._path.parent}': this process does not hold it any more; open it again with ReplayBuffer.open"
             )
-        if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+        if not disk.is_at(self._path, self._descriptor):
             raise FileFormatError(
                 f"'{self._path.parent}': another directory has taken the place of the one that was opened; move that "
                 "one back, or save to another path"

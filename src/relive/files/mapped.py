@@ -180,7 +180,7 @@ class MappedDirectory:
         Raises:
             LifecycleError: the directory was released.
             FileFormatError: another directory is at the path.
-            OSError: nothing is at the path.
+            NoSaveError: nothing is at the path.
         """
         self._holder.require()
 
@@ -188,11 +188,12 @@ class MappedDirectory:
         """Write all changed pages of all arrays through to the disk.
 
         Raises:
-            OSError: the disk fails, or the directory is gone.
+            FileFormatError: another file is at the path of one of them, or none (NoSaveError).
+            OSError: the disk fails.
         """
         for spec, mapped in self._arrays.values():
             path = self.path / spec.file
-            if not os.path.samestat(os.stat(path), os.fstat(mapped.descriptor)):
+            if not disk.is_at(path, mapped.descriptor):
                 raise FileFormatError(f"'{path}': another file has taken the place of the one that is mapped; nothing "
                                       "that is written now would be found again")  # fmt: skip
             mapped.flush()

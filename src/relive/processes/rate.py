@@ -43,9 +43,9 @@ class RateLimit(ABC):
     """Holds back those who add and those who draw, so that neither gets too far ahead.
 
     Call ``wait_to_insert(k)`` before you add k steps, and ``wait_to_sample(n)`` before you draw n rows. Both sleep
-    until the limit allows the number, and then count it. :meth:`relive.Lanes.drain` and everything that draws batches
-    ahead make these calls for you. Threads, forked children and, by pickle, spawned ones share one limit. A process
-    that is killed leaves nothing locked.
+    until the limit allows the number, and then count it. ``may_insert`` and ``may_sample`` ask, and count nothing.
+    :meth:`relive.Lanes.drain` and everything that draws batches ahead count for you. Threads, forked children and, by
+    pickle, spawned ones share one limit. A process that is killed leaves nothing locked.
     """
 
     def __init__(self) -> None:
@@ -83,21 +83,37 @@ class RateLimit(ABC):
             WaitTimeoutError: the time is over. Nothing was counted.
             ParameterError: an argument is out of range, or so large that it would wait for ever.
         """
-        if not self.may_insert(count, timeout):
+        if not self.try_to_insert(count, timeout):
             raise self._late("insert", "step", count, timeout, "does anybody sample?")
 
     def wait_to_sample(self, count: int, timeout: float | None = None) -> None:
         """Wait until ``count`` rows may be drawn, and count them. Arguments and errors as :meth:`wait_to_insert`."""
-        if not self.may_sample(count, timeout):
+        if not self.try_to_sample(count, timeout):
             raise self.late_sample(count, timeout)
 
-    def may_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
+    def try_to_insert(self, count: int = 1, timeout: float | None = 0.0) -> bool:
         """As :meth:`wait_to_insert`, but returns False when the time is over. By default it does not wait."""
         return self._pass(INSERTS, count, timeout)
 
-    def may_sample(self, count: int, timeout: float | None = 0.0) -> bool:
+    def try_to_sample(self, count: int, timeout: float | None = 0.0) -> bool:
         """As :meth:`wait_to_sample`, but returns False when the time is over. By default it does not wait."""
         return self._pass(SAMPLES, count, timeout)
+
+    def may_insert(self, count: int = 1) -> bool:
+        """Whether ``count`` steps may be added now. Nothing is counted, so another process can still be quicker.
+
+        Raises:
+            ParameterError: as :meth:`wait_to_insert`.
+        """
+        return self._may(INSERTS, count)
+
+    def may_sample(self, count: int) -> bool:
+        """Whether ``count`` rows may be drawn now. Nothing is counted, so another process can still be quicker.
+
+        Raises:
+            ParameterError: as :meth:`wait_to_sample`.
+        """
+        return self._may(SAMPLES, count)
 
     def uncount(self, *, inserts: int = 0, samples: int = 0) -> None:
         """Take back what was counted and did not happen, such as a step that the replay refused.
@@ -117,11 +133,11 @@ class RateLimit(ABC):
         self._ring()
 
     def note_sample_wait(self, seconds: float) -> None:
-        """Add a wait for samples to :meth:`stats`, for a caller that asked :meth:`may_sample` again and again."""
+        """Add a wait for samples to :meth:`stats`, for a caller that called :meth:`try_to_sample` again and again."""
         self._note_wait(SAMPLES, int(seconds * 1e9))
 
     def note_insert_wait(self, seconds: float) -> None:
-        """Add a wait for inserts to :meth:`stats`, for a caller that asked again and again."""
+        """Add a wait for inserts to :meth:`stats`, for a caller that tried again and again."""
         self._note_wait(INSERTS, int(seconds * 1e9))
 
     def reset(self) -> None:
@@ -153,12 +169,7 @@ class RateLimit(ABC):
 
     def wait_for_room(self, count: int, timeout: float | None = None) -> bool:
         """Sleep until ``count`` inserts may be made, without counting them; False if the time is over before."""
-
-        def ready() -> bool:
-            inserts, samples, _, others = self._counts[: OTHERS + 1].tolist()
-            return allows(INSERTS, count, inserts + others, samples, self._rule)
-
-        return self._bells[INSERTS].wait(ready, timeout)
+        return self._bells[INSERTS].wait(lambda: self._allows(INSERTS, count), timeout)
 
     def require_inserts(self, count: int) -> None:
         """Refuse so many inserts at a time that both sides could wait for ever.
@@ -275,6 +286,16 @@ class RateLimit(ABC):
         self._ring()
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _may(self, side: int, count: int) -> bool:
+        require(type(self).__name__, NUMBER_RULE, count=count)
+        self._require_possible(side, count)
+        return self._allows(side, count)
+
+    def _allows(self, side: int, count: int) -> bool:
+        """What :meth:`_admit` would answer, by the definition of its kernel."""
+        inserts, samples, pending, others = self._counts[: OTHERS + 1].tolist()
+        return allows(side, count, inserts + others if side == INSERTS else inserts - pending, samples, self._rule)
 
     def _pass(self, side: int, count: int, timeout: float | None) -> bool:
         require(type(self).__name__, NUMBER_RULE, count=count)

@@ -319,7 +319,7 @@ class Owner:
         """Whether the limit allows a batch. The time until it does counts as waited."""
         if self._limit is None:
             return True
-        if self._limit.may_sample(self._order.batch_size):
+        if self._limit.try_to_sample(self._order.batch_size):
             if self._blocked is not None:
                 self._limit.note_sample_wait(time.monotonic() - self._blocked)
                 self._blocked = None

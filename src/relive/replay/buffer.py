@@ -9,7 +9,7 @@ from typing import Any, Never
 
 import torch
 
-from ..errors import FieldError
+from ..errors import FieldError, ParameterError
 from ..memory.device import DeviceRows
 from ..memory.estimate import StoragePlan, storage_plan
 from ..memory.forks import shared_lock
@@ -17,6 +17,7 @@ from ..memory.home import MakeHome, in_ram, made_home
 from ..memory.keeper import Keeper
 from ..memory.ram import ReplayRows
 from ..memory.store import Store
+from ..names import add_hints
 from ..parameters import FLAG_RULE, an_instance, is_own, refuse_class, require, seed_or_drawn, torch_device
 from ..ring.ring import Ring
 from ..samplers.contract import AnySampler, completed
@@ -280,7 +281,11 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             ParameterError: there is no such env.
             LifecycleError: this buffer is in files, and ``envs`` is not given.
         """
-        require("append", (lambda other: isinstance(other, ReplayBuffer), "expected a ReplayBuffer"), other=other)
+        require(
+            "append",
+            (lambda other: isinstance(other, ReplayBuffer), "expected a ReplayBuffer; add(...) stores a step"),
+            other=other,
+        )
         require("append", an_instance(Mapping, "a mapping from envs of other to envs of this one"), envs=envs)
         require_alike(self, other, envs)
         if envs is None:
@@ -308,6 +313,7 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         seed: int | None = None,
         changes: SchemaChanges | None = None,
         store: MakeHome | None = None,
+        **more: Never,
     ) -> ReplayBuffer[GivenSampler, GivenView]:
         """The buffer that was saved. It draws the batches that the saved one would have drawn next.
 
@@ -331,6 +337,11 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
             SchemaError, ParameterError: the save has no such fields; or an argument, or a number to cast, is out of
                 range.
         """
+        if more:
+            raise ParameterError(
+                f"load({', '.join(f'{name}=...' for name in more)}): unknown; the save has its schema and sizes, and "
+                "capacity, num_envs and changes=relive.SchemaChanges(...) change them"
+            )
         require("load", an_instance(SchemaChanges, "relive.SchemaChanges(...)"), changes=changes)
         given: Any = cls, path, device, capacity, (sampler, view), changes, store
         buffer = loaded(*given) if num_envs is None else loaded_for(num_envs, *given)
@@ -392,6 +403,9 @@ class ReplayBuffer(OpenedReplay[S_co, V_co]):
         if verify:
             buffer._verify()
         return buffer
+
+
+add_hints(ReplayBuffer)
 
 
 def _home(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: MakeHome | Keeper | None) -> Store:

@@ -57,7 +57,8 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
 
         Raises:
             LifecycleError: this replay is not in files.
-            OSError: the disk is full or fails, or the directory is gone.
+            FileFormatError: the directory is gone, or another one is at its path.
+            OSError: the disk is full or fails.
         """
         self._require_files("flush")
         self._flush()

@@ -28,7 +28,7 @@ SLICE = 0.2
 class Limit(Protocol):
     """What a server needs of a limit, such as :class:`relive.SamplesPerInsert`."""
 
-    def may_sample(self, count: int, timeout: float | None = 0.0) -> bool:
+    def try_to_sample(self, count: int, timeout: float | None = 0.0) -> bool:
         """Wait until ``count`` rows may be drawn, and count them; False if the time is over before."""
         ...
 
@@ -178,7 +178,7 @@ class Ahead:
         if not self._allowed.empty():
             self._allowed.get()
             return True
-        return self._limit.may_sample(self.batch_size)
+        return self._limit.try_to_sample(self.batch_size)
 
     def _give_back(self, batches: int) -> None:
         if self._limit is not None and batches:
@@ -200,7 +200,7 @@ class Ahead:
     def _wait_for_limit(self) -> bool:
         """Wait until the limit allows a batch, without the replay's lock, so that others can add meanwhile."""
         if self._limit is not None and self._allowed.empty():
-            while not self._limit.may_sample(self.batch_size, SLICE):
+            while not self._limit.try_to_sample(self.batch_size, SLICE):
                 if not self.due:
                     return False
             self._allowed.put(True)

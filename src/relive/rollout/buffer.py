@@ -13,6 +13,7 @@ from ..errors import FieldError
 from ..files import SaveHandle, Saves
 from ..files.entries import contradictions
 from ..memory.blocks import Recycled
+from ..names import add_hints
 from ..parameters import FLAG_RULE, require, torch_device
 from ..returns.estimators import Estimator
 from ..steps.schema import Field, Schema, Spec, not_named
@@ -347,3 +348,6 @@ class RolloutBuffer(ReadableRollout):
 
     def _summary(self) -> Summary:
         return summary(self._fields, self._columns, self._named, self._permutations)
+
+
+add_hints(RolloutBuffer)

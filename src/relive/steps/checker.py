@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -260,6 +260,20 @@ def _inner(value: Any, path: Path) -> Any:
     try:
         return descend(value, path[1:])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise FieldError(
-            f"field '{dotted(path)}': missing from the {type(value).__name__} given ({error!r})"
-        ) from error
+        raise FieldError(f"field '{dotted(path)}': missing from the {_kind_of(value)}") from error
+
+
+def _kind_of(value: Any) -> str:
+    """What was given for a nested field, and how to give it."""
+    kind = type(value).__name__
+    if hasattr(value, "keys"):
+        return f"{kind} given, which has {', '.join(map(repr, value.keys()))}"
+    several = isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.object_
+    rows = cast("list[Any]", value if several else [])
+    if len(rows) and all(hasattr(row, "keys") for row in rows):
+        return f"{kind} of {len(rows)} dicts given; pass one dict, whose members have one row per env"
+    if isinstance(value, tuple):
+        return f"tuple of {len(rows)} given"
+    shape: Any = getattr(cast("Any", value), "shape", None)
+    of = "" if shape is None else f" of shape {tuple(shape)}"
+    return f"{kind}{of} given; pass a dict or tuple of its members, as the schema has, each with one row per env"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -70,8 +70,11 @@ Node: TypeAlias = "Field | dict[str, Node] | tuple[Node, ...]"
 Spec: TypeAlias = "Field | tuple[int, ...] | Mapping[str, Spec] | tuple[Spec, ...] | list[Spec] | Node"
 
 
-class Schema:
-    """The named fields of a step. Observations, actions and hidden states may be nested.
+class Schema(Mapping[str, Node]):
+    """The named fields of a step, a mapping. Observations, actions and hidden states may be nested.
+
+    ``schema["obs"]`` is a :class:`Field`, or the dict or tuple of a nested field. A path such as ``("obs", "camera")``
+    names a member at any depth, and a member of a tuple by its place: ``("hidden", "0")``.
 
     Args:
         fields: name -> :class:`Field`, or a bare shape such as ``(17,)`` for float32, or a dict or tuple of those,
@@ -195,7 +198,13 @@ class Schema:
         """The top-level names, in the order of declaration."""
         return tuple(self._tree)
 
-    def __contains__(self, name: str | Path) -> bool:
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def __contains__(self, name: object) -> bool:
         return _lookup(self._tree, name) is not None
 
     def __getitem__(self, name: str | Path) -> Node:
@@ -203,6 +212,11 @@ class Schema:
         if node is None:
             raise FieldError(unknown_field(name, self.names, "the schema"))
         return node
+
+    def get(self, name: str | Path, default: Any = None) -> Any:
+        """``schema[name]``, or ``default`` if there is no such field."""
+        node = _lookup(self._tree, name)
+        return default if node is None else node
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schema) and self._tree == other._tree
@@ -318,10 +332,12 @@ def _collect(node: Node, path: Path, leaves: dict[Path, Field]) -> None:
         _collect(member, (*path, name), leaves)
 
 
-def _lookup(tree: Node, name: str | Path) -> Node | None:
+def _lookup(tree: Node, name: object) -> Node | None:
+    """The node of a name or path; None if there is none, or if it is neither."""
     node: Node | None = tree
-    for key in (name,) if isinstance(name, str) else name:
-        if node is None or isinstance(node, Field):
+    path = cast("tuple[object, ...]", name if isinstance(name, tuple | list) and name else (name,))
+    for key in path:
+        if not isinstance(key, str) or node is None or isinstance(node, Field):
             return None
         node = dict(_members(node)).get(key)
     return node

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
+from torch import Tensor
+
 __all__ = ["Path", "descend", "dotted", "map_leaves", "nest"]
 
 
@@ -22,6 +24,8 @@ def dotted(path: Path | str) -> str:
 def descend(tree: Any, inner: Path) -> Any:
     """The leaf at a path of nested mappings and tuples."""
     for key in inner:
+        if tree.__class__ is Tensor:  # torch takes text for a sequence of indices, with a warning
+            raise KeyError(key)
         by_place = tree.__class__ is not dict and isinstance(cast("object", tree), tuple | list)
         tree = tree[int(key) if by_place else key]
     return tree

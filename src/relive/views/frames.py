@@ -13,7 +13,7 @@ from .. import kernels
 from ..errors import SchemaError
 from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
-from ..parameters import checked, is_count, is_names
+from ..parameters import checked, is_names, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Ints
 from ..steps.trees import Path
@@ -22,11 +22,11 @@ from .transitions import NStep
 __all__ = ["FrameStack"]
 
 
-STACK_RULE = "depth is at least 1 and pad 'repeat' or 'zeros'"
+STACK_RULE = "depth is at least 1 and below 2**30, and pad 'repeat' or 'zeros'"
 
 
 @checked(
-    depth=(lambda depth: is_count(depth, 1), STACK_RULE),
+    depth=(is_steps, STACK_RULE),
     pad=(lambda pad: pad in ("repeat", "zeros"), STACK_RULE),
     window=(lambda window: isinstance(window, NStep), "window is NStep(...) or Transition(...)"),
     keys=(lambda keys: keys is None or is_names(keys), "keys is a tuple of names, such as ('camera',), or None"),

@@ -19,7 +19,7 @@ from ..kernels.reference.random import key as stream
 from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
 from ..memory.store import Plan, require_rows, vector
-from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number
+from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_number, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Field
@@ -92,7 +92,7 @@ NAME_RULE = (_is_name, "the name of a member of the observation")
     achieved=NAME_RULE,
     desired=NAME_RULE,
     finished_only=(is_flag, "finished_only is True or False"),
-    n=(lambda n: is_count(n, 1), "n is a whole number of at least 1"),
+    n=(is_steps, "n is a whole number of at least 1 and below 2**30"),
     gamma=GAMMA_RULE,
 )
 class Hindsight:

@@ -14,7 +14,7 @@ from .. import kernels
 from ..batches.sequences import Overlap, stride_of
 from ..errors import ParameterError, SchemaError
 from ..kernels.reference.sample import Draw
-from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names
+from ..parameters import GAMMA_RULE, checked, is_count, is_flag, is_names, is_steps
 from ..ring.ring import Ring
 from ..ring.rule import Rule, Weigh
 from ..ring.sequences import Cut, Sequences
@@ -37,13 +37,13 @@ def _cut(length: int, burn_in: int, n: int, time_first: bool, last: tuple[str, .
 
 
 @checked(
-    length=(lambda length: is_count(length, 1), "length is a number of steps, at least 1"),
-    burn_in=(is_count, "burn_in is a number of steps, at least 0"),
+    length=(is_steps, "length is a number of steps, at least 1 and below 2**30"),
+    burn_in=(lambda burn_in: is_steps(burn_in, 0), "burn_in is a number of steps, at least 0 and below 2**30"),
     overlap=(
         lambda overlap: overlap in ("none", "half", "max") or is_count(overlap),
         "overlap is 'none', 'half', 'max' or a number of steps less than length",
     ),
-    n=(lambda n: is_count(n, 1), "n is a whole number of at least 1"),
+    n=(is_steps, "n is a whole number of at least 1 and below 2**30"),
     gamma=GAMMA_RULE,
     drop_tail=(is_flag, "drop_tail is True or False"),
     time_first=(is_flag, "time_first is True or False"),

@@ -14,7 +14,7 @@ from ..errors import DTypeError, SchemaError, ShapeError
 from ..kernels.reference.sample import Draw
 from ..memory.layout import BatchLayout
 from ..memory.store import Plan
-from ..parameters import GAMMA_RULE, checked, is_count
+from ..parameters import GAMMA_RULE, checked, is_steps
 from ..ring.ring import Ring
 from ..steps.arrays import Ints, as_host
 from ..steps.trees import Path
@@ -22,11 +22,11 @@ from ..steps.trees import Path
 __all__ = ["NStep", "Transition"]
 
 
-WINDOW_RULE = "n is a whole number of at least 1, and exactly 1 where steps are stored without order"
+WINDOW_RULE = "n is a whole number of at least 1 and below 2**30, and exactly 1 where steps are stored without order"
 
 
 @checked(
-    n=(lambda n: is_count(n, 1), WINDOW_RULE),
+    n=(is_steps, WINDOW_RULE),
     gamma=GAMMA_RULE,
     each_reward=(lambda call: call is None or callable(call), "each_reward is a function of rewards [B, n], or None"),
 )
@@ -92,7 +92,11 @@ class NStep:
         within, places = np.arange(self.n), plan.places[:, None]
         window = places // ring.rows * ring.rows + (places + within) % ring.rows
         inside, worth = within < plan.column("steps")[:, None], self.gamma**within
-        rewards = as_host(cast("Any", self.each_reward)(ring.arrays.reward[window]), "each_reward")
+        try:
+            rewards = as_host(cast("Any", self.each_reward)(ring.arrays.reward[window]), "each_reward")
+        except Exception as error:
+            error.add_note(f"in each_reward of {self!r}, which was called with float32 rewards [B, n] = {window.shape}")
+            raise
         if rewards.shape != window.shape:
             raise ShapeError(f"each_reward: expected rewards {window.shape}, as it was given, got {rewards.shape}")
         if rewards.dtype.kind not in "fiub":

@@ -1,0 +1,125 @@
+"""Names that are not there: modules that are imported when they are first used, and hints for names of other libraries.
+
+Python's own error for a missing attribute says its name alone. A hint says what to write instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from inspect import getattr_static
+from typing import Any, NoReturn
+
+__all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules"]
+
+MODULE_HINTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("Buffer", "Replay", "ReplayMemory", "ExperienceReplay", "DictReplayBuffer"), "use relive.ReplayBuffer"
+    ),
+    **dict.fromkeys(
+        ("PrioritizedReplayBuffer", "PrioritizedReplay", "PERBuffer"),
+        "use relive.ReplayBuffer(..., sampler=relive.Prioritized())",
+    ),
+    **dict.fromkeys(
+        ("HerReplayBuffer", "HERReplayBuffer", "HERBuffer", "HindsightReplayBuffer"),
+        "use relive.ReplayBuffer(..., view=relive.Hindsight(...))",
+    ),
+    "NStepReplayBuffer": "use relive.ReplayBuffer(..., view=relive.NStep(3, gamma=0.99))",
+    "SequenceReplayBuffer": "use relive.ReplayBuffer(..., view=relive.Sequence(...))",
+    **dict.fromkeys(
+        ("RolloutStorage", "DictRolloutBuffer", "PPOBuffer", "TrajectoryBuffer"), "use relive.RolloutBuffer"
+    ),
+    "PrioritizedSampler": "use relive.Prioritized",
+    "RandomSampler": "use relive.Uniform",
+    **dict.fromkeys(
+        ("RateLimiter", "SampleToInsertRatio"), "use relive.SamplesPerInsert, or relive.MinSize for a start alone"
+    ),
+    **dict.fromkeys(("gae", "compute_gae"), "call relive.returns.gae(...)"),
+    "load": "call relive.ReplayBuffer.load(path) or relive.RolloutBuffer.load(path)",
+}
+"""What to write in place of names that people look for in the package."""
+
+BUFFER_HINTS: Mapping[str, Mapping[str, str]] = {
+    "ReplayBuffer": {
+        **dict.fromkeys(("push", "store", "put", "insert", "remember", "add_transition"), "call add(...)"),
+        "add_batch": "call extend(...), which takes many steps",
+        "sample_batch": "call sample(batch_size)",
+        "update_priority": "call update_priorities(index, td_error)",
+        "reset": "call clear()",
+        "size": "len(replay) is the number of transitions that can be drawn",
+        **dict.fromkeys(("full", "is_full"), "a full replay overwrites its oldest steps; see replay.stats()"),
+        **dict.fromkeys(("buffer_size", "max_size"), "replay.capacity is its number of rows"),
+        **dict.fromkeys(("buffer", "memory"), "call data() for all transitions, or read the rows in replay.block"),
+    },
+    "RolloutBuffer": {
+        **dict.fromkeys(("push", "store", "put", "insert", "append", "add_transition"), "call add(...)"),
+        **dict.fromkeys(
+            ("compute_returns", "compute_returns_and_advantage", "compute_returns_and_advantages", "compute_gae"),
+            "call finish(relive.GAE(gamma=0.99, lam=0.95))",
+        ),
+        **dict.fromkeys(("get", "mini_batch_generator", "iterate_minibatches"), "call minibatches(batch_size)"),
+        "reset": "call clear()",
+        **dict.fromkeys(("size", "pos", "step"), "rollout.steps is the number of steps that are there"),
+        "full": "rollout.is_full says whether all steps are there",
+        **dict.fromkeys(("buffer_size", "capacity"), "its sizes are rollout.num_steps and rollout.num_envs"),
+        "buffer": "call data(), or read one field as rollout['obs']",
+    },
+}
+"""The same for attributes of buffers, by the name of the class."""
+
+
+def lazy_modules(
+    package: str, modules: tuple[str, ...], hints: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package that imports some of its modules when they are first used.
+
+    A module that cannot be imported, as its library is not installed, is an ``AttributeError`` with the reason.
+    """
+
+    def get(name: str) -> Any:
+        if name in modules:
+            try:
+                return import_module(f".{name}", package)
+            except ImportError as error:
+                raise AttributeError(f"module '{package}.{name}' cannot be imported: {error}") from error
+        if hints and name in hints:
+            raise _missing(f"module {package!r}", name, hints[name])
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return get, names
+
+
+def add_hints(cls: Any) -> None:
+    """Have a class say what to write in place of names that it lacks. ``hasattr`` of them stays False.
+
+    A ``__getattr__`` would do the same. But then CPython 3.11 looks up every attribute that is there in four times the
+    time.
+    """
+    hints = BUFFER_HINTS[cls.__name__]
+    for name, hint in hints.items():
+        setattr(cls, name, _Hint(name, hint))
+
+    def names(self: object) -> list[str]:
+        hidden = {name for name in hints if isinstance(getattr_static(self, name), _Hint)}
+        return [name for name in object.__dir__(self) if name not in hidden]
+
+    cls.__dir__ = names
+
+
+class _Hint:
+    """A name that a class lacks. Instances and subclasses may have it, as this does not catch assignments."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        self._name, self._hint = name, hint
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise _missing(owner.__name__, self._name, self._hint)
+
+
+def _missing(owner: str, name: str, hint: str) -> AttributeError:
+    # without an object, Python adds no guess of its own after the hint
+    return AttributeError(f"{owner} has no attribute {name!r}; {hint}", name=name, obj=None)
