@@ -1195,8 +1195,8 @@ MUTATIONS = [
     Mutation(
         "weights compare with the rows of this rank alone",
         "cluster/distributed/replay.py",
-        'ranks.exchange("sample: weights", report, 1).min().item()',
-        'ranks.exchange("sample: weights", report, 1)[ranks.rank].min().item()',
+        'ranks.exchange("sample: weights", report).min().item()',
+        'ranks.exchange("sample: weights", report)[ranks.rank].min().item()',
         "cluster/test_distributed.py",
     ),
     Mutation(
@@ -1212,6 +1212,13 @@ MUTATIONS = [
         "rows * self.ranks.count / total)",
         "1.0)",
         "cluster/test_minibatches.py",
+    ),
+    Mutation(
+        "a first message has a size of its own at each call",
+        "cluster/distributed/ranks.py",
+        "np.zeros((self.count, FIRST + WIDTH))",
+        "np.zeros((self.count, FIRST + WIDTH + len(call)))",
+        "cluster/test_distributed.py",
     ),
     Mutation(
         "the error of one rank is its own",

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 import relive
 from effort import in_ci
 from ranked import Work, in_processes
-from relive import Field, NStep, Prioritized, ReplayBuffer, Schema, Sequence, Uniform
-from relive.cluster.distributed import ShardedReplay
+from relive import Field, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Sequence, Uniform
+from relive.cluster.distributed import ShardedReplay, minibatches, sequences
+from relive.cluster.distributed.ranks import Ranks, Report
 from relive.errors import EmptyError, LifecycleError, NotFiniteError, ParameterError
 
 InThreads = Callable[[int, Work], list[Any]]
@@ -284,14 +286,14 @@ def trained(rank: int, count: int) -> Any:
     with pytest.raises(EmptyError):
         empty.sample(4)
     with pytest.raises(NotFiniteError if rank == count - 1 else LifecycleError):
-        shards._ranks.exchange("failing", lambda: failing(rank == count - 1), 3)
+        shards._ranks.exchange("failing", lambda: failing(rank == count - 1))
     return found
 
 
 def failing(fails: bool) -> Any:
     if fails:
         raise NotFiniteError("this rank alone")
-    return relive.cluster.distributed.ranks.Report({}, ())
+    return Report({}, ())
 
 
 @pytest.mark.parametrize("ranks", [2, in_ci(4)])
@@ -302,6 +304,33 @@ def test_the_gradient_that_ddp_averages_is_that_of_one_ring(ranks: int, tmp_path
         for one, all_ in zip(wanted, found, strict=True):
             for a, b in zip(one, all_, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)  # weights are float32
+
+
+def at_other_calls(rank: int, count: int) -> None:
+    """Every two calls meet, one on each rank; then the ranks draw together."""
+    replay, rollout = replay_of(1), RolloutBuffer(SCHEMA, 4, 1, seed=0)
+    play(replay, np.arange(1), range(30))
+    for _ in range(4):
+        flag = np.zeros(1, np.bool_)
+        rollout.add(obs=np.zeros((1, 2)), action=[0.0], reward=[0.0], terminated=flag, truncated=flag)
+    shards = ShardedReplay(replay)
+    calls: list[Callable[[Any], Any]] = [
+        lambda _: ShardedReplay(replay_of(1)),
+        lambda _: shards.sample(8),
+        lambda _: minibatches(rollout, 2),
+        lambda _: sequences(rollout, 2),
+        next,
+        lambda _: Ranks().exchange("more than fits into the first message", lambda: Report({}, range(1000))),
+    ]
+    for pair in combinations(calls, 2):
+        batches = sequences(rollout, 1, num_batches=2)
+        with pytest.raises(LifecycleError, match=f"rank {rank} is here, and rank {1 - rank} is at another call"):
+            pair[rank](batches)
+    shards.sample(8)
+
+
+def test_ranks_at_other_calls_learn_of_it_and_go_on(tmp_path: Path):
+    in_processes(2, at_other_calls, tmp_path)
 
 
 def left_alone(rank: int, count: int) -> Any:

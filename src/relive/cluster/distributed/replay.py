@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedReplay"]
 
-WIDTH = 18
-"""The most numbers in a rank's report."""
-
 TOTALS = 3
 """How many of a rank's own numbers are its totals. They come first."""
 
@@ -65,7 +62,7 @@ class ShardedReplay:
     ) -> None:
         self._ranks = Ranks(group)
         self._pace = None if limit is None else Pace(limit, self._ranks.count, limit_timeout)
-        self._ranks.exchange("ShardedReplay", lambda: self._opening(replay), WIDTH)
+        self._ranks.exchange("ShardedReplay", lambda: self._opening(replay))
 
     @property
     def replay(self) -> ReplayBuffer:
@@ -93,7 +90,7 @@ class ShardedReplay:
         portion, ranks, pace = self._portion, self._ranks, self._pace
         while True:
             with portion.lock:
-                table = ranks.exchange("sample", lambda: self._report(batch_size), WIDTH)
+                table = ranks.exchange("sample", lambda: self._report(batch_size))
                 if pace is None or pace.allows(table[:, TOTALS : TOTALS + NUMBERS], ranks.rank, batch_size):
                     return self._rows_of(table, batch_size)
             pace.wait()  # without the lock, so that steps can come
@@ -173,7 +170,7 @@ class ShardedReplay:
             priorities = found[0].priorities
             return Report({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
 
-        least = ranks.exchange("sample: weights", report, 1).min().item()
+        least = ranks.exchange("sample: weights", report).min().item()
         return found[0], least
 
 
