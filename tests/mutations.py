@@ -1214,6 +1214,27 @@ MUTATIONS = [
         "cluster/test_minibatches.py",
     ),
     Mutation(
+        "a replay stands still while its rank waits for the others",
+        "cluster/distributed/replay.py",
+        "with self._turn:",
+        "with self._turn, self._portion.lock:",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "a rank draws where its rows lay before it waited for the others",
+        "cluster/portion.py",
+        "share.masses * (now / share.mass)",
+        "share.masses",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "a batch has the number that came up while its rank waited for the others",
+        "cluster/distributed/replay.py",
+        "batch_size, agreed.seed, agreed.t)",
+        "batch_size, agreed.seed, portion.t)",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
         "a first message has a size of its own at each call",
         "cluster/distributed/ranks.py",
         "np.zeros((self.count, FIRST + WIDTH))",
