@@ -462,6 +462,13 @@ MUTATIONS = [
         "return at * 0.0 + rule.length",
         "samplers/test_sequence_weights.py",
     ),
+    Mutation(
+        "new transitions do not get the largest error of an appended buffer",
+        "samplers/prioritized.py",
+        "        self.largest_error = other.largest_error\n",
+        "",
+        "samplers/test_prioritized.py",
+    ),
     # -- returns
     Mutation(
         "a masked mean counts every step",
@@ -611,6 +618,13 @@ MUTATIONS = [
         "self._hidden = self._started(after, self._at_start)",
         "self._hidden = after",
         "collect/test_inputs.py",
+    ),
+    Mutation(
+        "a replay needs the final observation of a terminal step that was truncated too",
+        "collect/transitions.py",
+        'cut = step["truncated"] & ~step["terminated"]\n        given',
+        'cut = step["truncated"]\n        given',
+        "collect/test_collector.py",
     ),
     # -- hindsight
     Mutation(
@@ -958,6 +972,20 @@ MUTATIONS = [
         "k = min(steps, known - t - 1)",
         "views/test_sequences.py",
     ),
+    Mutation(
+        "of anchors that are counted out, the last is never drawn",
+        "kernels/cpu/draw.py",
+        "* 2.0**-53 * np.float64(found))",
+        "* 2.0**-53 * np.float64(found - 1))",
+        "ring/test_ring.py",
+    ),
+    Mutation(
+        "windows of rows with next observations of their own go over an interruption",
+        "kernels/cpu/windows.py",
+        "if own and (number + k > newest or ring.step[place] == 0):",
+        "if own and number + k > newest:",
+        "views/test_transitions.py",
+    ),
     # -- lanes: steps of other processes
     Mutation(
         "lanes: the first step of a writer does not start new episodes",
@@ -1184,6 +1212,20 @@ MUTATIONS = [
         "(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin",
         "(self.wanted >= begin) & (self.wanted < self.ends[shard])] - begin * (shard < 2)",
         "cluster",
+    ),
+    Mutation(
+        "a mass at the end of a shard is rounded up to beyond it",
+        "cluster/plan.py",
+        "np.minimum(mine, math.nextafter(self.masses[shard], 0.0))",
+        "mine",
+        "cluster/test_plan.py",
+    ),
+    Mutation(
+        "a mass that is stretched to the mass of now is rounded up to beyond it",
+        "cluster/portion.py",
+        "np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))",
+        "share.masses * (now / share.mass)",
+        "cluster/test_portion.py",
     ),
     Mutation(
         "rows of ranks with few rows count more",
