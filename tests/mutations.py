@@ -497,6 +497,13 @@ MUTATIONS = [
         "return at * 0.0 + rule.length",
         "samplers/test_sequence_weights.py",
     ),
+    Mutation(
+        "new transitions do not get the largest error of an appended buffer",
+        "samplers/prioritized.py",
+        "        self.largest_error = other.largest_error\n",
+        "",
+        "samplers/test_prioritized.py",
+    ),
     # -- returns
     Mutation(
         "a masked mean counts every step",
@@ -646,6 +653,13 @@ MUTATIONS = [
         "self._hidden = self._started(after, self._at_start)",
         "self._hidden = after",
         "collect/test_inputs.py",
+    ),
+    Mutation(
+        "a replay needs the final observation of a terminal step that was truncated too",
+        "collect/transitions.py",
+        'cut = step["truncated"] & ~step["terminated"]\n        given',
+        'cut = step["truncated"]\n        given',
+        "collect/test_collector.py",
     ),
     # -- hindsight
     Mutation(
@@ -993,6 +1007,20 @@ MUTATIONS = [
         "k = min(steps, known - t - 1)",
         "views/test_sequences.py",
     ),
+    Mutation(
+        "of anchors that are counted out, the last is never drawn",
+        "kernels/cpu/draw.py",
+        "* 2.0**-53 * np.float64(found))",
+        "* 2.0**-53 * np.float64(found - 1))",
+        "ring/test_ring.py",
+    ),
+    Mutation(
+        "windows of rows with next observations of their own go over an interruption",
+        "kernels/cpu/windows.py",
+        "if own and (number + k > newest or ring.step[place] == 0):",
+        "if own and number + k > newest:",
+        "views/test_transitions.py",
+    ),
     # -- lanes: steps of other processes
     Mutation(
         "lanes: the first step of a writer does not start new episodes",
@@ -1221,6 +1249,20 @@ MUTATIONS = [
         "cluster",
     ),
     Mutation(
+        "a mass at the end of a shard is rounded up to beyond it",
+        "cluster/plan.py",
+        "np.minimum(mine, math.nextafter(self.masses[shard], 0.0))",
+        "mine",
+        "cluster/test_plan.py",
+    ),
+    Mutation(
+        "a mass that is stretched to the mass of now is rounded up to beyond it",
+        "cluster/portion.py",
+        "np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))",
+        "share.masses * (now / share.mass)",
+        "cluster/test_portion.py",
+    ),
+    Mutation(
         "rows of ranks with few rows count more",
         "cluster/distributed/replay.py",
         "np.float32(rows * ranks.count / batch_size)",
@@ -1230,8 +1272,8 @@ MUTATIONS = [
     Mutation(
         "weights compare with the rows of this rank alone",
         "cluster/distributed/replay.py",
-        'ranks.exchange("sample: weights", report, 1).min().item()',
-        'ranks.exchange("sample: weights", report, 1)[ranks.rank].min().item()',
+        'ranks.exchange("sample: weights", report).min().item()',
+        'ranks.exchange("sample: weights", report)[ranks.rank].min().item()',
         "cluster/test_distributed.py",
     ),
     Mutation(
@@ -1247,6 +1289,34 @@ MUTATIONS = [
         "rows * self.ranks.count / total)",
         "1.0)",
         "cluster/test_minibatches.py",
+    ),
+    Mutation(
+        "a replay stands still while its rank waits for the others",
+        "cluster/distributed/replay.py",
+        "with self._turn:",
+        "with self._turn, self._portion.lock:",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "a rank draws where its rows lay before it waited for the others",
+        "cluster/portion.py",
+        "share.masses * (now / share.mass)",
+        "share.masses",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "a batch has the number that came up while its rank waited for the others",
+        "cluster/distributed/replay.py",
+        "batch_size, agreed.seed, agreed.t)",
+        "batch_size, agreed.seed, portion.t)",
+        "cluster/test_distributed.py",
+    ),
+    Mutation(
+        "a first message has a size of its own at each call",
+        "cluster/distributed/ranks.py",
+        "np.zeros((self.count, FIRST + WIDTH))",
+        "np.zeros((self.count, FIRST + WIDTH + len(call)))",
+        "cluster/test_distributed.py",
     ),
     Mutation(
         "the error of one rank is its own",

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import relive
 from effort import in_ci
-from ranked import Work, in_processes
-from relive import Field, NStep, Prioritized, ReplayBuffer, Schema, Sequence, Uniform
-from relive.cluster.distributed import ShardedReplay
+from ranked import SECONDS, Work, in_processes
+from relive import Field, NStep, Prioritized, ReplayBuffer, RolloutBuffer, Schema, Sequence, Uniform
+from relive.cluster.distributed import ShardedReplay, minibatches, sequences
+from relive.cluster.distributed.ranks import Ranks, Report
 from relive.errors import EmptyError, LifecycleError, NotFiniteError, ParameterError
 
 InThreads = Callable[[int, Work], list[Any]]
@@ -246,6 +249,137 @@ def test_loaded_shards_go_on_with_the_same_batches(in_threads: InThreads, tmp_pa
     assert in_threads(2, work) == [True, True]
 
 
+# What happens while a rank waits for the others.
+
+
+def while_waiting(shards: ShardedReplay, *acts: Callable[[], Any]) -> None:
+    """At each of the next exchanges, another thread does one of these before this rank meets the others."""
+    inside: Any = shards
+    ranks, to_come = inside._ranks, iter(acts)
+    meet = ranks._summed
+
+    def late(sent: Any) -> Any:
+        act = next(to_come, None)
+        if act is not None:
+            thread = threading.Thread(target=act, daemon=True)
+            thread.start()
+            thread.join(SECONDS / 6)
+            assert not thread.is_alive(), "a call waits until the ranks have met"
+        return meet(sent)
+
+    ranks._summed = late
+
+
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
+def test_steps_that_come_while_a_rank_waits_overwrite_no_row_of_its_batch(sampler: Any, in_threads: InThreads):
+    def work(rank: int, count: int) -> Any:
+        replay = replay_of(1, rows=20, sampler=sampler())
+        play(replay, np.arange(1) + rank, range(19))
+        shards = ShardedReplay(replay)
+        if rank == 0:
+            steps = [range(t, t + 13) for t in range(19, 80, 13)]
+            while_waiting(shards, *(lambda t=t: play(replay, np.arange(1), t) for t in steps))
+        for _ in range(2):
+            batch = shards.sample(40)
+            assert torch.equal(batch["action"], batch["obs"] @ torch.tensor([1000.0, 1.0]))
+            assert torch.equal(batch["next_obs"][:, 1], (batch["obs"][:, 1] + ~batch["terminated"]))
+            real = batch["index"][batch["index"] >= 0]
+            assert len(real) > 0
+        if rank == 0 and sampler is Prioritized:  # they lay in the ring at the first wait, and not after the second
+            assert shards.update_priorities(real, torch.ones(len(real))) > 0
+        replay.check()
+        return True
+
+    assert in_threads(2, work) == [True, True]
+
+
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_rows_that_come_while_a_rank_waits_are_drawn_and_the_chances_stay_exact(normalize: Any, in_threads: InThreads):
+    sampler = {"alpha": 1.0, "eps": 0.5, "beta": 0.7, "default_error": 1.0, "normalize": normalize}
+    size = 4096
+
+    def work(rank: int, count: int) -> Any:
+        replay = replay_of(1, sampler=Prioritized(**sampler))
+        play(replay, np.arange(1), range(12))
+        index = replay.data()["index"]
+        replay.update_priorities(index, torch.arange(len(index)) + 1.0 + rank)
+        planned, shards = replay.sampler.mass, ShardedReplay(replay)
+        if rank == 0:
+            while_waiting(shards, lambda: play(replay, np.arange(1), range(12, 30)))
+        batch = shards.sample(size)
+        chances = replay.priorities(replay.data()["index"]) / replay.sampler.mass
+        return planned, chances.numpy(), replay.data()["index"], batch
+
+    results = in_threads(2, work)
+    whole = sum(planned for planned, *_ in results)
+    every = torch.cat([batch["probability"][batch["index"] >= 0] for *_, batch in results])
+    least = 1.5 if normalize == "buffer" else every.min().item() * whole
+    for planned, chances, index, batch in results:
+        expected = dict(zip(index.tolist(), chances * planned / whole, strict=True))
+        real = batch["index"] >= 0
+        drawn = batch["index"][real].tolist()
+        probability = np.array([expected[i] for i in drawn])
+        assert batch["probability"][real].numpy() == pytest.approx(probability, rel=1e-12)
+        weight = (probability * whole / least) ** -0.7 * len(batch) * 2 / size
+        assert batch["weight"][real].numpy() == pytest.approx(weight, rel=1e-5)
+        for i, chance in expected.items():  # strata: each count is that of the chance, to less than 2
+            assert abs(drawn.count(i) - size * chance) < 2
+
+
+def test_a_batch_is_the_one_agreed_on_whatever_other_calls_do_while_a_rank_waits(in_threads: InThreads):
+    def work(rank: int, count: int) -> Any:
+        replay = replay_of(1, sampler=Prioritized(stratified=False))
+        play(replay, np.arange(1), range(40))
+        shards = ShardedReplay(replay)
+        if rank == 0:
+            while_waiting(shards, lambda: replay.sample(3))
+        real = int((shards.sample(64)["index"] >= 0).sum())
+        with pytest.raises(ParameterError, match="the number of batches drawn is 2 on rank 0 and 1 on rank 1"):
+            shards.sample(64)
+        return real
+
+    assert sum(in_threads(2, work)) == 64
+
+
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
+def test_a_rank_that_is_cleared_while_it_waits_gets_rows_that_do_not_count(sampler: Any, in_threads: InThreads):
+    def work(rank: int, count: int) -> Any:
+        replay = replay_of(1, sampler=sampler())
+        play(replay, np.arange(1), range(30))
+        shards = ShardedReplay(replay)
+        if rank == 0:
+            while_waiting(shards, replay.clear)
+        batch = shards.sample(40)
+        return len(batch), int((batch["index"] >= 0).sum()), float(batch["weight"].sum()) > 0
+
+    (rows, none, counts), (others, some, others_count) = in_threads(2, work)
+    assert rows == others
+    assert none == 0
+    assert not counts
+    assert 0 < some < 40
+    assert others_count
+
+
+def test_threads_of_a_rank_draw_in_turn(in_threads: InThreads):
+    def work(rank: int, count: int) -> Any:
+        replay, found = replay_of(1), list[int]()
+        play(replay, np.arange(1), range(40))
+        shards = ShardedReplay(replay)
+
+        def draw() -> None:
+            for _ in range(20):
+                found.append(int((shards.sample(16)["index"] >= 0).sum()))
+
+        threads = [threading.Thread(target=draw, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS / 2)
+        return sum(found)
+
+    assert sum(in_threads(2, work)) == 3 * 20 * 16
+
+
 # Real processes.
 
 
@@ -284,14 +418,14 @@ def trained(rank: int, count: int) -> Any:
     with pytest.raises(EmptyError):
         empty.sample(4)
     with pytest.raises(NotFiniteError if rank == count - 1 else LifecycleError):
-        shards._ranks.exchange("failing", lambda: failing(rank == count - 1), 3)
+        shards._ranks.exchange("failing", lambda: failing(rank == count - 1))
     return found
 
 
 def failing(fails: bool) -> Any:
     if fails:
         raise NotFiniteError("this rank alone")
-    return relive.cluster.distributed.ranks.Report({}, ())
+    return Report({}, ())
 
 
 @pytest.mark.parametrize("ranks", [2, in_ci(4)])
@@ -302,6 +436,33 @@ def test_the_gradient_that_ddp_averages_is_that_of_one_ring(ranks: int, tmp_path
         for one, all_ in zip(wanted, found, strict=True):
             for a, b in zip(one, all_, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)  # weights are float32
+
+
+def at_other_calls(rank: int, count: int) -> None:
+    """Every two calls meet, one on each rank; then the ranks draw together."""
+    replay, rollout = replay_of(1), RolloutBuffer(SCHEMA, 4, 1, seed=0)
+    play(replay, np.arange(1), range(30))
+    for _ in range(4):
+        flag = np.zeros(1, np.bool_)
+        rollout.add(obs=np.zeros((1, 2)), action=[0.0], reward=[0.0], terminated=flag, truncated=flag)
+    shards = ShardedReplay(replay)
+    calls: list[Callable[[Any], Any]] = [
+        lambda _: ShardedReplay(replay_of(1)),
+        lambda _: shards.sample(8),
+        lambda _: minibatches(rollout, 2),
+        lambda _: sequences(rollout, 2),
+        next,
+        lambda _: Ranks().exchange("more than fits into the first message", lambda: Report({}, range(1000))),
+    ]
+    for pair in combinations(calls, 2):
+        batches = sequences(rollout, 1, num_batches=2)
+        with pytest.raises(LifecycleError, match=f"rank {rank} is here, and rank {1 - rank} is at another call"):
+            pair[rank](batches)
+    shards.sample(8)
+
+
+def test_ranks_at_other_calls_learn_of_it_and_go_on(tmp_path: Path):
+    in_processes(2, at_other_calls, tmp_path)
 
 
 def left_alone(rank: int, count: int) -> Any:

@@ -16,7 +16,7 @@ from effort import often
 from ranked import SECONDS, Work, in_processes
 from relive import Field, MinSize, ReplayBuffer, SamplesPerInsert, Schema
 from relive.cluster.distributed import ShardedReplay
-from relive.errors import EmptyError, ParameterError, WaitTimeoutError
+from relive.errors import EmptyError, LifecycleError, ParameterError, WaitTimeoutError
 
 InThreads = Callable[[int, Work], list[Any]]
 
@@ -139,6 +139,16 @@ def test_ranks_with_other_limits_and_impossible_batches_are_refused(in_threads: 
         return ShardedReplay(replay_of(), limit=SamplesPerInsert(1 + rank, 10, 64))
 
     assert all("the limit (as a checksum)" in str(error) for error in in_threads(2, differ))
+
+    def alone(rank: int, _: int) -> Any:
+        return ShardedReplay(replay_of(), limit=MinSize(3) if rank else None)
+
+    assert all("the limit (as a checksum)" in str(error) for error in in_threads(2, alone))
+
+    def impatient(rank: int, _: int) -> Any:
+        return ShardedReplay(replay_of(), limit=MinSize(3), limit_timeout=-1 if rank else None)
+
+    assert [type(error) for error in in_threads(2, impatient)] == [LifecycleError, ParameterError]
 
     def too_large(rank: int, _: int) -> Any:
         limit = SamplesPerInsert(1, 10, 64)

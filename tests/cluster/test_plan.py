@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fit import spread
 from relive import kernels
-from relive.cluster.plan import global_weights, shard_counts, shard_key, shard_masses
+from relive.cluster.plan import Plan, global_weights, shard_counts, shard_key, shard_masses
 from relive.errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from relive.kernels.reference.random import key
 from relive.samplers.sumtree import SumTree
@@ -37,6 +37,15 @@ def test_the_shards_draw_the_batch_between_them_and_each_in_its_own_mass(
         assert ((mine >= 0) & (mine < mass)).all()
         if stratified:
             assert abs(counts[shard] - batch_size * mass / sum(masses)) < 2 + 1e-6
+
+
+def test_a_mass_at_the_very_end_of_a_shard_stays_within_it_where_the_difference_rounds_up():
+    # With ulp = 2^-52: 1.5 + 1.5 ulp rounds to 1.5 + 2 ulp. The number below, less 1.5 ulp, is halfway below 1.5.
+    masses = np.array([3 * 2.0**-53, 1.5])
+    ends = masses.cumsum()
+    wanted = np.array([math.nextafter(ends[1], 0.0)])
+    assert wanted - masses[0] == masses[1]
+    assert Plan(masses, ends, wanted).of(1).tolist() == [math.nextafter(1.5, 0.0)]
 
 
 @pytest.mark.parametrize("stratified", [False, True])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from fit import check_fit, counted
 from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.plan import shard_key
-from relive.cluster.portion import Portion
+from relive.cluster.portion import Portion, Share
 from replays import PLAIN
 
 VIEWS: dict[str, Callable[[], Any]] = {
@@ -81,3 +82,16 @@ def test_prioritized_draws_have_the_chances_of_their_priorities_over_all_shards(
         assert counts == pytest.approx(500_000 * np.array([chances[i] for i in sorted(chances)]), rel=1e-3)
     else:
         check_fit(drawn(shards, 3, 1_000_000), chances)
+
+
+def test_a_mass_at_the_very_end_of_a_shard_draws_its_last_row_whatever_the_mass_has_become_since():
+    (shard, *_) = portions(lambda: Prioritized(alpha=1.0, eps=0.1), VIEWS["transitions"])
+    last = shard.replay.data()["index"][-1].item()
+    now, inside = shard.totals().mass, cast("Any", shard.replay)
+    planned = now * np.random.default_rng(0).uniform(0.1, 10.0, 200)
+    stretched = [math.nextafter(mass, 0.0) * (now / mass) for mass in planned]
+    assert max(stretched) >= now  # some round up to it
+    for mass in planned.tolist():
+        drawn = shard.draw_share(Share(1, 0, mass, np.array([math.nextafter(mass, 0.0)])))
+        assert inside._ring.index_of(drawn.places).tolist() == [last]
+        assert drawn.priorities == pytest.approx(mass / now * 1.1)

@@ -204,6 +204,22 @@ def test_where_final_observations_are_hidden_the_truncated_steps_alone_are_left_
     assert len(rows) == 24 - 2 - 3
 
 
+@pytest.mark.parametrize("final_obs", ["require", "mask"])
+@pytest.mark.parametrize("kind", APART)
+def test_a_hidden_final_observation_does_not_matter_where_a_truncated_step_is_terminal_too(
+    kind: str, final_obs: Any
+) -> None:
+    schedule = tagged.cycle([(3, "both"), (2, "terminated")], [(4, "both")])
+    envs = Edited(tagged.make_tagged(2, AutoresetMode.SAME_STEP, schedule), hide)
+    replay = relive.ReplayBuffer(Schema.from_env(envs), 200, 2, seed=0, **APART[kind])
+    Collector(envs, lambda obs: policy(obs)["action"], replay, seed=0, final_obs=final_obs).collect(12)
+    rows = followed(replay)
+    assert len(rows) == 24
+    ends = [(here, there, truncated) for here, there, _, terminated, truncated in rows if terminated]
+    assert [here == there for here, there, _ in ends] == [True] * 7
+    assert sum(truncated for *_, truncated in ends) == 5
+
+
 @every_mode
 @pytest.mark.parametrize("kind", APART)
 def test_such_a_replay_is_warmed_up_and_reset_like_any_other(kind: str, mode: AutoresetMode) -> None:

@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from numba.core import registry
 
 from relive.kernels import cpu
 from relive.kernels.cpu import cache
@@ -26,6 +28,29 @@ def test_what_was_compiled_before_any_kernel_changed_is_compiled_again() -> None
     for kernel in kernels:
         assert kernel._cache._cache_file._source_stamp == cache.SOURCES
     assert cache.SOURCES[0] == newest
+
+
+def test_two_threads_whose_first_calls_come_at_once_load_the_kernels_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inside, most, second = 0, 0, threading.Event()
+
+    def refresh() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        if inside > 1:
+            second.set()
+        second.wait(0.1)
+        inside -= 1
+
+    monkeypatch.setattr(registry.cpu_target.target_context, "refresh", refresh)
+    threads = [threading.Thread(target=cache.load_target) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
 
 
 TWICE = "from relive.kernels.cpu.jit import jit\n\n\n@jit\ndef twice(x):\n    return 2 * x\n"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import first_of, in_ci
+from fit import deviation
 from relive import Field, ReplayBuffer, Schema, Sequence, Transition
 from relive.errors import FieldError, InvariantError, ParameterError, ReliveError
 from relive.kernels import cpu, reference
@@ -557,21 +558,42 @@ def test_the_twins_gather_and_scatter_the_same_bytes_and_no_others(seed: int) ->
     assert (targets[0][:, nbytes:] == 7).all()
 
 
+def almost_without_anchors(rows: int, anchors: list[int]) -> RingArrays:
+    """A ring of one env that is full, and whose rows can be drawn at these places alone."""
+    count = len(anchors)
+    state, counters = np.array([[rows, 0, 1, count]], np.int64), [count, count, 0, *Rule()[:4], 0]
+    ring = ring_of(rows, 48, state, counters, (16, 16))
+    older = np.searchsorted(anchors, np.arange(rows))  # how many anchors come before each row
+    ring.stamp[:], ring.order[:] = -1 - older, older
+    ring.stamp[anchors] = np.arange(count)
+    return ring
+
+
+def drawn_by(twin: Any, ring: RingArrays, key: int, newest: int, count: int) -> np.ndarray:
+    """The places that a twin draws."""
+    places = np.full(count, -9, np.int64)
+    assert twin.draw(*((cpu.handle_of(ring), np.uint64(key)) if twin is cpu else (ring, key)), newest, places)
+    return places
+
+
 def test_the_twins_draw_alike_where_anchors_are_so_rare_that_they_are_counted_out() -> None:
     # One anchor among 5,000 rows, and a key by which a hundred draws in a row miss it.
+    one, few = almost_without_anchors(5000, [3210]), almost_without_anchors(1000, [3, 400, 997])
     for newest in (0, 3000):
-        results = []
-        for twin in (cpu, reference):
-            rows = 5000
-            ring = ring_of(rows, 48, np.array([[rows, 0, 1, 1]], np.int64), [1, 1, 0, *Rule()[:4], 0], (16, 16))
-            ring.stamp[:] = -1
-            ring.stamp[3210], ring.stamp[3211:] = 0, -2
-            ring.order[3211:] = 1
-            places = np.full(6, -9, np.int64)
-            key, given = (np.uint64(5), cpu.handle_of(ring)) if twin is cpu else (5, ring)
-            assert twin.draw(given, key, newest, places)
-            results.append(places.tolist())
+        results = [drawn_by(twin, one, 5, newest, 6).tolist() for twin in (cpu, reference)]
         assert results[0] == results[1] == [3210] * 6
+        assert drawn_by(cpu, few, 5, newest, 200).tolist() == drawn_by(reference, few, 5, newest, 200).tolist()
+
+
+def test_anchors_that_are_counted_out_have_equal_chances() -> None:
+    # Three draws in four are counted out. If an anchor loses 5 % of its draws to another, each is 670 of 13,300 off.
+    # That adds 2 · 670² / 13,300 = 67 to the chi-square, whose standard deviation is 2.
+    places = [3, 400, 997]
+    drawn = drawn_by(cpu, almost_without_anchors(1000, places), 5, 0, 40_000)
+    chances = dict.fromkeys(places, 1 / 3)
+    assert deviation(drawn, chances) < 5
+    drawn[np.flatnonzero(drawn == places[-1])[: len(drawn) // 60]] = places[0]
+    assert deviation(drawn, chances) > 5
 
 
 def test_a_play_of_letters_gives_the_flags_that_they_stand_for() -> None:

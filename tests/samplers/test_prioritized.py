@@ -172,6 +172,18 @@ def test_new_transitions_have_the_largest_error_seen_so_far_or_the_given_one() -
         assert known.largest == 7.0
 
 
+def test_an_appended_env_brings_the_largest_error_of_its_buffer() -> None:
+    twin, other = Twin(1, 16, sampler=Prioritized(alpha=1.0, eps=0.5)), Twin(2, 16, sampler=Prioritized())
+    source, target = other.play("..", "..", "..", "..").buffer, twin.buffer
+    index = source.data()["index"]
+    source.update_priorities(index, torch.where(index % 2 == 0, 50.0, 2.0))
+    target.append(source, envs={1: 0})  # the largest error is that of the other env
+    assert target.priorities(target.data()["index"]).tolist() == [2.5] * 3
+    for _ in range(2):
+        target.add(twin.step("."))
+    assert target.priorities(target.data()["index"]).tolist() == [2.5] * 3 + [50.5]
+
+
 def test_of_an_index_that_comes_twice_the_last_error_counts() -> None:
     twin = rated([1.0, 1.0, 1.0], alpha=1.0)
     twin.buffer.update_priorities([0, 1, 0, 1, 0], [9.0, 8.0, 7.0, 2.0, -3.0])

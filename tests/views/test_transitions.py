@@ -305,6 +305,23 @@ def test_an_interrupted_episode_is_read_up_to_its_last_known_observation() -> No
     assert batch["discount"].tolist() == [0.25, 0.5, 0.0, 0.0, 0.0]
 
 
+def test_no_window_goes_over_an_interruption_where_steps_have_next_observations_of_their_own() -> None:
+    schema = Schema({"obs": (1,), "reward": (), **{n: Field((), torch.bool) for n in ("terminated", "truncated")}})
+    buffer = ReplayBuffer(schema, 50, own_next_obs=True, view=NStep(5, 0.5), seed=0, check_ends=False)
+    for t in range(6):
+        if t == 3:
+            buffer.interrupt()
+        buffer.add(fields_of(1, obs=t, next_obs=100 + t) | {"reward": [2.0**t]})
+    for batch in (buffer.data(), buffer.sample(100)):
+        at = batch["index"]
+        assert set(at.tolist()) == set(range(6))
+        assert torch.equal(batch["steps"], torch.tensor([3, 2, 1, 3, 2, 1])[at].int())
+        assert torch.equal(batch["reward"], torch.tensor([3.0, 4, 4, 24, 32, 32])[at])
+        assert torch.equal(batch["discount"], 0.5 ** batch["steps"])
+        assert torch.equal(batch["next_obs"][:, 0], torch.tensor([102.0, 105])[at // 3])
+        assert torch.equal(batch["next_index"], torch.tensor([2, 5])[at // 3])
+
+
 WINDOWS = [
     ({"n": 0}, r"NStep\(n=0\): n is a whole number of at least 1"),
     ({"n": -1}, r"NStep\(n=-1\): n is a whole number of at least 1"),

@@ -19,7 +19,7 @@ from .checkpoints import Checkpoint
 from .division import Division
 from .group import Group
 from .plan import global_weights, shard_counts, shard_key, shard_masses
-from .shard import Share
+from .portion import Share
 
 __all__ = ["Drawing"]
 

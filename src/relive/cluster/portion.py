@@ -17,7 +17,7 @@ from .plan import Plan, global_weights, plan
 if TYPE_CHECKING:
     from ..replay.buffer import ReplayBuffer
 
-__all__ = ["Drawn", "Portion", "Totals"]
+__all__ = ["Drawn", "Portion", "Share", "Totals"]
 
 
 class Totals(NamedTuple):
@@ -31,13 +31,27 @@ class Totals(NamedTuple):
     """The largest TD error ever set, which new transitions get; 0 without priorities."""
 
 
+class Share(NamedTuple):
+    """What a shard is asked to draw of a batch."""
+
+    rows: int
+    """How many rows."""
+    stream: int
+    """The stream of random numbers, for uniform draws and for views that draw goals."""
+    mass: float
+    """The mass of the shard when the batch was planned."""
+    masses: Doubles
+    """With priorities, where the rows lie in that mass: float64 ``[rows]``, from 0 to below ``mass``."""
+
+
 class Drawn(NamedTuple):
     """The rows that a shard drew for one batch."""
 
     places: Ints
     """Where they lie, int64 ``[count]``."""
     priorities: Doubles | None
-    """Their priorities, ``[count]``; None where all rows have the same chance."""
+    """Their priorities, ``[count]``, as parts of the mass that the batch was planned with. None where all rows have the
+    same chance."""
 
 
 class Portion:
@@ -89,9 +103,7 @@ class Portion:
 
     def totals(self) -> Totals:
         """The totals of this shard now."""
-        if self._ring.pending is not None:
-            self._writer.mend()
-        self._reader.keep_rule()
+        self._prepare()
         by = self.prioritized
         if by is None:
             return Totals(self._sampler.mass, math.inf, 0.0)
@@ -103,19 +115,33 @@ class Portion:
         return plan(masses, batch_size, seed, t, stratified=stratified)
 
     def draw(self, planned: Plan, shard: int, key: int) -> Drawn:
-        """Draw the rows of this shard for a batch.
+        """Draw the rows of this shard for a batch, as :meth:`draw_share`.
 
         Args:
             planned: the plan of the batch.
             shard: this shard's number.
             key: :func:`relive.cluster.plan.shard_key`, with which a uniform sampler draws its rows.
         """
-        if self.prioritized is not None:
-            return Drawn(*self.prioritized.draw_at(planned.of(shard)))
-        count = int(planned.counts()[shard])
-        if not count:
-            return Drawn(np.empty(0, np.int64), None)
-        return Drawn(self._sampler.draw(count, key, 1, 1)[0], None)
+        masses = planned.of(shard)
+        return self.draw_share(Share(len(masses), key, planned.masses.item(shard), masses))
+
+    def draw_share(self, share: Share) -> Drawn:
+        """Draw a share of a batch from the rows that are here now; none if there are no rows any more.
+
+        Rows may have come, gone or got other priorities since the batch was planned. The masses that were planned are
+        therefore stretched to the mass that is here now. The chance of a row is the product of two chances: that of the
+        shard by the plan, and that of the row in the shard as it is now. So it is exact. If nothing has changed, the
+        rows are those that one ring of all shards draws.
+        """
+        self._prepare()
+        now, by = self._sampler.mass, self.prioritized
+        if not (share.rows and now > 0.0):
+            return Drawn(np.empty(0, np.int64), None if by is None else np.empty(0))
+        if by is None:
+            return Drawn(self._sampler.draw(share.rows, share.stream, 1, 1)[0], None)
+        wanted = np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))
+        places, priorities = by.draw_at(wanted)
+        return Drawn(places, priorities * (share.mass / now))
 
     def count_batch(self, rows: int) -> None:
         """Count a batch of all shards, in which this shard drew ``rows`` rows, and go on to the next number."""
@@ -161,6 +187,12 @@ class Portion:
         if count < rows and "index" in batch.keys():
             batch["index"][count:] = -1
         return batch
+
+    def _prepare(self) -> None:
+        """Mend what an interrupted call left half done, and apply the view's rule of what can be drawn."""
+        if self._ring.pending is not None:
+            self._writer.mend()
+        self._reader.keep_rule()
 
 
 def _filled(values: Any, rows: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from functools import cached_property
@@ -16,15 +15,14 @@ from ..files import SaveHandle
 from ..replay.buffer import ReplayBuffer
 from ..samplers.prioritized import Prioritized
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Doubles
 from ..steps.schema import Field
 from ..steps.trees import Path
 from .blocks import Block, host_leaf, packed_batch, unpacked
 from .homes import Home, ShardPlan
 from .ledger import Ledger, Origin, Rank
-from .portion import Drawn, Portion
+from .portion import Portion, Share
 
-__all__ = ["Allowance", "Chunk", "Shard", "Share", "Totals", "require_shardable"]
+__all__ = ["Allowance", "Chunk", "Shard", "Totals", "require_shardable"]
 
 
 INDICES: set[Path] = {("index",), ("next_index",), ("facts", "index")}
@@ -57,19 +55,6 @@ class Allowance(NamedTuple):
     """The life of the shard that the allowance is for."""
     steps: int
     """The most steps that its ledger may have counted as stored."""
-
-
-class Share(NamedTuple):
-    """What a shard is asked to draw of a batch."""
-
-    rows: int
-    """How many rows."""
-    stream: int
-    """The stream of random numbers, for uniform draws and for views that draw goals."""
-    mass: float
-    """The mass of the shard when the batch was planned."""
-    masses: Doubles
-    """With priorities, where the rows lie in that mass: float64 ``[rows]``, from 0 to below ``mass``."""
 
 
 class Chunk(NamedTuple):
@@ -151,14 +136,9 @@ class Shard:
             return totals, None
         extras: dict[str, Any] = {}
         with portion.lock:
-            if portion.prioritized is None:
-                places, _ = self.replay.sampler.draw(share.rows, share.stream, 1, 1)
-                drawn = Drawn(places, None)
-            else:  # rows may have come since the batch was planned, so the mass may be another one
-                wanted = np.minimum(share.masses * (totals.mass / share.mass), math.nextafter(totals.mass, 0.0))
-                places, priorities = portion.prioritized.draw_at(wanted)
-                drawn = Drawn(places, priorities)
-                extras = {"weight": np.empty(share.rows, np.float32), "probability": priorities / totals.mass}
+            drawn = portion.draw_share(share)
+            if drawn.priorities is not None:
+                extras = {"weight": np.empty(share.rows, np.float32), "probability": drawn.priorities / share.mass}
             portion.count_batch(share.rows)
             block = packed_batch(portion.read(drawn, share.stream, extras=extras), self.replay.schema)
         self._as_everywhere(block)

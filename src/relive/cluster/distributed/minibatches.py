@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,7 @@ def minibatches(
     ranks = Ranks(group)
     share = _Share(rollout, ranks, blocks)
     sizes = batch_size, num_batches, epochs
-    ranks.exchange("minibatches", lambda: share.report(sizes, fields, normalize_advantage), 8)
+    ranks.exchange("minibatches", lambda: share.report(sizes, fields, normalize_advantage))
     return share.batches(*sizes, normalize_advantage)
 
 
@@ -156,7 +155,7 @@ class _Share:
             sums = [float(self._advantage(rows).sum()) if normalize else 0.0 for rows in self.rows]
             return Report({}, (*map(len, self.rows), *sums))
 
-        table = self.ranks.exchange("minibatches: rows", report, 2 * len(self.rows))
+        table = self.ranks.exchange("minibatches: rows", report)
         counts, sums = np.split(table, 2, 1)
         entries = counts.sum() * self._width if normalize else 1.0
         return counts.ravel().astype(np.int64), float(sums.ravel().sum() / max(entries, 1.0))
@@ -195,7 +194,7 @@ class _Share:
                     sums[k, 1, epoch, :some] = np.add.reduceat(np.square(centred).sum(1), begins[:some])
             return Report({}, sums.ravel().tolist())
 
-        table = self.ranks.exchange("minibatches: advantages", report, math.prod(shape))
+        table = self.ranks.exchange("minibatches: advantages", report)
         total, squares = table.reshape(-1, *shape[1:]).sum(0)
         entries = np.diff(bounds).sum(0) * self._width
         off = total / entries

@@ -24,6 +24,13 @@ CALL = 1
 FIRST = 2
 """The first column of the values."""
 
+WIDTH = 18
+"""How many values the first message of every exchange has room for: as many as `sample` reports.
+
+It is the same for all calls. The messages of ranks that are at different calls then have one size, so that each rank
+can read where the others are. Gloo ends the process if the sizes differ.
+"""
+
 
 class Report(NamedTuple):
     """What a rank reports to the others."""
@@ -61,43 +68,52 @@ class Ranks:
         if "nccl" in backend and "gloo" not in backend:
             self._device = torch.device("cuda", torch.cuda.current_device())
 
-    def exchange(self, call: str, report: Callable[[], Report], width: int) -> Doubles:
-        """Exchange the reports of all ranks in one all-reduce. Either all ranks go on, or all raise an error.
+    def exchange(self, call: str, report: Callable[[], Report]) -> Doubles:
+        """Exchange the reports of all ranks. Either all ranks go on, or all raise an error.
+
+        This takes one all-reduce, or two if a report has more than :data:`WIDTH` numbers.
 
         Returns the ``own`` numbers of all ranks, float64 ``[R, own]``.
 
         Args:
             call: the name of the call that the user made.
-            report: makes this rank's report. An error that it raises is raised again once the others know of it.
-            width: the most numbers that ``same`` and ``own`` have together. It must depend on the call alone, because
-                all ranks send tables of one size even if one of them fails.
+            report: makes this rank's report. An error that it raises is raised again once the others know of it. Its
+                ``same`` fits into the first message. All ranks at this call report equally many numbers if these do
+                not fit.
 
         Raises:
             LifecycleError: another rank raised an error, is at another call, has died, or did not come in time.
             ParameterError: a value that must be equal differs; names it, and the first rank that differs from rank 0.
         """
-        sent, names, failure = np.zeros((self.count, FIRST + width)), list[str](), None
+        sent, names, values, failure = np.zeros((self.count, FIRST + WIDTH)), list[str](), np.empty(0), None
         mine = sent[self.rank]
         mine[CALL] = crc32(call.encode())  # the name as a number
         try:
             same, own = report()
-            names = list(same)
-            values = [*same.values(), *own]
-            mine[FIRST : FIRST + len(values)] = values
+            names, values = list(same), np.array([*same.values(), *own], np.float64)
+            mine[FIRST : FIRST + len(values)] = values[:WIDTH]
         except Exception as error:
             mine[FAILED], failure = 1.0, error
+        table = self._met(call, sent, failure)
+        if failure is not None:
+            raise failure
+        self._require_no_failure(call, table)
+        _require_equal(call, names, table[:, FIRST:])
+        if len(values) > WIDTH:  # all ranks are at this call, so all of them send a rest, of one size
+            rest = np.zeros((self.count, len(values) - WIDTH))
+            rest[self.rank] = values[WIDTH:]
+            table = np.concatenate([table, self._met(call, rest, None)], 1)
+        return table[:, FIRST + len(names) : FIRST + len(values)]
+
+    def _met(self, call: str, sent: Doubles, failure: Exception | None) -> Doubles:
+        """The tables of all ranks in one, or an error if they cannot meet. ``failure`` is that of this rank."""
         try:
-            table = self._summed(sent)
+            return self._summed(sent)
         except RuntimeError as error:
             raise LifecycleError(
                 f"{call}: the ranks cannot meet: one has died, or did not come within the timeout of the process group "
                 f"({str(error).partition(chr(10))[0]:.200}); nothing happened here; start all ranks again"
             ) from (failure or error)
-        if failure is not None:
-            raise failure
-        self._require_no_failure(call, table)
-        _require_equal(call, names, table[:, FIRST:])
-        return table[:, FIRST + len(names) :]
 
     def _summed(self, sent: Doubles) -> Doubles:
         """The sum of every rank's table. Each row is not 0 on one rank alone, so the sum is exact."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -16,7 +17,7 @@ from ...parameters import COUNT_RULE, require
 from ...replay.arguments import require_rows
 from ...steps.arrays import Doubles
 from ...views.contract import time_first_of
-from ..plan import Plan, shard_key
+from ..plan import shard_key
 from ..portion import Drawn, Portion
 from .pace import NUMBERS, Pace
 from .ranks import Ranks, Report
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedReplay"]
 
-WIDTH = 18
-"""The most numbers in a rank's report."""
-
 TOTALS = 3
 """How many of a rank's own numbers are its totals. They come first."""
+
+
+class _Agreed(NamedTuple):
+    """What was equal on all ranks when they met for a batch. Other calls may change it here while this rank waits."""
+
+    seed: int
+    t: int
+    beta: float
 
 
 class ShardedReplay:
@@ -63,9 +69,9 @@ class ShardedReplay:
         limit: RateLimit | None = None,
         limit_timeout: float | None = None,
     ) -> None:
-        self._ranks = Ranks(group)
-        self._pace = None if limit is None else Pace(limit, self._ranks.count, limit_timeout)
-        self._ranks.exchange("ShardedReplay", lambda: self._opening(replay), WIDTH)
+        self._ranks, self._turn = Ranks(group), Lock()  # one collective call of this rank at a time
+        self._pace: Pace | None = None
+        self._ranks.exchange("ShardedReplay", lambda: self._opening(replay, limit, limit_timeout))
 
     @property
     def replay(self) -> ReplayBuffer:
@@ -81,6 +87,10 @@ class ShardedReplay:
         the ranks as DistributedDataParallel averages gradients, is the mean over the batch of all ranks. ``index``
         names rows of this rank's replay. ``probability`` is the probability of a row among the rows of all ranks.
 
+        Other threads can use the replay while this call waits for other ranks, unless the caller holds ``replay.lock``.
+        The number of rows that a rank draws depends on the rows that it had when it came. It draws them from the rows
+        that it has when all have come.
+
         Args:
             batch_size: B, over all ranks.
 
@@ -90,33 +100,52 @@ class ShardedReplay:
             LifecycleError: another rank raised an error.
             WaitTimeoutError: the limit did not allow the batch within ``limit_timeout``. All ranks raise it.
         """
-        portion, ranks, pace = self._portion, self._ranks, self._pace
+        ranks, pace, agreed = self._ranks, self._pace, list[_Agreed]()
         while True:
-            with portion.lock:
-                table = ranks.exchange("sample", lambda: self._report(batch_size), WIDTH)
+            with self._turn:  # and not the replay's lock: steps can come while this rank waits for the others
+                table = ranks.exchange("sample", lambda: self._report(batch_size, agreed))
                 if pace is None or pace.allows(table[:, TOTALS : TOTALS + NUMBERS], ranks.rank, batch_size):
-                    return self._rows_of(table, batch_size)
-            pace.wait()  # without the lock, so that steps can come
+                    return self._rows_of(table, batch_size, agreed[-1])
+            pace.wait()  # another thread may have its turn meanwhile
 
-    def _rows_of(self, table: Doubles, batch_size: int) -> Any:
-        """This rank's rows of a batch. ``table`` has the totals of all ranks. The caller holds the lock."""
+    def _rows_of(self, table: Doubles, batch_size: int, agreed: _Agreed) -> Any:
+        """This rank's rows of a batch. ``table`` has the totals of all ranks, which may have changed since."""
         portion, ranks = self._portion, self._ranks
-        seed, t, beta = portion.replay.seed, portion.t, portion.beta
         try:
-            plan, key = portion.plan(table[:, 0], batch_size, seed, t), shard_key(seed, t, ranks.rank)
+            plan = portion.plan(table[:, 0], batch_size, agreed.seed, agreed.t)
         except EmptyError:  # on all ranks
             if self._pace is not None:
                 self._pace.take_back(batch_size)
             raise
-        counts = plan.counts()
-        if portion.prioritized is not None:
-            portion.prioritized.largest_error = table[:, 2].max().item()
-        portion.count_batch(counts.item(ranks.rank))  # from here on all ranks are at the next batch
-        drawn, least = self._draw(plan, key, table[:, 1].min().item())
+        counts, key = plan.counts(), shard_key(agreed.seed, agreed.t, ranks.rank)
         rows = counts.max().item()
-        extras = portion.weights(drawn, plan.ends.item(-1), least, beta)
-        extras["weight"] *= np.float32(rows * ranks.count / batch_size)
-        return portion.read(drawn, key, rows, extras)
+
+        def extras(drawn: Drawn, least: float) -> dict[str, Any]:
+            found = portion.weights(drawn, plan.ends.item(-1), least, agreed.beta)
+            found["weight"] *= np.float32(rows * ranks.count / batch_size)
+            return found
+
+        def read(least: float) -> tuple[Drawn, Any]:
+            with portion.lock:  # for both, so that no row is overwritten between its draw and its read
+                if portion.prioritized is not None:
+                    portion.prioritized.largest_error = table[:, 2].max().item()
+                portion.count_batch(counts.item(ranks.rank))  # from here on this rank is at the next batch
+                drawn = portion.draw(plan, ranks.rank, key)
+                return drawn, portion.read(drawn, key, rows, extras(drawn, least))
+
+        if not portion.compares_in_batch:
+            return read(table[:, 1].min().item())[1]
+        found = list[tuple[Drawn, Any]]()
+
+        def report() -> Report:
+            found.append(read(1.0))  # the ranks do not know the least priority yet
+            priorities = found[0][0].priorities
+            return Report({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
+
+        least = ranks.exchange("sample: weights", report).min().item()
+        drawn, batch = found[0]
+        batch["weight"][: len(drawn.places)] = torch.from_numpy(extras(drawn, least)["weight"])
+        return batch
 
     def batches(self, count: int, batch_size: int) -> Iterator[Any]:
         """``count`` batches, each as :meth:`sample` gives it.
@@ -139,42 +168,34 @@ class ShardedReplay:
             index, td_error, mask = _rows(index, real, 0), _rows(td_error, real, axis), _rows(mask, real, axis)
         return self.replay.update_priorities(index, td_error, mask)
 
-    def _opening(self, replay: ReplayBuffer) -> Report:
+    def _opening(self, replay: ReplayBuffer, limit: RateLimit | None, limit_timeout: float | None) -> Report:
         """What all ranks must agree on when this is made."""
         self._portion = Portion(replay)
+        if limit is not None:
+            self._pace = Pace(limit, self._ranks.count, limit_timeout)
         fields = sorted((path, leaf.shape, str(leaf.dtype)) for path, leaf in replay.schema.leaves.items())
         return Report({"the schema (as a checksum)": crc32(repr(fields).encode()), **self._same()}, ())
 
-    def _report(self, batch_size: int) -> Report:
+    def _report(self, batch_size: int, agreed: list[_Agreed]) -> Report:
         """What all ranks must agree on before a batch, and this rank's totals."""
         require_rows(batch_size)
-        paced = () if self._pace is None else self._pace.report(batch_size)
-        return Report({"batch_size": batch_size, **self._same()}, (*self._portion.totals(), *paced))
+        portion = self._portion
+        with portion.lock:
+            agreed.append(_Agreed(portion.replay.seed, portion.t, portion.beta))
+            paced = () if self._pace is None else self._pace.report(batch_size)
+            return Report({"batch_size": batch_size, **self._same()}, (*portion.totals(), *paced))
 
     def _same(self) -> dict[str, float]:
         portion = self._portion
         seed = portion.replay.seed % 2**53  # a double has no more digits
-        same = {"the seed": seed, "the number of batches drawn": portion.t, **portion.settings}
-        if self._pace is not None:
-            limit = self._pace.limit
-            same["the number of rows drawn under the limit"] = limit.counted()[2]
-            same["the limit (as a checksum)"] = crc32(repr(limit).encode())
-        return same
-
-    def _draw(self, plan: Plan, key: int, least: float) -> tuple[Drawn, float]:
-        """This rank's rows, and the priority that gets the weight 1: the smallest of all rows, or of the batch."""
-        portion, ranks = self._portion, self._ranks
-        if not portion.compares_in_batch:
-            return portion.draw(plan, ranks.rank, key), least
-        found = list[Drawn]()
-
-        def report() -> Report:
-            found.append(portion.draw(plan, ranks.rank, key))
-            priorities = found[0].priorities
-            return Report({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
-
-        least = ranks.exchange("sample: weights", report, 1).min().item()
-        return found[0], least
+        limit = None if self._pace is None else self._pace.limit
+        return {
+            "the seed": seed,
+            "the number of batches drawn": portion.t,
+            "the limit (as a checksum)": crc32(repr(limit).encode()),
+            "the number of rows drawn under the limit": 0 if limit is None else limit.counted()[2],
+            **portion.settings,
+        }
 
 
 def _rows(values: Any, chosen: Tensor, axis: int) -> Any:

@@ -71,7 +71,7 @@ def sequences(
             rollout["advantage"]  # its error names the columns that there are
         return Report({"num_batches": num_batches, "epochs": epochs, "normalize_advantage": normalize_advantage}, ())
 
-    ranks.exchange("sequences", report, 3)
+    ranks.exchange("sequences", report)
     return _weighted(ranks, found[0], num_batches * epochs, normalize_advantage)
 
 
@@ -84,7 +84,7 @@ def _weighted(ranks: Ranks, batches: Iterator[SequenceBatch], count: int, normal
             read.append(next(batches))
             return Report({}, _moments(read[0], normalize))
 
-        table = ranks.exchange("sequences: batch", report, 4)
+        table = ranks.exchange("sequences: batch", report)
         batch, steps = read[0], table[:, 0]
         share = ranks.count * steps[ranks.rank] / steps.sum()
         weight = torch.full((batch.num_sequences,), float(share), device=batch["mask"].device)

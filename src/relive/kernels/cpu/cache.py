@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numba
-from numba.core import caching, event, registry
+from numba.core import caching, compiler_lock, event, registry
 
 __all__ = ["PROGRESS", "KernelCache", "load_target", "private_directory", "warn_once"]
 
@@ -93,8 +93,12 @@ cast("Any", event).register("numba:compile", PROGRESS)
 
 
 def load_target() -> None:
-    """Let numba load the types and functions that it knows, which the first kernel would do otherwise."""
-    cast("Any", registry).cpu_target.target_context.refresh()
+    """Let numba load the types and functions that it knows, which the first kernel would do otherwise.
+
+    As numba does, this takes its lock: two threads that load at once would fail, or compile with half of the types.
+    """
+    with cast("Any", compiler_lock).global_compiler_lock:
+        cast("Any", registry).cpu_target.target_context.refresh()
 
 
 class KernelCache(_FunctionCache):
