@@ -13,6 +13,7 @@ from ..errors import FileFormatError, NoSaveError
 from ..files.disk import open_file, usable
 from ..look.hosts.replays import stable_baselines3_replay
 from ..printable import shown
+from ..steps.arrays import Array
 from ..steps.trees import map_leaves
 from .checked import require_memory
 from .live import log_of
@@ -66,11 +67,18 @@ def from_stable_baselines3(path: str | os.PathLike[str]) -> Log:
         record = _record(content.state)
     except (ValueError, TypeError) as error:
         raise FileFormatError(f"'{file}': {error}; use another copy") from error
-    trees = {name: value for name, value in vars(record).items() if isinstance(value, dict | np.ndarray)}
-    sizes: list[int] = []
-    map_leaves(lambda array: sizes.append(array.nbytes), trees)
+    trees: dict[str, Any] = {name: x for name, x in vars(record).items() if isinstance(x, dict | np.ndarray)}
+    sizes = list[int]()
+
+    def measure(array: Array) -> None:
+        sizes.append(array.nbytes)
+
+    def native(array: Array) -> Array:
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    map_leaves(measure, trees)
     require_memory(2 * sum(sizes), file)  # a pickle of one array can name it a thousand times
-    vars(record).update(map_leaves(lambda array: array.astype(array.dtype.newbyteorder("="), copy=False), trees))
+    vars(record).update(map_leaves(native, trees))
     found = stable_baselines3_replay(record)
     found.source = f"'{file}', stable_baselines3 {kind[1]}"
     if record.copy_info_dict:
