@@ -32,7 +32,9 @@ def columns(replay: Any) -> dict[str, Any]:
     return {name: np.stack(list(table[name])) for name in table.columns if name not in ("env", "index", "episode")}
 
 
-@pytest.mark.parametrize(("dress", "kind"), [("box", "hdf5"), ("box", "arrow"), ("dict", "arrow"), ("tuple", "arrow")])
+@pytest.mark.parametrize(
+    ("dress", "kind"), [("box", "hdf5"), ("box", "arrow"), ("dict", "arrow"), ("tuple", "arrow"), ("image", "arrow")]
+)
 def test_episodes_go_out_and_come_back(dress: str, kind: str) -> None:
     twin = Twin(2, 40, dress=dress).play("..", ".T", "..", "U.", "..", ".B", "..")
     to_minari(twin.buffer, "test/episodes-v0", data_format=kind)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from typing import Any, cast
 
 import numpy as np
@@ -132,6 +133,8 @@ def to_minari(
         observation, action = spaces or (_space(replay.schema["obs"]), _space(replay.schema["action"], most))
         about |= {"observation_space": observation, "action_space": action}
     about.setdefault("data_format", "arrow")
+    if "jpeg_encoding" in signature(minari.create_dataset_from_buffers).parameters:
+        about.setdefault("jpeg_encoding", False)  # JPEG would change the pixels of images; older releases have none
     with _needed():
         return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **about)
 
