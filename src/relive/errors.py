@@ -28,7 +28,7 @@ Each message says what was expected, what came, and what to do. Input is checked
 
 from __future__ import annotations
 
-from .printable import printable
+from .printable import brief, printable
 
 __all__ = [
     "DTypeError",
@@ -63,10 +63,7 @@ class ReliveError(Exception):
     _keeps = "\n"  # a plan of memory, or an error of another process, has lines
 
     def __str__(self) -> str:
-        text = super().__str__()
-        if len(text) > LONGEST:  # a file may have thousands of long names
-            text = f"{text[: LONGEST // 2]} ...({len(text) - LONGEST:,} characters)... {text[-LONGEST // 2 :]}"
-        return printable(text, self._keeps)
+        return printable(brief(super().__str__(), LONGEST), self._keeps)
 
 
 class ParameterError(ReliveError, ValueError):

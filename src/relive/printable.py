@@ -9,7 +9,7 @@ import re
 import reprlib
 from typing import Any
 
-__all__ = ["HIDDEN", "printable", "shown"]
+__all__ = ["HIDDEN", "brief", "printable", "shown"]
 
 
 HIDDEN = re.compile(
@@ -29,6 +29,13 @@ def printable(text: str, keep: str = "") -> str:
     Letters of all scripts stay as they are. Those in ``keep`` stay, too.
     """
     return HIDDEN.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def brief(text: str, most: int) -> str:
+    """Text for people without its middle, if it is longer than ``most``. A file may have thousands of long names."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} ...({len(text) - most:,} characters)... {text[-most // 2 :]}"
 
 
 class _Shown(reprlib.Repr):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from relive.exchange import from_minari, minari, to_minari
+from relive.exchange.cli import app
 from relive.steps.schema import Field
 from twins import Twin
 
@@ -27,10 +32,12 @@ def columns(replay: Any) -> dict[str, Any]:
     return {name: np.stack(list(table[name])) for name in table.columns if name not in ("env", "index", "episode")}
 
 
-@pytest.mark.parametrize("dress", ["box", "dict", "tuple"])
-def test_episodes_go_out_and_come_back(dress: str) -> None:
+@pytest.mark.parametrize(
+    ("dress", "kind"), [("box", "hdf5"), ("box", "arrow"), ("dict", "arrow"), ("tuple", "arrow"), ("image", "arrow")]
+)
+def test_episodes_go_out_and_come_back(dress: str, kind: str) -> None:
     twin = Twin(2, 40, dress=dress).play("..", ".T", "..", "U.", "..", ".B", "..")
-    to_minari(twin.buffer, "test/episodes-v0")
+    to_minari(twin.buffer, "test/episodes-v0", data_format=kind)
     log = from_minari("test/episodes-v0")
     back = log.replay()
     back.check()
@@ -49,3 +56,30 @@ def test_episodes_go_out_and_come_back(dress: str) -> None:
 def test_the_space_of_discrete_actions_has_the_largest_that_was_taken() -> None:
     assert minari._space(Field((), torch.int64), 3).n == 4
     assert minari._space(Field((), torch.int64), 0).n == 2
+
+
+def test_a_package_that_is_missing_for_a_format_of_files_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_minari(Twin(2, 40).play("..", ".T", "..").buffer, "test/episodes-v0")
+    about = folder / "test" / "episodes-v0" / "data" / "metadata.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"data_format": "hdf5"}))  # as on Minari's hub
+    monkeypatch.delitem(sys.modules, "minari.dataset._storages.hdf5_storage", raising=False)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    message = r"Minari needs h5py for the files of this data set: pip install 'relive\[minari\]'"
+    with pytest.raises(ModuleNotFoundError, match=message) as raised:
+        from_minari("test/episodes-v0")
+    assert raised.value.name == "h5py"
+    with pytest.raises(ModuleNotFoundError, match=message):
+        to_minari(Twin(2, 40).play("..", ".T", "..").buffer, "test/others-v0", data_format="hdf5")
+    result = CliRunner().invoke(app, ["convert", "minari:test/episodes-v0", str(folder / "save")])
+    assert result.exit_code == 2
+    assert result.output == f"relive convert: {raised.value}\n"
+
+
+def test_the_extra_brings_what_both_formats_of_files_need() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = " ".join(project["optional-dependencies"]["minari"])
+    assert "arrow" in needed
+    assert "hdf5" in needed
+    assert "pillow" in needed

@@ -210,3 +210,11 @@ def test_a_terminal_that_lacks_the_letters_of_a_name_shows_their_codes(tmp_path:
     result = CliRunner(charset="ascii").invoke(app, ["inspect", str(path)])
     assert result.exit_code == 0, result.output
     assert r"gr\xf6\xdfe_\u6f22\u5b57" in result.output
+
+
+def test_a_long_name_does_not_fill_the_terminal(tmp_path: Path) -> None:
+    path = arrays(tmp_path / "x.npz", **{"a" + "b" * 60_000 + "c": np.full(30, np.nan)})
+    for command in (["inspect", "--steps", "0:1"], ["audit"]):
+        result = CliRunner().invoke(app, [*command, str(path)])
+        assert "characters)" in "".join(result.output.split())
+        assert len(result.output) < 100_000

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +44,24 @@ def _minari() -> Any:
         raise ModuleNotFoundError("Minari needs its package: pip install 'relive[minari]'", name=error.name) from error
 
 
+@contextmanager
+def _needed() -> Generator[None]:
+    """Say how to install a package that Minari needs for a format of files, such as h5py for its default one.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        cause = error if error.name else error.__context__  # Minari raises its own error for that of the import
+        name = cause.name if isinstance(cause, ImportError) else None
+        raise ModuleNotFoundError(
+            f"Minari needs {name or 'a package'} for the files of this data set: pip install 'relive[minari]'",
+            name=name,
+        ) from error
+
+
 def from_minari(dataset: Any) -> Log:
     """The episodes of a Minari data set.
 
@@ -51,13 +71,15 @@ def from_minari(dataset: Any) -> Log:
         dataset: a ``minari.MinariDataset``, or the id of one that is on this machine. Nothing is downloaded.
 
     Raises:
-        ModuleNotFoundError: minari is not installed.
+        ModuleNotFoundError: minari is not installed, or a package that it needs for the files of this data set.
         NoSaveError: no data set of this id is on this machine.
         FieldError: it has no steps.
     """
     if isinstance(dataset, str):
+        minari = _minari()
         try:
-            dataset = _minari().load_dataset(dataset)
+            with _needed():
+                dataset = minari.load_dataset(dataset)
         except FileNotFoundError as error:
             raise NoSaveError(
                 f"from_minari(dataset={dataset!r:.200}): expected the id of a data set on this machine, got nothing "
@@ -90,10 +112,11 @@ def to_minari(
         env: the env that was played, or its id, so that others can make the env again.
         spaces: the observation space and the action space, if ``env`` is None. By default they are unbounded boxes of
             the schema's shapes and dtypes, and ``Discrete`` for whole numbers.
-        about: further arguments of ``minari.create_dataset_from_buffers``, such as ``author`` and ``description``.
+        about: further arguments of ``minari.create_dataset_from_buffers``, such as ``author`` and ``description``. The
+            ``data_format`` is "arrow" without one; Minari's own default is "hdf5".
 
     Raises:
-        ModuleNotFoundError: minari is not installed.
+        ModuleNotFoundError: minari is not installed, or a package that it needs for ``data_format``.
         SchemaError: the transitions have no order.
         ParameterError: there is no step; or the id or the spaces are of another kind.
     """
@@ -110,7 +133,10 @@ def to_minari(
         observation, action = spaces or (_space(replay.schema["obs"]), _space(replay.schema["action"], most))
         about |= {"observation_space": observation, "action_space": action}
     about.setdefault("data_format", "arrow")
-    return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **about)
+    if "jpeg_encoding" in signature(minari.create_dataset_from_buffers).parameters:
+        about.setdefault("jpeg_encoding", False)  # JPEG would change the pixels of images; older releases have none
+    with _needed():
+        return minari.create_dataset_from_buffers(dataset_id, buffers, env=env, **about)
 
 
 def _buffer(make: Any, number: int, episode: Played) -> Any:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ..errors import ParameterError, ReliveError
 from ..memory.estimate import readable
-from ..printable import printable
+from ..printable import brief, printable
 from .audit import audit as audited
 from .findings import Report
 from .inspection import Inspection
@@ -32,6 +32,9 @@ __all__ = ["app", "refuse", "tell"]
 app = typer.Typer(help="Look at stored experience.", no_args_is_help=True, add_completion=False)
 
 PATH = "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, or an .npz file of arrays"
+
+LONGEST = 1000
+"""The most characters of a name or a sentence that are printed."""
 
 CLEAN, FOUND, UNREADABLE = 0, 1, 2
 """Exit statuses."""
@@ -47,7 +50,7 @@ def commands() -> None:
 
 def tell(text: str, *, err: bool = False) -> None:
     """Print a line. Names in it may come from files."""
-    typer.echo(printable(text), err=err)
+    typer.echo(printable(brief(text, LONGEST)), err=err)
 
 
 def refuse(command: str, error: Exception) -> NoReturn:
@@ -125,7 +128,7 @@ def show(report: Report, console: Console) -> None:
 
 def clean(text: str) -> Text:
     """Text for the console. Rich sees no markup and no emoji in it, and the terminal no control characters."""
-    return Text(printable(text))
+    return Text(printable(brief(text, LONGEST)))
 
 
 def tell_json(text: str) -> None:
