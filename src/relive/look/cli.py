@@ -99,9 +99,7 @@ def show(report: Report, console: Console) -> None:
     )
     for lack in report.lacks:
         console.print(f"not looked at: {escape(lack)}", style="dim")
-    if not report.findings:
-        console.print("no mistake was found", style="green")
-        return
+    console.print(report.summary, style="dim" if report.findings else "green", highlight=False)
     for finding in report.findings:
         color = COLORS[finding.sure]
         console.print(f"\n[{color}]{finding.sure}[/]  [bold]{finding.rule}[/]: {finding.extent}", highlight=False)
