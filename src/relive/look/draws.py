@@ -14,6 +14,7 @@ from ..steps.trees import dotted
 from .episodes import episodes_of
 from .experience import Experience, leaves_of, same_rows
 from .findings import Finding, Lack, Looked, Verdict, found
+from .targets import said
 
 __all__ = ["OF_BATCH", "OF_DRAWS", "batch_verdicts", "draw_verdicts"]
 
@@ -232,7 +233,7 @@ def _computed(
     reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
-    wrong = ~np.isclose(given, np.asarray(function(reached, goals), np.float64))
+    wrong = ~np.isclose(given, said(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}))
     if wrong.any():
         yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
                     f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip
@@ -241,8 +242,8 @@ def _computed(
 def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
     """What many draws have wrong, a verdict for each of OF_DRAWS.
 
-    Draws are rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions, with -1 as padding. There should be so
-    many that every row is expected ten times or more.
+    Draws are rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions, with -1 as padding. There should
+    be so many that every row is expected ten times or more.
 
     Raises:
         DTypeError, ShapeError: they are not an array of whole numbers.

@@ -20,7 +20,15 @@ from .experience import Experience, Leaves, same_rows
 from .findings import Finding, Lack, Looked, Verdict, found
 from .fits import expected_rewards
 
-__all__ = ["advantages", "goal_rewards", "goal_terminals", "log_probs", "rewards_with_values", "values_of_critic"]
+__all__ = [
+    "advantages",
+    "goal_rewards",
+    "goal_terminals",
+    "log_probs",
+    "rewards_with_values",
+    "said",
+    "values_of_critic",
+]
 
 
 FEW = 3
@@ -232,8 +240,8 @@ def values_of_critic(steps: Experience, critic: Callable[..., Any] | None) -> Ve
     if value is None:
         return Lack("critic was given, but the source has no 'value'")
     rows = _some(np.arange(len(steps)))
-    said = _said("critic", critic, rows, steps.obs)
-    return _compared(steps, "value", value, said, rows, "the critic's value of the observation",
+    told = said("critic", critic, rows, steps.obs)
+    return _compared(steps, "value", value, told, rows, "the critic's value of the observation",
                      "store V(obs) with the observation that it was computed from")  # fmt: skip
 
 
@@ -246,30 +254,30 @@ def log_probs(steps: Experience, policy: Callable[..., Any] | None) -> Verdict:
     if stored is None or not steps.action:
         return Lack("policy was given, but the source has no 'log_prob' with its 'action'")
     rows = _some(np.arange(len(steps)))
-    said = _said("policy", policy, rows, steps.obs, steps.action)
-    return _compared(steps, "log_prob", stored, said, rows, "the policy's log-probability of the stored action",
+    told = said("policy", policy, rows, steps.obs, steps.action)
+    return _compared(steps, "log_prob", stored, told, rows, "the policy's log-probability of the stored action",
                      "store the action that was sampled, before clipping, with its log-probability")  # fmt: skip
 
 
-def _compared(steps: Experience, name: str, stored: Array, said: Array, rows: Ints, meant: str, mend: str) -> Verdict:
+def _compared(steps: Experience, name: str, stored: Array, told: Array, rows: Ints, meant: str, mend: str) -> Verdict:
     """Numbers ``[S]`` beside those that a function gave for some rows, ``[K]``."""
-    near = AGREES * (np.abs(said) + float(np.nanstd(said)) + 1e-6)
+    near = AGREES * (np.abs(told) + float(np.nanstd(told)) + 1e-6)
     with np.errstate(invalid="ignore"):
-        wrong = ~((np.abs(stored[rows] - said) <= near) | (stored[rows] == said))
+        wrong = ~((np.abs(stored[rows] - told) <= near) | (stored[rows] == told))
     if wrong.sum() <= len(rows) / 1000:  # rounding, and a number or two at the edge of what it can do
         return Looked(len(rows))
     for lag, word in ((1, "before"), (-1, "after")):  # rows of the sample that follow each other
         beside = np.flatnonzero((rows[1:] == rows[:-1] + 1) & steps.inner[rows[:-1]])
         mine, other = (beside, beside + 1) if lag == 1 else (beside + 1, beside)
         with np.errstate(invalid="ignore"):
-            fits = np.abs(stored[rows[mine]] - said[other]) <= near[other]
+            fits = np.abs(stored[rows[mine]] - told[other]) <= near[other]
         if len(mine) >= 20 and wrong[mine].mean() > 0.5 and fits.mean() > MOST:
             return Looked(len(rows), [
                 found(f"{name.replace('_', '-')}-one-step-off", "certain",
                       f"'{name}' stands one row {word} its own: it is {meant} there", mend,
                       rows[wrong], len(rows), place=steps.place)])  # fmt: skip
-    finite = np.isfinite(stored[rows]) & np.isfinite(said)
-    pair = stored[rows][finite], said[finite]
+    finite = np.isfinite(stored[rows]) & np.isfinite(told)
+    pair = stored[rows][finite], told[finite]
     alike = len(pair[0]) > 2 and min(x.std() for x in pair) > 0 and np.corrcoef(*pair)[0, 1] > 0.95
     drifted = alike and wrong.mean() > MOST  # all are a little off, as after an update
     what = f"'{name}' is not {meant}" + ("; it is near, as if the function had been updated since" if drifted else "")
@@ -292,7 +300,7 @@ def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Ver
     if reward_fn is None:
         return _reached_goals(steps, achieved, desired)
     rows = _some(np.arange(len(steps)))
-    right = _said("reward_fn", reward_fn, rows, {(): achieved}, {(): desired})
+    right = said("reward_fn", reward_fn, rows, {(): achieved}, {(): desired})
     wrong = ~np.isclose(steps.reward[rows].astype(np.float64), right, rtol=1e-4, atol=1e-5)
     return Looked(len(rows), [_old_goal(steps, rows[wrong], len(rows), "certain")] if wrong.any() else [])
 
@@ -308,7 +316,7 @@ def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) 
     if steps.window > 1:
         return Lack("rows are n-step transitions, whose flags are those of their last steps")
     rows = _some(np.arange(len(steps)))
-    wrong = _said("terminated_fn", terminated_fn, rows, *({(): x} for x in goals)).astype(np.bool_)
+    wrong = said("terminated_fn", terminated_fn, rows, *({(): x} for x in goals)).astype(np.bool_)
     wrong &= ~steps.terminated[rows]  # an episode may also end for another reason
     return Looked(len(rows), [
         found("terminal-of-the-old-goal", "certain", "steps that reach their goal are not flagged as terminated",
@@ -360,7 +368,7 @@ def _some(rows: Ints) -> Ints:
     return rows[np.unique(begins[:, None] + np.arange(500))]
 
 
-def _said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves) -> Array:
+def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves) -> Array:
     """What a function of the user says of rows, float64 ``[K]``. It gets tensors, or arrays if it cannot take these.
 
     Raises:
