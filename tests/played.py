@@ -180,6 +180,8 @@ ENVS: dict[str, Callable[..., Any]] = {
     "Pendulum": lambda **o: gym.make("Pendulum-v1", **{"max_episode_steps": 100, **o}),
     "MountainCar": lambda **o: gym.make("MountainCar-v0", **o),
     "Acrobot": lambda **o: gym.make("Acrobot-v1", **{"max_episode_steps": 100, **o}),
+    "CliffWalking": lambda **o: gym.make("CliffWalking-v1", **o),
+    "FrozenLake": lambda **o: gym.make("FrozenLake-v1", **o),
     "Arena": Arena, "Positions": Positions, "Clocked": Clocked, "Market": Market, "Grid": Grid, "Target": Target,
     "Images": Images, "Contexts": Contexts, "Horizon": Horizon,
 }  # fmt: skip

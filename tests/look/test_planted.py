@@ -68,6 +68,11 @@ RIGHT: dict[str, Call] = {
     **{f"{env}, sticky actions": (lambda env=env: played.played(env, sticky=0.3)) for env in ("CartPole", "Arena")},
     **{f"{env}, n-step": (lambda env=env: played.n_step(played.played(env)))
        for env in ("CartPole", "Arena", "Pendulum")},
+    **{f"{env}, two steps": (lambda env=env: played.n_step(played.played(env), 2)) for env in ("CartPole", "Arena")},
+    **{f"{env}, n-step": (lambda env=env: played.n_step(played.played(env, max_episode_steps=60)))
+       for env in ("CliffWalking", "FrozenLake")},
+    **{f"Market, a policy, seed {seed}": (lambda seed=seed: played.played("Market", policy=steered, seed=seed))
+       for seed in (1, 2)},
     **{f"{env}, short": (lambda env=env: {k: x[:30] for k, x in played.played(env).items()})
        for env in ("CartPole", "Pendulum", "Grid")},
     **{f"{kind} rewards": (lambda kind=kind: noisy(kind))

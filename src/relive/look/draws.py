@@ -233,7 +233,9 @@ def _computed(
     reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
-    wrong = ~np.isclose(given, said(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}))
+    wrong = ~np.isclose(
+        given, said(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
+    )
     if wrong.any():
         yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
                     f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip

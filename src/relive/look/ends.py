@@ -59,8 +59,12 @@ def next_episode_after_end(steps: Experience) -> Verdict:
 def _after_ends(steps: Experience) -> Iterator[Finding]:
     cut = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated & ~steps.terminated
     known = steps.ended & steps.follows & ~steps.still  # a last step that changed nothing shows nothing
+    if steps.window > 1:
+        known &= ~np.append(steps.ended[1:], False)  # of the windows that reach an end, the last one
+    # where all episodes begin alike, some may end just there
+    least = MOST if known.any() and _always_the_same(steps, _next_rows(known)) else 0.05
     kinds = {name: ends for name, ends in (("terminated", known & ~cut), ("truncated", known & cut))
-             if (ends & steps.chained).sum() >= max(FEW, ends.sum() / 20)}  # fmt: skip
+             if (ends & steps.chained).sum() >= max(FEW, ends.sum() * least)}  # fmt: skip
     if kinds:
         ends = np.logical_or.reduce(list(kinds.values()))
         # a terminal's flag masks what comes after it, and so does a flag for both kinds of end

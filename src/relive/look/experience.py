@@ -90,8 +90,8 @@ class Experience:
     def chained(self) -> Bools:
         """Whether the observation after a step is that of the following row, bool ``[S]``; False if none follows.
 
-        Rounding does not count: numbers may differ by a thousandth of a usual step, as where the one field was stored
-        in another dtype than the other.
+        Rounding does not count: numbers may differ by a thousandth of a usual step, or by the rounding of float16, as
+        where the one field was stored in another dtype than the other.
         """
         if self.next_obs is None:
             return self.follows.copy()
@@ -195,6 +195,9 @@ class Experience:
 LONGEST = 20
 """The most steps of a ready-made n-step transition."""
 
+HALF = 2.0**-10
+"""The rounding of float16, as a share of a number."""
+
 WIDE = 512
 """A leaf of more numbers than this counts as an image. Distances mean little for images."""
 
@@ -219,7 +222,8 @@ def _same_but_rounded(given: Array, expected: Array, before: Array) -> Bools:
     one, other, old = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (given, expected, before))
     with np.errstate(invalid="ignore", over="ignore"):
         usual = np.abs(other - old).mean(0)
-        tiny = 1e-3 * np.where(np.isfinite(usual), usual, 0.0)
+        usual = np.where(np.isfinite(usual), usual, 0.0)
+        tiny = np.maximum(1e-3 * usual, np.minimum(0.1 * usual, HALF * np.abs(other)))
         return ((np.abs(one - other) <= tiny) | (one == other) | (np.isnan(one) & np.isnan(other))).all(1)
 
 

@@ -100,16 +100,22 @@ def _learned(kernel: Array, targets: Array, penalty: float) -> Array:
     return np.linalg.solve(ridged, targets)
 
 
+def _predicted(kernel: Array, targets: Array, penalty: float) -> Array:
+    """Targets ``[K, M]`` as the rows of other folds predict them."""
+    fold, mean = np.arange(len(targets)) % FOLDS, targets.mean(0)
+    predicted = np.empty(targets.shape)
+    for k in range(FOLDS):
+        test, known = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
+        weights = _learned(kernel[np.ix_(known, known)], targets[known] - mean, penalty)
+        predicted[test] = mean + kernel[np.ix_(test, known)] @ weights
+    return predicted
+
+
 def _errors(kernel: Array, targets: Array) -> Array:
     """The squared errors ``[K, M]`` of predicting targets ``[K, M]`` from what other rows taught, over the variance."""
-    fold, centred = np.arange(len(targets)) % FOLDS, targets - targets.mean(0)
     best = np.full(targets.shape, np.inf)
     for penalty in RIDGES:
-        errors = np.empty(targets.shape)
-        for k in range(FOLDS):
-            test, known = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
-            weights = _learned(kernel[np.ix_(known, known)], centred[known], penalty)
-            errors[test] = (kernel[np.ix_(test, known)] @ weights - centred[test]) ** 2
+        errors = (_predicted(kernel, targets, penalty) - targets) ** 2
         # one wild prediction says nothing of a fit: no error counts for more than a hundred spreads
         errors = np.minimum(errors / np.maximum(targets.var(0), 1e-30), 100.0)
         better = errors.mean(0) < best.mean(0)
@@ -279,6 +285,10 @@ def _moving(steps: Experience, acts: Array, rows: Ints, moved: Array, lags: tupl
     }  # fmt: skip
 
 
+OF_ITS_OWN = 0.1
+"""The share of an action's variance that must not follow from the observation it was chosen on."""
+
+
 def _alike_actions(steps: Experience, acts: Array, rows: Ints, lag: int) -> Array:
     """How alike the actions ``lag`` rows after these are, ``[K, K]``: products of them and of their squares."""
     plain = Scale.of(acts[rows + lag])(acts[rows + lag])
@@ -287,7 +297,8 @@ def _alike_actions(steps: Experience, acts: Array, rows: Ints, lag: int) -> Arra
     if lag > 0:
         raw = np.asarray(steps.next_numbers[rows], np.float64)
         after = alike(*2 * (Scale.of(raw)(raw),))
-        kinds = kinds - after @ _learned(after, kinds, 1.0)
+        own = kinds - _predicted(after, kinds, RIDGES[1])
+        kinds = own[:, own.var(0) > OF_ITS_OWN * kinds.var(0)]  # the rest is an error of the prediction
     return kinds @ kinds.T / max(plain.shape[1], 1)
 
 

@@ -75,7 +75,7 @@ def lagging(steps: Experience) -> Finding | None:
     reach = np.append(steps.reaches(2), [False, False])
     ends = np.flatnonzero(steps.ended & steps.follows)
     ends = ends[(ends > 0) & (ends < len(steps) - 2)]
-    ends = ends[steps.inner[ends - 1] & steps.follows[ends + 1]]
+    ends = ends[steps.inner[ends - 1] & steps.follows[ends + 1] & ~steps.ended[ends + 1]]
     if len(ends) < FEW or reach[ends - 1].mean() < 1 - SOME or reach[ends].mean() > SOME:
         return None
     return found("observation-one-step-late", "certain",

@@ -300,7 +300,7 @@ def goal_rewards(steps: Experience, reward_fn: Callable[..., Any] | None) -> Ver
     if reward_fn is None:
         return _reached_goals(steps, achieved, desired)
     rows = _some(np.arange(len(steps)))
-    right = said("reward_fn", reward_fn, rows, {(): achieved}, {(): desired})
+    right = said("reward_fn", reward_fn, rows, {(): achieved}, {(): desired}, arrays=True)
     wrong = ~np.isclose(steps.reward[rows].astype(np.float64), right, rtol=1e-4, atol=1e-5)
     return Looked(len(rows), [_old_goal(steps, rows[wrong], len(rows), "certain")] if wrong.any() else [])
 
@@ -316,7 +316,7 @@ def goal_terminals(steps: Experience, terminated_fn: Callable[..., Any] | None) 
     if steps.window > 1:
         return Lack("rows are n-step transitions, whose flags are those of their last steps")
     rows = _some(np.arange(len(steps)))
-    wrong = said("terminated_fn", terminated_fn, rows, *({(): x} for x in goals)).astype(np.bool_)
+    wrong = said("terminated_fn", terminated_fn, rows, *({(): x} for x in goals), arrays=True).astype(np.bool_)
     wrong &= ~steps.terminated[rows]  # an episode may also end for another reason
     return Looked(len(rows), [
         found("terminal-of-the-old-goal", "certain", "steps that reach their goal are not flagged as terminated",
@@ -368,8 +368,10 @@ def _some(rows: Ints) -> Ints:
     return rows[np.unique(begins[:, None] + np.arange(500))]
 
 
-def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves) -> Array:
-    """What a function of the user says of rows, float64 ``[K]``. It gets tensors, or arrays if it cannot take these.
+def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, arrays: bool = False) -> Array:
+    """What a function of the user says of rows, float64 ``[K]``.
+
+    It gets tensors, or arrays if it cannot take these; with ``arrays`` the other way round.
 
     Raises:
         ParameterError: it raised an error, or did not give one number for each row.
@@ -380,7 +382,7 @@ def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves) ->
         trees = [_tree({path: leaf[some] for path, leaf in leaves.items()}) for leaves in given]
         try:
             with torch.no_grad():
-                answer = _asked(function, trees)
+                answer = _asked(function, trees, arrays)
             numbers = as_host(answer, name)
         except Exception as error:
             raise ParameterError(f"{name}: it failed on {len(some)} stored rows: {error!r:.300}") from error
@@ -392,12 +394,13 @@ def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves) ->
     return np.concatenate(answers)
 
 
-def _asked(function: Callable[..., Any], trees: list[Any]) -> Any:
+def _asked(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
+    first, second = (trees, map(_tensors, trees)) if arrays else (map(_tensors, trees), trees)
     try:
-        return function(*(_tensors(tree) for tree in trees))
+        return function(*first)
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         try:
-            return function(*trees)
+            return function(*second)
         except (TypeError, AttributeError, ValueError, RuntimeError):
             raise error from None
 

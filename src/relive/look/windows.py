@@ -18,6 +18,9 @@ __all__ = ["windows"]
 FEW = 3
 """How many rows must look wrong before there is a finding."""
 
+SYSTEMATIC = 0.5
+"""The share of the windows that begin equally long before an end, and run over it, before there is a finding."""
+
 MOST = 0.9
 """The share of ends that must lack their tails before there is a finding."""
 
@@ -43,7 +46,12 @@ def _windows(steps: Experience, n: int) -> Iterator[Finding]:
         ends_within[: len(steps) - k] |= last[k:]
     reach = steps.reaches(n)
     crossing[: len(steps) - n] = reach & ends_within[: len(steps) - n]
-    if crossing.sum() >= FEW:
+    # where observations come again and again, a right window may lead to the one n rows on by chance
+    for k in range(1, n - 1):
+        crossing[:-k] &= ~(last[k:] & _lead_to_one(steps, slice(-k), slice(k, None)))
+    begins = len(steps) - n
+    shares = [crossing[:begins][last[k : begins + k]].mean() for k in range(n - 1) if last[k : begins + k].any()]
+    if crossing.sum() >= FEW and max(shares) > SYSTEMATIC:
         yield found("n-step-over-an-end", "certain",
                     f"rows are {n}-step transitions, and windows run over an episode's end: the next observation, and "
                     "perhaps some rewards, are of another episode",
@@ -66,7 +74,7 @@ def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
     for k in range(1, n):
         size = len(steps) - n
         joined = np.logical_and.reduce([open_[j : size + j] for j in range(n)])
-        short[:size] |= joined & steps.reaches(k)[:size] & ~steps.still[:size]
+        short[:size] |= joined & steps.reaches(k)[:size] & ~steps.reaches(n) & ~steps.still[:size]
     if short.sum() >= FEW:
         yield found("n-step-cut-short", "certain",
                     f"rows are {n}-step transitions, and some windows stop after fewer steps though their episode goes "
