@@ -181,7 +181,7 @@ def test_every_rule_of_a_report_ran_on_some_rows_or_says_why_it_did_not() -> Non
         assert len(report.checks) == 27
         assert all((check.rows > 0) == (check.lack is None) for check in report.checks)
         said = [check for check in report.checks if check.lack is not None and not check.absent]
-        assert all(any(check.lack in line for line in report.lacks) for check in said)
+        assert all(any(str(check.lack) in line for line in report.lacks) for check in said)
         assert set(rules(report)) <= {name for check in report.checks for name in check.rules}
 
 
@@ -217,7 +217,7 @@ def test_a_policy_and_a_critic_find_what_is_not_theirs() -> None:
     other = {**log, "action": log["action"] + np.random.default_rng(0).normal(0, 0.3, log["action"].shape)}
     assert sure(relive.audit(other, **both)) == {"log-prob-of-another-action"}
     early = relive.audit(played.rolled(log, "value", -1), **both)
-    assert ("value-one-step-off", "certain") in {(finding.rule, finding.sure) for finding in early.findings}
+    assert [(finding.rule, finding.sure) for finding in early.findings] == [("value-one-step-off", "certain")]
     assert "log-prob-one-step-off" in sure(relive.audit(played.rolled(log, "log_prob", 1), **both))
     clipped = {**log, "action": np.clip(log["action"], -0.9, 0.9)}
     (finding,) = relive.audit(clipped, **both).findings
@@ -240,7 +240,7 @@ def test_functions_may_take_tensors_or_arrays_and_their_errors_name_them() -> No
         lack(relive.audit(log, critic=lambda obs: obs.astype(float) @ weights), "value-of-another-observation") is None
     )
     with pytest.raises(relive.errors.ParameterError, match="critic: it failed"):
-        relive.audit(log, critic=lambda obs: obs["x"])
+        relive.audit(log, critic=lambda obs: obs.keys())
     with pytest.raises(relive.errors.ParameterError, match="policy: expected one number for each"):
         relive.audit(log, policy=lambda obs, action: obs)
 

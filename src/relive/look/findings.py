@@ -198,6 +198,11 @@ def found(
 
 
 def surest_first(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Findings in the order in which to mend them."""
+    """Findings in the order in which to mend them. Of one mistake that two rules saw, the surer finding is kept."""
     order = get_args(Sureness)
-    return tuple(sorted(findings, key=lambda finding: (order.index(finding.sure), -finding.rows)))
+    surest: dict[tuple[str, str | None], int] = {}
+    for finding in findings:
+        key, sure = (finding.rule, finding.field), order.index(finding.sure)
+        surest[key] = min(surest.get(key, sure), sure)
+    kept = [finding for finding in findings if order.index(finding.sure) == surest[finding.rule, finding.field]]
+    return tuple(sorted(kept, key=lambda finding: (order.index(finding.sure), -finding.rows)))
