@@ -105,20 +105,22 @@ def test_staleness_is_the_age_at_the_draw() -> None:
     assert "staleness_mean" not in monitor.scalars()  # nothing was drawn since
 
 
-def test_only_every_so_many_batches_are_looked_at() -> None:
+def test_the_distance_of_batches_that_are_looked_at_grows_up_to_every() -> None:
     replay, rng = made(sampler=Prioritized()), np.random.default_rng(4)
     grow(replay, 10, rng)
     monitor, weights = Monitor(replay, every=4), []
-    for k in range(10):
+    for k in range(20):
         batch = replay.sample(8)
         replay.update_priorities(batch["index"], torch.rand(8) * 5)
         monitor.update(batch)
-        if k % 4 == 0:
+        if k in (0, 1, 3, 7, 11, 15, 19):
             weights.append(batch["weight"].numpy().astype(np.float64))
     w, found = np.concatenate(weights), monitor.scalars()
     assert found["weight_min"] == w.min()
     assert found["weight_std"] == pytest.approx(w.std())
-    assert found["weight_effective"] == pytest.approx(w.sum() ** 2 / (24 * (w**2).sum()))
+    assert found["weight_effective"] == pytest.approx(w.sum() ** 2 / (len(w) * (w**2).sum()))
+    assert found["batches_looked_at"] == 7
+    assert monitor.scalars()["batches_looked_at"] == 0
 
 
 @pytest.mark.parametrize("sampler", [Prioritized, lambda: Recent(inner=Prioritized())])

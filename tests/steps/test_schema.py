@@ -481,3 +481,31 @@ def test_what_is_no_text_is_refused(given_: Any) -> None:
 def test_the_error_of_a_newer_format_says_what_to_do() -> None:
     with pytest.raises(errors.SchemaError, match=r"format 2 .*update relive"):
         Schema.from_json(FOREIGN["a newer format"])
+
+
+def test_a_time_limit_is_kept_with_a_schema_and_does_not_count_for_equality() -> None:
+    env = gymnasium.make("Pendulum-v1", max_episode_steps=30)
+    schema = Schema.from_env(env, value=())
+    assert schema.max_episode_steps == 30
+    assert Schema.from_env(env.unwrapped).max_episode_steps is None
+    assert (
+        Schema.from_env(gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)).max_episode_steps
+        == 500
+    )
+    unequal = gymnasium.vector.SyncVectorEnv(
+        [lambda n=n: gymnasium.make("CartPole-v1", max_episode_steps=n) for n in (10, 20)]
+    )
+    assert Schema.from_env(unequal).max_episode_steps is None
+    without = Schema.from_spaces(env.observation_space, env.action_space, value=())
+    assert without.max_episode_steps is None
+    assert schema == without
+    assert hash(schema) == hash(without)
+    assert "max_episode_steps" not in without.to_json()  # saves without a limit are what they were
+    for other in (Schema.from_json(schema.to_json()), schema.extend(x=()), schema.as_float32(),
+                  eval(repr(schema), {"Schema": Schema, "Field": Field, "torch": torch})):  # fmt: skip
+        assert other.max_episode_steps == 30
+    for wrong in (0, -1, 1.5, True, "30"):
+        with pytest.raises(errors.ReliveError, match="max_episode_steps"):
+            Schema({"obs": ()}, max_episode_steps=wrong)  # type: ignore[arg-type]
+        with pytest.raises(errors.SchemaError, match="max_episode_steps"):
+            Schema.from_json(schema.to_json().replace("30", json.dumps(wrong)))

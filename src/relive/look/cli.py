@@ -116,9 +116,7 @@ def show(report: Report, console: Console) -> None:
     console.print(clean(f"{report.source}: {report.rows:,} steps, {report.episodes:,} episodes ended"))
     for lack in report.lacks:
         console.print(clean(f"not looked at: {lack}"), style="dim")
-    if not report.findings:
-        console.print("no mistake was found", style="green")
-        return
+    console.print(clean(report.summary), style="dim" if report.findings else "green", highlight=False)
     for finding in report.findings:
         color = COLORS[finding.sure]
         console.print(f"\n[{color}]{finding.sure}[/]  [bold]{finding.rule}[/]: {finding.extent}", highlight=False)

@@ -13,12 +13,30 @@ from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.trees import dotted
 from .episodes import episodes_of
 from .experience import Experience, leaves_of, same_rows
-from .findings import Finding, found
+from .findings import Finding, Lack, Looked, Verdict, found
+from .targets import said
 
-__all__ = ["batch_findings", "draw_findings"]
+__all__ = ["OF_BATCH", "OF_DRAWS", "batch_verdicts", "draw_verdicts"]
 
 
-def batch_findings(
+OF_BATCH: tuple[tuple[str, ...], ...] = (
+    ("n-step-sum", "n-step-over-an-end", "n-step-flag-of-first-step", "n-step-next-observation"),
+    ("goal-of-another-episode",),
+    ("reward-of-the-old-goal",),
+    ("terminal-of-the-old-goal",),
+)
+"""The names of findings in a batch, one entry for each verdict."""
+
+OF_DRAWS: tuple[tuple[str, ...], ...] = (
+    ("sequence-over-an-end",),
+    ("same-order-every-epoch",),
+    ("last-steps-never-drawn", "steps-never-drawn"),
+    ("short-episodes-favoured",),
+)
+"""The same for draws."""
+
+
+def batch_verdicts(
     steps: Experience,
     batch: Mapping[str, Any],
     *,
@@ -26,8 +44,8 @@ def batch_findings(
     gamma: float,
     reward_fn: Callable[..., Any] | None,
     terminated_fn: Callable[..., Any] | None,
-) -> Iterator[Finding]:
-    """The mistakes in a drawn batch of n-step transitions, which is compared with the stored steps.
+) -> list[Verdict]:
+    """What a drawn batch of n-step transitions has wrong, beside the stored steps: a verdict for each of OF_BATCH.
 
     Raises:
         FieldError, ShapeError, DTypeError: it is not a batch ``[B]`` with ``index`` and ``reward``.
@@ -35,12 +53,39 @@ def batch_findings(
     _require_batch(batch)
     rows = _positions(steps, as_host(batch["index"]).reshape(-1))
     known: Bools = rows >= 0
+    if not known.any():
+        return [Lack("no 'index' of the batch is that of a stored row")] * len(OF_BATCH)
     window = _windows(steps, np.maximum(rows, 0), n)
     relabelled = _relabelled(steps, batch, rows) & known
-    yield from _goals(steps, batch, rows, relabelled)
-    if reward_fn is None or not relabelled.any():
-        yield from _sums(steps, batch, window, known & ~relabelled, gamma)
-    yield from _computed(batch, relabelled, reward_fn, terminated_fn, n)
+    kept, count = known & ~relabelled, int(relabelled.sum())
+    if reward_fn is not None and count:
+        # where rewards of new goals are known, those of the other rows are too
+        sums: Verdict = Lack("reward_fn was given, so relabelled rows of the batch were looked at, and no others")
+    elif not kept.any():
+        sums = Lack("all rows of the batch have another goal than was stored")
+    else:
+        sums = Looked(int(kept.sum()), _sums(steps, batch, window, kept, gamma))
+    verdicts = [sums]
+    if not count:
+        verdicts.append(Lack("no row of the batch has another goal than was stored", absent=True))
+    elif steps.next_obs is None:
+        verdicts.append(Lack("the source keeps no next observations, which say what goals were reached"))
+    else:
+        verdicts.append(Looked(count, _goals(steps, batch, rows, relabelled)))
+    for name, function, rule in (
+        ("reward", reward_fn, "reward-of-the-old-goal"), ("terminated", terminated_fn, "terminal-of-the-old-goal")
+    ):  # fmt: skip
+        if function is None:
+            verdicts.append(Lack(f"pass {name}_fn, a function of achieved and desired goals", absent=not count))
+        elif not count:
+            verdicts.append(Lack(f"{name}_fn was given, but no row of the batch has another goal than was stored"))
+        elif n != 1:
+            verdicts.append(Lack(f"{name}_fn was given, but relabelled rows are looked at for n=1 only"))
+        elif name not in batch.keys() or ACHIEVED not in leaves_of(batch.get("next_obs", {})):
+            verdicts.append(Lack(f"{name}_fn was given, but the batch lacks '{name}' or 'next_obs' with goals"))
+        else:
+            verdicts.append(Looked(count, _computed(batch, relabelled, name, function, rule)))
+    return verdicts
 
 
 def _require_batch(batch: Any) -> None:
@@ -167,9 +212,7 @@ def _relabelled(steps: Experience, batch: Mapping[str, Any], rows: Ints) -> Bool
 
 def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: Bools) -> Iterator[Finding]:
     """Goals that were reached in no step of the row's own episode."""
-    if not relabelled.any() or steps.next_obs is None:
-        return
-    goals, reached = leaves_of(batch["obs"])[DESIRED], steps.next_obs[ACHIEVED]
+    goals, reached = leaves_of(batch["obs"])[DESIRED], (steps.next_obs or {})[ACHIEVED]
     episode = np.cumsum(np.append(0, (steps.ended | ~steps.follows)[:-1]))
     foreign = np.zeros(len(rows), np.bool_)
     bounds = np.searchsorted(episode, [episode[rows], episode[rows] + 1])
@@ -184,28 +227,25 @@ def _goals(steps: Experience, batch: Mapping[str, Any], rows: Ints, relabelled: 
 
 
 def _computed(
-    batch: Mapping[str, Any], relabelled: Bools, reward_fn: Any, terminated_fn: Any, n: int
+    batch: Mapping[str, Any], relabelled: Bools, name: str, function: Callable[..., Any], rule: str
 ) -> Iterator[Finding]:
-    """Rewards and terminals of relabelled rows that are not those of their new goal. Looks at single steps only."""
-    if n != 1 or not relabelled.any():
-        return
+    """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
     reached = leaves_of(batch["next_obs"])[ACHIEVED][relabelled]
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
-    for name, function, rule in (
-        ("reward", reward_fn, "reward-of-the-old-goal"), ("terminated", terminated_fn, "terminal-of-the-old-goal")
-    ):  # fmt: skip
-        if function is not None:
-            given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
-            wrong = ~np.isclose(given, np.asarray(function(reached, goals), np.float64))
-            if wrong.any():
-                yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
-                            f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip
+    given = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
+    wrong = ~np.isclose(
+        given, said(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
+    )
+    if wrong.any():
+        yield found(rule, "certain", f"'{name}' of relabelled rows is not that of their new goal",
+                    f"compute {name} again from the achieved and the new goal", at[wrong], len(at))  # fmt: skip
 
 
-def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
-    """The mistakes in many draws: rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions.
+def draw_verdicts(steps: Experience, draws: Any) -> list[Verdict]:
+    """What many draws have wrong, a verdict for each of OF_DRAWS.
 
-    Padding is -1. There should be so many draws that every row is expected ten times or more.
+    Draws are rows ``[..., B]``, or sequences ``[..., B, T]``, given as positions, with -1 as padding. There should
+    be so many that every row is expected ten times or more.
 
     Raises:
         DTypeError, ShapeError: they are not an array of whole numbers.
@@ -213,13 +253,17 @@ def draw_findings(steps: Experience, draws: Any) -> Iterator[Finding]:
     index: Any = whole_numbers(draws, "draws")
     rows = _positions(steps, index.reshape(-1)).reshape(index.shape)
     rows[index < 0] = -1
-    if index.ndim >= 3:
-        yield from _crossing(steps, rows.reshape(-1, index.shape[2]))
-    if index.ndim >= 2:
-        yield from _same_order(rows)
     counts = np.bincount(rows[rows >= 0], minlength=len(steps))
-    yield from _never(steps, counts)
-    yield from _uneven(steps, counts)
+    if not counts.sum():
+        return [Lack("no draw is that of a stored row")] * len(OF_DRAWS)
+    return [
+        Looked(rows.size, _crossing(steps, rows.reshape(-1, index.shape[2]))) if index.ndim >= 3 else
+        Lack("draws are rows [K, B], and no sequences [K, B, T]", absent=True),
+        Looked(rows.size, _same_order(rows)) if index.ndim >= 2 and len(rows) > 1 and rows.shape[1] > 2 else
+        Lack("draws have fewer than two epochs, or epochs of fewer than three rows"),
+        _never(steps, counts),
+        _uneven(steps, counts),
+    ]  # fmt: skip
 
 
 def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
@@ -235,17 +279,19 @@ def _crossing(steps: Experience, rows: Array) -> Iterator[Finding]:
 
 def _same_order(rows: Array) -> Iterator[Finding]:
     """Epochs that all come in one order."""
-    if len(rows) > 1 and rows.shape[1] > 2 and bool((rows == rows[0]).all()):
+    if bool((rows == rows[0]).all()):
         yield found("same-order-every-epoch", "certain", "every epoch comes in the same order",
                     "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
 
 
-def _never(steps: Experience, counts: Array) -> Iterator[Finding]:
+def _never(steps: Experience, counts: Array) -> Verdict:
     """Rows that are never drawn though all should be: last steps of episodes, tails, or any others."""
-    usual = np.median(counts[counts > 0]) if (counts > 0).any() else 0
-    never = counts == 0
-    if usual < 8 or not never.any():
-        return
+    if np.median(counts[counts > 0]) < 8 and (counts == 0).any():
+        return Lack("draws are too few: each stored row should be expected ten times")
+    return Looked(len(steps), _never_drawn(steps, counts == 0) if (counts == 0).any() else ())
+
+
+def _never_drawn(steps: Experience, never: Bools) -> Iterator[Finding]:
     last = never & steps.ended
     if last.sum() > steps.ended.sum() / 2:
         what, rule = "the last steps of episodes are never drawn", "last-steps-never-drawn"
@@ -259,19 +305,23 @@ VARIED = 5
 """How many different lengths episodes must have. There must be at least twice as many episodes."""
 
 
-def _uneven(steps: Experience, counts: Array) -> Iterator[Finding]:
+def _uneven(steps: Experience, counts: Array) -> Verdict:
     """Steps that are drawn the more often, the shorter their episode is."""
     table = episodes_of(steps)
     length = table["length"].astype(np.float64)
-    if len(length) < 2 * VARIED or len(np.unique(length)) < VARIED or not len(counts):
-        return
+    if len(length) < 2 * VARIED or len(np.unique(length)) < VARIED:
+        return Lack(f"fewer than {2 * VARIED} episodes are stored, or they have fewer than {VARIED} lengths")
     mean = np.add.reduceat(counts, table["start"]) / length
     if (mean * length < 8).any():
-        return
+        return Lack("draws are too few: each episode should be drawn eight times")
+    return Looked(len(steps), _favoured(steps, counts, length, mean))
+
+
+def _favoured(steps: Experience, counts: Array, length: Array, mean: Array) -> Iterator[Finding]:
     x, y = np.log(length) - np.log(length).mean(), np.log(mean) - np.log(mean).mean()
     slope, agree = float(x @ y / (x @ x)), float((x @ y) ** 2 / max(float((x @ x) * (y @ y)), 1e-30))
     if slope < -0.5 and agree > 0.8:
-        often = np.repeat(mean, table["length"]) > 2 * counts.mean()
+        often = np.repeat(mean, length.astype(np.int64)) > 2 * counts.mean()
         yield found("short-episodes-favoured", "possible",
                     "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
                     "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",

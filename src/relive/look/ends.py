@@ -1,7 +1,7 @@
 """Rules on episode ends: what the next episode begins on, flags one row off, time limits, missing final observations.
 
-Each rule takes an :class:`Experience` and gives findings. ``jump`` is how far a step moved the observation, in units of
-a usual step. A step from an episode's end to the start of the next episode moves far.
+Each rule takes an :class:`Experience` and returns what it found, or why it did not look. ``jump`` is how far a step
+moved the observation, in units of a usual step. A step from an episode's end to the start of the next one moves far.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 from ..steps.arrays import Bools
 from .episodes import episodes_of
 from .experience import Experience
-from .findings import Finding, Sureness, found
+from .findings import Finding, Lack, Looked, Sureness, Verdict, found
 
 __all__ = [
     "ends_one_row_off",
     "next_episode_after_end",
+    "offset_of_ends",
+    "stored_ignored_steps",
     "time_limit_as_terminal",
     "truncation_without_final",
-    "unmarked_ends",
 ]
 
 
@@ -40,17 +41,30 @@ NEAR = 10
 """Episodes up to this many steps shorter than the limit show how many episodes would end there by themselves."""
 
 
-def next_episode_after_end(steps: Experience) -> Iterator[Finding]:
+def next_episode_after_end(steps: Experience) -> Verdict:
     """Episodes that begin on the very observation that the last one ended on. Two mistakes have this effect."""
+    if steps.disorder:
+        return Lack(steps.disorder)
     if steps.next_obs is None:
-        yield from _ignored_steps_by_jump(steps)
-        return
-    if _offset_of_ends(steps):
-        return  # the rule ends_one_row_off reports this
+        return _ignored_steps_by_jump(steps)
+    if offset_of_ends(steps):
+        return Lack("ends are flagged one row off")
+    findings = tuple(_after_ends(steps))
+    known = int((steps.ended & steps.follows & ~steps.still).sum())
+    if known < FEW and not findings:
+        return Lack(f"fewer than {FEW} episodes end before another stored one, on an observation of their own")
+    return Looked(max(known, 1), findings)
+
+
+def _after_ends(steps: Experience) -> Iterator[Finding]:
     cut = np.zeros(len(steps), np.bool_) if steps.truncated is None else steps.truncated & ~steps.terminated
     known = steps.ended & steps.follows & ~steps.still  # a last step that changed nothing shows nothing
+    if steps.window > 1:
+        known &= ~np.append(steps.ended[1:], False)  # of the windows that reach an end, the last one
+    # where all episodes begin alike, some may end just there
+    least = MOST if known.any() and _always_the_same(steps, _next_rows(known)) else 0.05
     kinds = {name: ends for name, ends in (("terminated", known & ~cut), ("truncated", known & cut))
-             if (ends & steps.chained).sum() >= max(FEW, ends.sum() / 20)}  # fmt: skip
+             if (ends & steps.chained).sum() >= max(FEW, ends.sum() * least)}  # fmt: skip
     if kinds:
         ends = np.logical_or.reduce(list(kinds.values()))
         # a terminal's flag masks what comes after it, and so does a flag for both kinds of end
@@ -110,25 +124,48 @@ def _always_the_same(steps: Experience, rows: Bools) -> bool:
     return all(bool((leaf[rows] == leaf[rows][:1]).all()) for leaf in steps.obs.values())
 
 
-def _ignored_steps_by_jump(steps: Experience) -> Iterator[Finding]:
+def _ignored_steps_by_jump(steps: Experience) -> Verdict:
     """Ignored steps in data without next observations: the row after an end earns nothing and jumps."""
+    after = _next_rows(steps.ended & steps.follows) & ~steps.ended & steps.follows
+    if after.sum() < FEW:
+        return Lack(f"fewer than {FEW} episodes end before another stored one")
+    if not (~steps.ended & ~after & steps.follows).any():
+        return Lack("no step lies within an episode")
+    idle = stored_ignored_steps(steps)
+    return Looked(int(after.sum()), [] if idle is None else [idle])
+
+
+def stored_ignored_steps(steps: Experience) -> Finding | None:
+    """The finding of ignored steps in data without next observations; None if there are none."""
     ends = steps.ended & steps.follows
     after = _next_rows(ends) & ~steps.ended & steps.follows
     calm = ~steps.ended & ~after & steps.follows
     if after.sum() < FEW or not calm.any():
-        return
+        return None
     idle = (steps.reward[after] == 0).mean() > MOST and (steps.reward[calm] == 0).mean() < 0.5
     if idle and _typical(steps, after) > FAR * _typical(steps, calm) and _typical(steps, ends) < _typical(steps, after):
-        yield found("autoreset-step-stored", "likely",
+        return found("autoreset-step-stored", "likely",
                     "the step that the env ignores after an end (NEXT_STEP autoreset) is stored as a real one",
                     "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs",
                     after, len(steps), place=steps.place)  # fmt: skip
+    return None
 
 
-def ends_one_row_off(steps: Experience) -> Iterator[Finding]:
+def ends_one_row_off(steps: Experience) -> Verdict:
     """Flags that stand one row before or after the step that ended the episode."""
-    offset = _offset_of_ends(steps)
-    if offset and not (steps.next_obs is None and any(True for _ in _ignored_steps_by_jump(steps))):
+    if steps.disorder:
+        return Lack(steps.disorder)
+    ends = int((steps.ended & steps.follows).sum())
+    if ends < FEW:
+        return Lack(f"fewer than {FEW} episodes end before another stored one")
+    if steps.next_obs is None and not steps.numbers.shape[1]:
+        return Lack("without next observations, ends are known by how far numbers jump, and observations are images")
+    return Looked(ends, _one_row_off(steps))
+
+
+def _one_row_off(steps: Experience) -> Iterator[Finding]:
+    offset = offset_of_ends(steps)
+    if offset and not (steps.next_obs is None and stored_ignored_steps(steps) is not None):
         word, ends = "after" if offset > 0 else "before", steps.ended & steps.follows
         yield found("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
                     f"episode ends are flagged one row {word} the step that ended: the next episode begins where no "
@@ -137,7 +174,7 @@ def ends_one_row_off(steps: Experience) -> Iterator[Finding]:
                     ends, len(steps), place=steps.place)  # fmt: skip
 
 
-def _offset_of_ends(steps: Experience) -> int:
+def offset_of_ends(steps: Experience) -> int:
     """Whether flags come one row after (1) or before (-1) the steps where the chain breaks; 0 if neither."""
     broken, ends = _breaks(steps), steps.ended & steps.follows
     for offset in (1, -1):
@@ -147,42 +184,49 @@ def _offset_of_ends(steps: Experience) -> int:
     return 0
 
 
-def unmarked_ends(steps: Experience) -> Iterator[Finding]:
-    """Rows whose next observation is not the following row's, though no end is flagged."""
-    if steps.next_obs is None or _offset_of_ends(steps):
-        return
-    broken = steps.follows & ~steps.chained & ~steps.ended
-    looked = int((steps.follows & ~steps.ended).sum())
-    if broken.any() and broken.sum() <= looked / 2:  # if there are more, the rows have no order, which is no mistake
-        # with one flag for all ends, a time limit rightly has no flag if steps are read one by one
-        yield found("unmarked-end", "possible" if steps.truncated is None else "certain",
-                    "the next observation is not that of the following row, though no end is flagged: returns and "
-                    "sequences would run on into other steps",
-                    "flag such steps as truncated, or interrupt() the env before its next step",
-                    broken, looked, place=steps.place)  # fmt: skip
-
-
-def truncation_without_final(steps: Experience) -> Iterator[Finding]:
+def truncation_without_final(steps: Experience) -> Verdict:
     """Truncated steps without the observation that they ended on, which a learner has to bootstrap from."""
-    if steps.next_obs is None and steps.truncated is not None:
-        cut = steps.truncated & ~steps.terminated & steps.follows
-        values = steps.others.get(("final_value",))
-        if values is not None:  # a rollout bootstraps from these, and needs no final observations
-            cut &= np.isnan(values.reshape(-1))
-        if cut.any() and not any(True for _ in _ignored_steps_by_jump(steps)):  # their rows begin on final observations
-            yield found("truncation-without-final-observation", "certain",
-                        "an episode was cut off and its final observation is not stored: another one, such as the next "
-                        "episode's first in the following row, would serve as next observation",
-                        "store the final observation of truncated steps (info['final_obs'])",
-                        cut, len(steps), place=steps.place)  # fmt: skip
+    if steps.truncated is None:
+        return Lack("one flag stands for both kinds of end")
+    if steps.next_obs is not None or stored_ignored_steps(steps) is not None:  # the rows after begin on final ones
+        return Looked(len(steps))
+    cut = steps.truncated & ~steps.terminated & steps.follows
+    values = steps.others.get(("final_value",))
+    if values is not None:  # a rollout bootstraps from these, and needs no final observations
+        cut &= np.isnan(values.reshape(-1))
+    return Looked(len(steps), [] if not cut.any() else [
+        found("truncation-without-final-observation", "certain",
+              "an episode was cut off and its final observation is not stored: another one, such as the next "
+              "episode's first in the following row, would serve as next observation",
+              "store the final observation of truncated steps (info['final_obs'])",
+              cut, len(steps), place=steps.place)])  # fmt: skip
 
 
-def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Iterator[Finding]:
+def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = None) -> Verdict:
     """Episodes that all stop at one length as terminals: most likely a time limit, after which values go on."""
+    if steps.disorder:
+        return Lack(steps.disorder)
+    if not steps.judge_limits:
+        return Lack("rewards hold the values of time limits, or nothing is bootstrapped")
     table = episodes_of(steps)
-    lengths, last = (x[table["complete"]] for x in (table["length"], table["start"] + table["length"] - 1))
-    if len(lengths) < FEW or not steps.judge_limits:
-        return
+    whole = table["complete"]
+    lengths, last = table["length"][whole], (table["start"] + table["length"] - 1)[whole]
+    if len(lengths) < FEW:
+        return Lack(f"fewer than {FEW} episodes are stored as a whole")
+    limits = [None] if max_episode_steps is None else [max_episode_steps, None]
+    findings = [finding for limit in limits for finding in _at_a_limit(steps, lengths, last, limit)]
+    # an episode cut off at the longest length shows that time limits are stored as such
+    cut = steps.truncated is not None and (steps.truncated[last] & (lengths == lengths.max())).any()
+    if max_episode_steps is None and not cut and len(np.unique(lengths)) <= VARIED:
+        return Lack(f"episodes have too few lengths, such as {int(lengths.max())} steps, for a time limit to stand out "
+                    "among them; pass max_episode_steps, the time limit of the env")  # fmt: skip
+    return Looked(len(lengths), findings[:1])
+
+
+def _at_a_limit(
+    steps: Experience, lengths: np.ndarray, last: np.ndarray, max_episode_steps: int | None
+) -> Iterator[Finding]:
+    """Episodes that terminate after ``max_episode_steps``, or, without it, after a length that stands out."""
     limit = max_episode_steps or int(lengths.max())
     at_limit = (lengths == limit) & steps.terminated[last]
     if steps.truncated is not None:

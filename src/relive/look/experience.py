@@ -54,6 +54,7 @@ class Experience:
             bootstrap values of time limits, or if nothing is bootstrapped.
         last_flags: whether the flag of each env's last step is known.
         odd_flags: bool ``[S]``, which flags were neither 0 nor 1; None if none was.
+        max_episode_steps: the time limit of the env, if the source keeps it.
     """
 
     source: str
@@ -79,6 +80,7 @@ class Experience:
     judge_limits: bool = True
     last_flags: bool = True
     odd_flags: Bools | None = None
+    max_episode_steps: int | None = None
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -90,15 +92,62 @@ class Experience:
 
     @cached_property
     def chained(self) -> Bools:
-        """Whether the observation after a step is that of the following row, bool ``[S]``; False if none follows."""
-        found = np.zeros(len(self), np.bool_)
+        """Whether the observation after a step is that of the following row, bool ``[S]``; False if none follows.
+
+        Rounding does not count: numbers may differ by a thousandth of a usual step, or by the rounding of float16, as
+        where the one field was stored in another dtype than the other.
+        """
         if self.next_obs is None:
             return self.follows.copy()
+        found = self.follows.copy()
         for path, leaf in self.obs.items():
-            if path in self.next_obs:
-                equal = same_rows(self.next_obs[path][:-1], leaf[1:])
-                found[:-1] = equal if path == next(iter(self.obs)) else found[:-1] & equal
-        return found & self.follows
+            found[:-1] &= same_rows(self.next_obs[path][:-1], leaf[1:])
+        rest = np.flatnonzero(self.follows & ~found)
+        close = np.ones(len(rest), np.bool_)
+        for path, leaf in self.obs.items():
+            close &= _same_but_rounded(self.next_obs[path][rest], leaf[np.minimum(rest + 1, len(self) - 1)], leaf[rest])
+        found[rest[close]] = True
+        return found
+
+    @cached_property
+    def inner(self) -> Bools:
+        """The steps that do not end their episode and whose following step is stored, bool ``[S]``."""
+        return self.follows & ~self.ended
+
+    @cached_property
+    def window(self) -> int:
+        """How many steps lie between a row's observation and its next observation, most often; 1 if that is the next.
+
+        Rows of more than 20 steps are not known as such.
+        """
+        inside = self.inner & ~self.still
+        if self.next_obs is None or not inside.any() or self.chained[inside].mean() > 0.5:
+            return 1
+        for n in range(2, min(LONGEST, len(self) - 1) + 1):
+            known = inside[: len(self) - n]
+            if known.any() and self.reaches(n)[known].mean() > 0.5:
+                return n
+        return 1
+
+    def reaches(self, n: int) -> Bools:
+        """Whether the next observation of row i is the observation of row i + n of the same env, bool ``[S - n]``."""
+        found = self.env[:-n] == self.env[n:]
+        for path, leaf in self.obs.items():
+            found &= same_rows((self.next_obs or {})[path][:-n], leaf[n:])
+        return found
+
+    @cached_property
+    def disorder(self) -> str | None:
+        """Why the rows cannot be looked at in the order of time, in a sentence; None if they can."""
+        if not self.ordered:
+            return "the transitions have no order"
+        if not self.follows.any():
+            return "no step is followed by another one of its env"
+        if self.next_obs is None or self.window > 1 or not self.inner.any():
+            return None
+        if self.chained[self.inner].mean() <= 0.5:
+            return "most rows do not lead to the observation of the following row, so their order in time is not known"
+        return None
 
     @cached_property
     def still(self) -> Bools:
@@ -147,6 +196,12 @@ class Experience:
         return found
 
 
+LONGEST = 20
+"""The most steps of a ready-made n-step transition."""
+
+HALF = 2.0**-10
+"""The rounding of float16, as a share of a number."""
+
 WIDE = 512
 """A leaf of more numbers than this counts as an image. Distances mean little for images."""
 
@@ -160,6 +215,20 @@ def same_rows(first: Array, second: Array) -> Bools:
     if one.shape != other.shape or one.dtype != other.dtype:
         return np.zeros(count, np.bool_)
     return (one == other).all(1)
+
+
+def _same_but_rounded(given: Array, expected: Array, before: Array) -> Bools:
+    """Whether rows are equal, or differ by far less than a step from ``before`` to ``expected``, bool ``[K]``."""
+    if given.shape != expected.shape or not given.size:
+        return np.full(len(given), given.shape == expected.shape)
+    if given.dtype.kind != "f" or expected.dtype.kind != "f":
+        return (given == expected).reshape(len(given), -1).all(1)
+    one, other, old = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (given, expected, before))
+    with np.errstate(invalid="ignore", over="ignore"):
+        usual = np.abs(other - old).mean(0)
+        usual = np.where(np.isfinite(usual), usual, 0.0)
+        tiny = np.maximum(1e-3 * usual, np.minimum(0.1 * usual, HALF * np.abs(other)))
+        return ((np.abs(one - other) <= tiny) | (one == other) | (np.isnan(one) & np.isnan(other))).all(1)
 
 
 def leaves_of(tree: Any, path: Path = (), *, name: str = "field") -> Leaves:

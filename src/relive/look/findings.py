@@ -1,16 +1,17 @@
-"""Finding and Report: what an audit found, as text, as JSON, and as an exit status."""
+"""Finding, Check and Report: what an audit found and what it looked at, as text, as JSON, and as an exit status."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
 from ..printable import printable
 
-__all__ = ["Finding", "Report", "Sureness"]
+__all__ = ["Check", "Finding", "Lack", "Looked", "Report", "Sureness", "Verdict", "checked", "found"]
 
 
 Sureness = Literal["certain", "likely", "possible"]
@@ -57,6 +58,76 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """The verdict of a rule that ran.
+
+    Args:
+        rows: how many rows it looked at; at least one.
+        findings: what it found.
+    """
+
+    rows: int
+    findings: Iterable[Finding] = ()
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError("a rule that looked at no row returns a Lack, which says why")
+        object.__setattr__(self, "rows", int(self.rows))
+        object.__setattr__(self, "findings", tuple(self.findings))
+
+
+@dataclass(frozen=True)
+class Lack:
+    """The verdict of a rule that did not run.
+
+    Args:
+        why: the reason, in a sentence without a full stop.
+        absent: whether the source simply has nothing of the kind, such as priorities.
+    """
+
+    why: str
+    absent: bool = False
+
+
+Verdict: TypeAlias = Looked | Lack
+"""What each rule returns. There is no third way, so a rule that did not run has said why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One subject of an audit: whether it was looked at.
+
+    Args:
+        rules: the names of the findings that it can give.
+        rows: how many rows were looked at; 0 if it was not looked at.
+        lack: why it was not looked at; None if it was.
+        absent: whether the source simply has nothing of the kind.
+    """
+
+    rules: tuple[str, ...]
+    rows: int
+    lack: str | None = None
+    absent: bool = False
+
+
+def checked(rules: tuple[str, ...], verdict: Verdict) -> tuple[Check, tuple[Finding, ...]]:
+    """A rule's verdict as an entry of the report, and its findings.
+
+    Raises:
+        TypeError: the rule returned something else than a verdict, or a finding by a name that is not its own.
+    """
+    if isinstance(verdict, Lack):
+        return Check(rules, 0, verdict.why, verdict.absent), ()
+    if not isinstance(cast("object", verdict), Looked):
+        raise TypeError(f"the rule for {', '.join(rules)} returned {verdict!r:.200}, neither Looked nor Lack")
+    findings = tuple(verdict.findings)
+    foreign = [finding.rule for finding in findings if finding.rule not in rules]
+    if foreign:
+        raise TypeError(f"the rule for {', '.join(rules)} found {', '.join(foreign)}")
+    return Check(rules, verdict.rows), findings
+
+
+@dataclass(frozen=True)
 class Report:
     """The result of :func:`relive.audit`.
 
@@ -65,7 +136,9 @@ class Report:
         rows: how many steps.
         episodes: how many episodes ended.
         findings: the mistakes that were found, the surest first.
-        lacks: what the source does not keep, so that it could not be looked at.
+        lacks: what could not be looked at, and why: what the source does not keep, and each rule that did not run.
+            Rules on what the source has nothing of, such as priorities, are in ``checks`` only.
+        checks: every rule, with the number of rows it looked at, or the reason why it did not.
     """
 
     source: str
@@ -73,6 +146,7 @@ class Report:
     episodes: int
     findings: tuple[Finding, ...]
     lacks: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -86,7 +160,17 @@ class Report:
         lines = [f"{self.source}: {self.rows:,} steps, {self.episodes:,} episodes ended"]
         lines += [f"  not looked at: {lack}" for lack in self.lacks]
         lines += [f"  {str(finding).replace(chr(10), chr(10) + '  ')}" for finding in self.findings]
-        return "\n".join(lines + ([] if self.findings else ["  no mistake was found"]))
+        return "\n".join([*lines, f"  {self.summary}"])
+
+    @property
+    def summary(self) -> str:
+        """How many rules ran, in a sentence. It says that no mistake was found only of those."""
+        ran = sum(check.lack is None for check in self.checks)
+        absent = sum(check.absent for check in self.checks)
+        left = len(self.checks) - ran - absent
+        counts = f"{ran} of {len(self.checks)} checks ran" + (f", {left} could not" if left else "")
+        counts += f", {absent} had nothing to look at" if absent else ""
+        return counts if self.findings else f"no mistake was found; {counts}"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, numbers and strings."""
@@ -118,6 +202,11 @@ def found(
 
 
 def surest_first(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Findings in the order in which to mend them."""
+    """Findings in the order in which to mend them. Of one mistake that two rules saw, the surer finding is kept."""
     order = get_args(Sureness)
-    return tuple(sorted(findings, key=lambda finding: (order.index(finding.sure), -finding.rows)))
+    surest: dict[tuple[str, str | None], int] = {}
+    for finding in findings:
+        key, sure = (finding.rule, finding.field), order.index(finding.sure)
+        surest[key] = min(surest.get(key, sure), sure)
+    kept = [finding for finding in findings if order.index(finding.sure) == surest[finding.rule, finding.field]]
+    return tuple(sorted(kept, key=lambda finding: (order.index(finding.sure), -finding.rows)))

@@ -38,15 +38,16 @@ COUNTED = "index", "draws"
 class Monitor:
     """Ages, staleness, replay ratio, priorities and weights of a replay: numbers for TensorBoard, W&B or a console.
 
-    Call :meth:`update` with each batch, and :meth:`scalars` when you write to the log. Only every ``every``-th batch is
-    looked at, the first one included, so that an update takes next to no time. With ``counts=True`` every batch is
-    counted, and the monitor knows exactly how often each stored transition was drawn.
+    Call :meth:`update` with each batch, and :meth:`scalars` when you write to the log. The first batch is looked at,
+    and then batches 1, 2, 4, ... later, up to ``every``, so that an update takes next to no time and the figures of a
+    short run are not those of its first batch alone. With ``counts=True`` every batch is counted, and the monitor knows
+    exactly how often each stored transition was drawn.
 
     Args:
         replay: the buffer. It is only read, and its draws do not change.
         counts: count the draws of each transition. The counts take 4 bytes per row of the capacity. To count takes up
             to half of the time to sample a small batch.
-        every: look at the staleness and the weights of one batch in this many.
+        every: in the long run, look at the staleness and the weights of one batch in this many.
 
     Raises:
         ParameterError: ``replay`` is not a :class:`relive.ReplayBuffer`, ``counts`` is not a bool, or ``every`` is not
@@ -66,7 +67,7 @@ class Monitor:
         inside: Any = replay
         self._ring: Ring = inside._ring
         self._counts = DrawCounts(self._ring) if counts else None
-        self._left = 1
+        self._left = self._distance = 1
         self._staleness: deque[Any] = deque(maxlen=LOOKED_AT)
         self._weights: deque[Any] = deque(maxlen=LOOKED_AT)
         figures = replay.stats()
@@ -126,6 +127,7 @@ class Monitor:
 
         - ``age_p50``, ``age_p90``: quantiles of the ages of stored transitions. An age is how many transitions were
           completed later;
+        - ``batches_looked_at``: how many batches were looked at since the last call, the newest 256 at most;
         - ``staleness_mean``, ``staleness_p50``, ``staleness_p90``, ``staleness_max``: the ages of drawn transitions at
           the time of the draw, in the batches that were looked at;
         - ``replay_ratio_recent``: rows drawn per transition completed;
@@ -201,13 +203,16 @@ class Monitor:
             self._staleness.append(self._ring.completed - 1 - self._ring.stamp[places_of(self._ring, index)])
         if weight is not None:
             self._weights.append(weight.copy())  # a batch's memory may be handed out again
-        self._left = self.every
+        self._left = self._distance
+        self._distance = min(2 * self._distance, self.every)
 
     def _recent(self, figures: dict[str, float]) -> dict[str, float]:
         """Figures about the time since the last call."""
         sampled, completed = figures["sampled"] - self._since[0], figures["completed"] - self._since[1]
         self._since = figures["sampled"], figures["completed"]
-        found = {"replay_ratio_recent": sampled / completed} if completed > 0 else {}
+        found: dict[str, float] = {"batches_looked_at": len(self._staleness)}
+        if completed > 0:
+            found["replay_ratio_recent"] = sampled / completed
         staleness, weights = (np.concatenate([*kept, np.empty(0)]) for kept in (self._staleness, self._weights))
         self._staleness.clear()
         self._weights.clear()

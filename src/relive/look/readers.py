@@ -19,10 +19,11 @@ from ..replay.mixture import Mixture
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Bools, Ints, numpy_view
+from ..steps.arrays import Bools, Ints, as_host, numpy_view
+from ..steps.trees import dotted
 from ..views.transitions import Transition
 from .experience import Experience, from_arrays, leaves_of
-from .hosts import cleanrl_arrays, is_cleanrl, read_host, readable_hosts
+from .hosts import cleanrl_arrays, is_cleanrl, read_host, readable_hosts, taking_turns
 from .monitor import Monitor, counts_in, is_state
 from .npz import read_npz
 
@@ -53,8 +54,11 @@ def experience_of(source: Any) -> Experience:
         return read
     if isinstance(source, Mapping) or hasattr(source, "items"):
         fields = dict(cast("Mapping[str, Any]", source).items())
-        found = cleanrl_arrays(fields) if is_cleanrl(fields) else from_arrays(fields)
-        found.begins = True
+        if is_cleanrl(fields):
+            found = cleanrl_arrays(fields)
+        else:
+            found = of_own_rows(fields) or taking_turns(fields, "arrays") or from_arrays(fields)
+        found.begins = found.begins or (found.step is None and "index" not in fields)
         return found
     raise FieldError(
         f"a {type(source).__module__}.{type(source).__qualname__} is not known; pass a relive buffer, the path "
@@ -62,6 +66,51 @@ def experience_of(source: Any) -> Experience:
         "of one of these classes, "
         f"or of a copy of one ({readable_hosts()})"
     )
+
+
+def of_own_rows(fields: dict[str, Any]) -> Experience | None:
+    """What ``ReplayBuffer.data()`` or ``slice()`` returned, in the order of time; None if it is something else.
+
+    An index is ``step number * num_envs + env``. The row of a final observation takes a number of its own.
+    """
+    if not {"obs", "reward", "terminated", "truncated", "index"} <= set(fields):
+        return None
+    index = as_host(fields["index"])
+    if index.ndim != 1 or index.dtype.kind != "i" or len(index) < 2 or len(np.unique(index)) != len(index):
+        return None
+    if {"next_index", "steps", "next_obs"} <= set(fields):
+        ahead, steps = as_host(fields["next_index"]), as_host(fields["steps"])
+        if ahead.shape != index.shape or steps.shape != index.shape or (steps < 1).any():
+            return None
+        num_envs = int(np.max((ahead - index) // steps))
+        kept = np.ones(len(index), np.bool_)
+    elif "complete" in fields:
+        num_envs, kept = int(np.diff(index).min()), as_host(fields["complete"]).astype(np.bool_)
+        following = {path: np.append(x[1:], x[-1:], 0) for path, x in leaves_of(fields["obs"]).items()}
+        fields = {**fields, "next_obs": _joined(following)}
+    else:
+        return None
+    if num_envs < 1 or not kept.any():
+        return None
+    order = np.lexsort((index // num_envs, index % num_envs))
+    order = order[kept[order]]
+    named = {name: _joined({path: x[order] for path, x in leaves_of(value).items()})
+             for name, value in fields.items() if name not in OF_A_BATCH}  # fmt: skip
+    found = from_arrays(named, "rows of a relive ReplayBuffer", vector=False)
+    found.env, number = index[order] % num_envs, index[order] // num_envs
+    gap = np.diff(number) - 1
+    found.follows = np.append((np.diff(found.env) == 0) & ((gap == 0) | ((gap == 1) & found.ended[:-1])), False)
+    found.place = index[order]
+    return found
+
+
+OF_A_BATCH = ("index", "next_index", "steps", "complete", "discount", "weight")
+"""Fields that a replay adds to those of a step."""
+
+
+def _joined(leaves: Any) -> Any:
+    """Leaves by path as one array, or as a dict of them by dotted names."""
+    return leaves[()] if list(leaves) == [()] else {dotted(path): leaf for path, leaf in leaves.items()}
 
 
 def of_path(path: FilePath) -> Experience:
@@ -178,6 +227,7 @@ def of_replay(replay: ReplayBuffer) -> Experience:
         step=step[kept],
         age=age[kept],
         ordered=replay.ordered,
+        max_episode_steps=replay.schema.max_episode_steps,
     )
 
 
@@ -195,7 +245,9 @@ def of_rollout(rollout: RolloutBuffer) -> Experience:
     columns = {name: rollout[name] for name in rollout.keys() if name != "hidden"}
     real = leaves_of(columns.pop("mask"))[()].swapaxes(0, 1).reshape(-1)
     found = from_arrays(columns, f"relive {type(rollout).__name__}", vector=True)
-    return found if real.all() else _only(found, real)
+    found = found if real.all() else _only(found, real)
+    found.max_episode_steps = rollout.schema.max_episode_steps
+    return found
 
 
 INSIDE = {"agilerl": "_rollout", "pytorchrl": "_rows", "stable_baselines3": "_replay", "velora": "rollout"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,29 @@ from ..errors import ParameterError
 from ..printable import shown
 from ..steps.arrays import Array
 from ..steps.trees import Path, dotted
-from .experience import Experience, Leaves
-from .findings import Finding, found
+from .experience import Experience, Leaves, same_rows
+from .findings import Finding, Lack, Looked, Verdict, found
 
 __all__ = [
     "actions_as_floats",
     "bytes_as_floats",
     "constant_fields",
+    "envs_apart",
     "not_finite",
     "odd_flags",
     "outside_space",
     "priorities",
 ]
+
+
+def _of_all_rows(rule: Callable[[Experience], Iterator[Finding]]) -> Callable[[Experience], Verdict]:
+    """A rule that looks at every row of every source."""
+
+    @wraps(rule)
+    def verdict(steps: Experience) -> Verdict:
+        return Looked(len(steps), rule(steps))
+
+    return verdict
 
 
 def _named(steps: Experience) -> Leaves:
@@ -32,6 +44,7 @@ def _named(steps: Experience) -> Leaves:
     return {**leaves, ("reward",): steps.reward, **steps.others}
 
 
+@_of_all_rows
 def not_finite(steps: Experience) -> Iterator[Finding]:
     """NaN and infinities."""
     for path, leaf in _named(steps).items():
@@ -52,10 +65,12 @@ def not_finite(steps: Experience) -> Iterator[Finding]:
 MAY_BE_INFINITE = frozenset(("final_value", "log_prob", "mask"))
 
 
-def constant_fields(steps: Experience) -> Iterator[Finding]:
+def constant_fields(steps: Experience) -> Verdict:
     """Observations or actions that never change."""
-    if len(steps) < 20:
-        return
+    return Lack("fewer than 20 steps are stored") if len(steps) < 20 else Looked(len(steps), _constant(steps))
+
+
+def _constant(steps: Experience) -> Iterator[Finding]:
     for name, group in (("obs", steps.obs), ("action", steps.action)):
         for path, leaf in group.items():
             if not (
@@ -70,6 +85,67 @@ def constant_fields(steps: Experience) -> Iterator[Finding]:
                         np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
 
 
+def envs_apart(steps: Experience) -> Verdict:
+    """One env whose observations or rewards never change while those of the others do."""
+    kinds, first, counts = np.unique(steps.env, return_index=True, return_counts=True)
+    if len(kinds) < 2:
+        return Lack("it has one env, or does not say which rows are of which", absent=True)
+    if counts.min() < ENOUGH or not bool((np.diff(first) > 0).all()) or counts.sum() != len(steps):
+        return Lack(f"an env has fewer than {ENOUGH} rows")
+    return Looked(len(steps), _apart(steps, kinds))
+
+
+ENOUGH = 50
+"""The fewest rows of an env that its figures are compared for."""
+
+
+def _apart(steps: Experience, kinds: Array) -> Iterator[Finding]:
+    rows = {int(kind): np.flatnonzero(steps.env == kind) for kind in kinds}
+    frozen = {env: _longest_still(steps, of_env) for env, of_env in rows.items()}
+    moves = np.sort([1 - share for share in frozen.values()])
+    dead = [env for env, share in frozen.items() if share > 0.8]
+    if dead and len(dead) < len(kinds) / 2 and np.median(list(frozen.values())) < 0.2 and moves[-1] > 0.5:
+        bad = np.isin(steps.env, dead)
+        yield found("env-stands-still", "likely",
+                    f"observations of env {', '.join(map(str, dead))} do not change, while those of the others do",
+                    "look at that env: it may have crashed, or its slot is never written",
+                    bad, len(steps), place=steps.place)  # fmt: skip
+        return
+    quiet = [env for env, of_env in rows.items() if np.ptp(steps.reward[of_env]) == 0]
+    if not quiet or len(quiet) >= len(kinds) / 2:
+        return
+    # how often the others earn something else than what they mostly earn: each earns it in many of its steps
+    shares = [float((steps.reward[of_env] != _mostly(steps.reward[of_env])).mean())
+              for env, of_env in rows.items() if env not in quiet]  # fmt: skip
+    if min(shares) > 0.3:
+        bad = np.isin(steps.env, quiet)
+        yield found("env-earns-the-same", "likely",
+                    f"rewards of env {', '.join(map(str, quiet))} never change, while those of the others often do",
+                    "look at that env: it may have crashed, or its slot is never written",
+                    bad, len(steps), place=steps.place)  # fmt: skip
+
+
+def _mostly(numbers: Array) -> Any:
+    """The number that comes most often."""
+    kinds, counts = np.unique(numbers, return_counts=True)
+    return kinds[np.argmax(counts)]
+
+
+def _longest_still(steps: Experience, rows: Array) -> float:
+    """The longest run of rows of one env with the same observation, as a share of its rows; 0 if actions are the same.
+
+    An agent that stands still by its own choice gives one action again and again.
+    """
+    same = np.logical_and.reduce([same_rows(leaf[rows[:-1]], leaf[rows[1:]]) for leaf in steps.obs.values()])
+    edges = np.flatnonzero(np.concatenate([[True], ~same, [True]]))
+    lengths = np.diff(edges)
+    longest = int(np.argmax(lengths))
+    run = rows[edges[longest] : edges[longest] + lengths[longest]]
+    varied = all(bool((leaf[run] != leaf[run[:1]]).any()) for leaf in steps.action.values())
+    return float(len(run) / len(rows)) if varied and len(run) >= ENOUGH else 0.0
+
+
+@_of_all_rows
 def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
     """Float observations that hold the whole numbers 0 to 255: images at four times their size."""
     for path, leaf in steps.obs.items():
@@ -85,10 +161,16 @@ def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
                         np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
 
 
-def actions_as_floats(steps: Experience) -> Iterator[Finding]:
+def actions_as_floats(steps: Experience) -> Verdict:
     """Float actions that hold a few whole numbers: discrete actions. float32 loses whole numbers beyond 2 ** 24."""
+    if not steps.action:
+        return Lack("it keeps no actions")
+    return Lack("fewer than 20 steps are stored") if len(steps) < 20 else Looked(len(steps), _whole_actions(steps))
+
+
+def _whole_actions(steps: Experience) -> Iterator[Finding]:
     for path, leaf in steps.action.items():
-        if leaf.dtype.kind != "f" or len(leaf) < 20:
+        if leaf.dtype.kind != "f":
             continue
         sample = leaf[:: max(len(leaf) // 1000, 1)]
         kinds = np.unique(sample)
@@ -99,6 +181,7 @@ def actions_as_floats(steps: Experience) -> Iterator[Finding]:
                         np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
 
 
+@_of_all_rows
 def odd_flags(steps: Experience) -> Iterator[Finding]:
     """Flags that are neither 0 nor 1, such as sums of the flags of a window."""
     if steps.odd_flags is not None:
@@ -107,8 +190,23 @@ def odd_flags(steps: Experience) -> Iterator[Finding]:
                     steps.odd_flags, len(steps), place=steps.place)  # fmt: skip
 
 
-def outside_space(steps: Experience, spaces: dict[str, Any]) -> Iterator[Finding]:
-    """Observations and actions outside the Gymnasium spaces that are given."""
+def outside_space(steps: Experience, spaces: dict[str, Any]) -> Verdict:
+    """Observations and actions outside the Gymnasium spaces that are given.
+
+    Raises:
+        ParameterError: ``spaces`` has an entry for something else.
+    """
+    other = sorted(str(name) for name in spaces if name not in ("obs", "action"))
+    if other:
+        raise ParameterError(f"spaces: expected the spaces of 'obs' and 'action', got one for {', '.join(other)}")
+    if not spaces:
+        return Lack("pass spaces, the spaces of 'obs' and 'action'", absent=True)
+    if "action" in spaces and not steps.action:
+        return Lack("spaces has one for 'action', but no actions are stored")
+    return Looked(len(steps), _outside_spaces(steps, spaces))
+
+
+def _outside_spaces(steps: Experience, spaces: dict[str, Any]) -> Iterator[Finding]:
     for name, group in (("obs", steps.obs), ("action", steps.action), ("next_obs", steps.next_obs or {})):
         space = spaces.get("obs" if name == "next_obs" else name)
         if space is None:
@@ -167,11 +265,14 @@ def _outside(space: Any, leaf: Array, where: str) -> Array:
         return (bad | (flat != np.round(flat)) if whole else bad).any(1)
 
 
-def priorities(steps: Experience) -> Iterator[Finding]:
+def priorities(steps: Experience) -> Verdict:
     """Priorities that are not finite, that belong to rows without a transition, or that are 0."""
-    weight, live = steps.priorities, steps.live
-    if weight is None:
-        return
+    if steps.priorities is None or not len(steps.priorities):
+        return Lack("it has no priorities", absent=True)
+    return Looked(len(steps.priorities), _priorities(steps.priorities, steps.live))
+
+
+def _priorities(weight: Array, live: Array | None) -> Iterator[Finding]:
     bad = ~np.isfinite(weight) | (weight < 0)
     if bad.any():
         yield found("priority-not-finite", "certain", "priorities are NaN, infinite or negative",

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..steps.arrays import Bools
 from .experience import Experience, same_rows
-from .findings import Finding, found
+from .findings import Finding, Lack, Looked, Verdict, found
+from .order import lagging
 
 __all__ = ["windows"]
 
@@ -17,25 +18,40 @@ __all__ = ["windows"]
 FEW = 3
 """How many rows must look wrong before there is a finding."""
 
+SYSTEMATIC = 0.5
+"""The share of the windows that begin equally long before an end, and run over it, before there is a finding."""
+
 MOST = 0.9
 """The share of ends that must lack their tails before there is a finding."""
 
 
-def windows(steps: Experience, longest: int = 20) -> Iterator[Finding]:
+def windows(steps: Experience) -> Verdict:
     """Windows over an end, cut short by another env's end, with the flag of their first step, or missing at an end."""
-    if steps.next_obs is None or len(steps) < 4:
-        return
-    n = _stored_n(steps, longest)
-    if n < 2:
-        return
+    if steps.next_obs is None:
+        return Lack("no next observations are stored, which would show n-step transitions", absent=True)
+    if steps.disorder:
+        return Lack(steps.disorder)
+    if steps.window < 2:
+        return Lack("rows are transitions of one step", absent=True)
+    if lagging(steps) is not None:
+        return Lack("observations are those of the row before")
+    return Looked(len(steps), _windows(steps, steps.window))
+
+
+def _windows(steps: Experience, n: int) -> Iterator[Finding]:
     ends_within, crossing = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
     last = steps.ended.copy()  # of episodes: in a row that ends its window at the same place, the flag is the window's
     last[:-1] &= ~(steps.ended[1:] & _lead_to_one(steps, slice(-1), slice(1, None)))
     for k in range(n - 1):  # an end before the window's last step
         ends_within[: len(steps) - k] |= last[k:]
-    reach = _reaches(steps, n)
+    reach = steps.reaches(n)
     crossing[: len(steps) - n] = reach & ends_within[: len(steps) - n]
-    if crossing.sum() >= FEW:
+    # where observations come again and again, a right window may lead to the one n rows on by chance
+    for k in range(1, n - 1):
+        crossing[:-k] &= ~(last[k:] & _lead_to_one(steps, slice(-k), slice(k, None)))
+    begins = len(steps) - n
+    shares = [crossing[:begins][last[k : begins + k]].mean() for k in range(n - 1) if last[k : begins + k].any()]
+    if crossing.sum() >= FEW and max(shares) > SYSTEMATIC:
         yield found("n-step-over-an-end", "certain",
                     f"rows are {n}-step transitions, and windows run over an episode's end: the next observation, and "
                     "perhaps some rewards, are of another episode",
@@ -58,7 +74,7 @@ def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
     for k in range(1, n):
         size = len(steps) - n
         joined = np.logical_and.reduce([open_[j : size + j] for j in range(n)])
-        short[:size] |= joined & _reaches(steps, k)[:size] & ~steps.still[:size]
+        short[:size] |= joined & steps.reaches(k)[:size] & ~steps.reaches(n) & ~steps.still[:size]
     if short.sum() >= FEW:
         yield found("n-step-cut-short", "certain",
                     f"rows are {n}-step transitions, and some windows stop after fewer steps though their episode goes "
@@ -73,7 +89,7 @@ def _tails(steps: Experience, n: int) -> Iterator[Finding]:
     ends = ends[~steps.ended[ends - 1] & (ends + n < len(steps))]  # the first window that reaches the end
     reached = np.zeros(len(steps), np.bool_)
     for k in range(1, n + 1):
-        reached[: len(steps) - k] |= _reaches(steps, k)
+        reached[: len(steps) - k] |= steps.reaches(k)
     ends = ends[~reached[ends] & ~_lead_to_one(steps, ends, ends - 1)]  # of others, the flags are those of first steps
     if len(ends) < FEW:
         return
@@ -116,23 +132,3 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
                     "of their first step: a learner bootstraps from the end",
                     "store terminated of the window's last step",
                     lost, len(steps), place=steps.place)  # fmt: skip
-
-
-def _stored_n(steps: Experience, longest: int) -> int:
-    """How many steps lie between a row's observation and its next observation, most often; 1 if that is the next."""
-    inside = steps.follows & ~steps.ended & ~steps.still
-    if not inside.any() or steps.chained[inside].mean() > 0.5:
-        return 1
-    for n in range(2, min(longest, len(steps) - 1) + 1):
-        known = inside[: len(steps) - n]
-        if known.any() and _reaches(steps, n)[known].mean() > 0.5:
-            return n
-    return 1
-
-
-def _reaches(steps: Experience, n: int) -> Bools:
-    """Whether the next observation of row i is the observation of row i + n of the same env, bool ``[S - n]``."""
-    found_ = steps.env[:-n] == steps.env[n:]
-    for path, leaf in steps.obs.items():
-        found_ &= same_rows((steps.next_obs or {})[path][:-n], leaf[n:])
-    return found_

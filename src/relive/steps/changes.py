@@ -121,7 +121,7 @@ class SchemaChanges:
             _put(tree, name, Origin(Field(tuple(given.shape), given.dtype), (), given))
         leaves: dict[Path, Origin] = {}
         fields = {name: _fields(node, (name,), leaves) for name, node in tree.items()}
-        return Schema(fields), leaves
+        return Schema(fields, max_episode_steps=schema.max_episode_steps), leaves
 
 
 def _path(name: Any) -> Path:

@@ -79,18 +79,21 @@ class Schema(Mapping[str, Node]):
     Args:
         fields: name -> :class:`Field`, or a bare shape such as ``(17,)`` for float32, or a dict or tuple of those,
             to any depth. Members of a tuple are named "0", "1", ....
+        max_episode_steps: the time limit of the environment in steps, if it has one. :func:`relive.audit` looks for it.
+            It is saved with the schema, but schemas that differ in nothing else are equal.
 
     Raises:
         SchemaError: a field is none of these; or a name is empty, or contains a dot, a control character or another
             invisible one.
+        ParameterError: ``max_episode_steps`` is neither None nor a positive whole number.
 
     Example:
         ``Schema({"obs": (17,), "action": Field((), torch.int64), "hidden": {"h": (1, 64), "c": (1, 64)}})``
     """
 
-    __slots__ = ("_leaves", "_tree")
+    __slots__ = ("_leaves", "_tree", "max_episode_steps")
 
-    def __init__(self, fields: Mapping[str, Spec]) -> None:
+    def __init__(self, fields: Mapping[str, Spec], *, max_episode_steps: int | None = None) -> None:
         if not hasattr(fields, "items"):
             kind = type(fields).__name__
             raise SchemaError(f"Schema: expected a mapping of fields, got {kind}; pass {{'obs': (4,), ...}}")
@@ -99,6 +102,9 @@ class Schema(Mapping[str, Node]):
         self._tree: dict[str, Node] = {name: _node(spec, (name,)) for name, spec in fields.items()}
         self._leaves: dict[Path, Field] = {}
         _collect(self._tree, (), self._leaves)
+        if max_episode_steps is not None:
+            require("Schema", COUNT_RULE, max_episode_steps=max_episode_steps)
+        self.max_episode_steps = None if max_episode_steps is None else int(max_episode_steps)
 
     @classmethod
     def from_spaces(cls, observation_space: Any, action_space: Any, **extras: Spec) -> Schema:
@@ -123,7 +129,9 @@ class Schema(Mapping[str, Node]):
 
     @classmethod
     def from_env(cls, env: Any, **extras: Spec) -> Schema:
-        """:meth:`from_spaces` for a ``gymnasium.Env`` or a ``gymnasium.vector.VectorEnv``.
+        """:meth:`from_spaces` for a ``gymnasium.Env`` or a ``gymnasium.vector.VectorEnv``, with its time limit.
+
+        The limit is ``max_episode_steps`` of the env's spec, if it has one, and if it is that of all its envs.
 
         Raises:
             EnvError: ``env`` is neither, such as the name of an env or a function that makes one.
@@ -137,7 +145,9 @@ class Schema(Mapping[str, Node]):
                     f"from_env: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {shown(env, 200)}; make "
                     "one first, such as gymnasium.make_vec('CartPole-v1', num_envs=8)"
                 )
-        return cls.from_spaces(*spaces, **extras)
+        found = cls.from_spaces(*spaces, **extras)
+        found.max_episode_steps = _limit_of(env)
+        return found
 
     @classmethod
     def from_example(cls, step: Mapping[str, Any], num_envs: int | None = None) -> Schema:
@@ -168,7 +178,7 @@ class Schema(Mapping[str, Node]):
 
     def extend(self, **extras: Spec) -> Schema:
         """This schema with further fields, which replace fields of the same name."""
-        return Schema(cast("dict[str, Spec]", self._tree) | extras)
+        return Schema(cast("dict[str, Spec]", self._tree) | extras, max_episode_steps=self.max_episode_steps)
 
     def as_float32(self) -> Schema:
         """This schema with float32 for every field of float64, such as the observations of MuJoCo's environments.
@@ -180,7 +190,8 @@ class Schema(Mapping[str, Node]):
             field = self._leaves[path]
             return Field(field.shape, torch.float32) if field.dtype is torch.float64 else field
 
-        return Schema({name: self.rebuild(name, rounded) for name in self.names})
+        fields = {name: self.rebuild(name, rounded) for name in self.names}
+        return Schema(fields, max_episode_steps=self.max_episode_steps)
 
     @property
     def leaves(self) -> dict[Path, Field]:
@@ -225,7 +236,8 @@ class Schema(Mapping[str, Node]):
         return hash(frozenset(self._leaves.items()))  # the order does not count, as with ==
 
     def __repr__(self) -> str:
-        return f"Schema({self._tree!r})"
+        limit = "" if self.max_episode_steps is None else f", max_episode_steps={self.max_episode_steps}"
+        return f"Schema({self._tree!r}{limit})"
 
     @property
     def nbytes(self) -> int:
@@ -234,7 +246,8 @@ class Schema(Mapping[str, Node]):
 
     def to_json(self) -> str:
         """The schema as JSON text; :meth:`from_json` reads it back."""
-        return json.dumps({"format": FORMAT, "fields": _to_json(self._tree)["fields"]})
+        limit = {} if self.max_episode_steps is None else {"max_episode_steps": self.max_episode_steps}
+        return json.dumps({"format": FORMAT, "fields": _to_json(self._tree)["fields"], **limit})
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
@@ -250,7 +263,10 @@ class Schema(Mapping[str, Node]):
                 raise SchemaError(
                     f"schema format {shown(version)} is unknown: this version reads {FORMAT}; update relive"
                 )
-            return cls(cast("dict[str, Spec]", _from_json({"fields": data["fields"]})))
+            fields, limit = _from_json({"fields": data["fields"]}), data.get("max_episode_steps")
+            if limit is not None and not (is_whole(limit) and limit > 0):
+                raise SchemaError(f"schema: expected a positive whole number as max_episode_steps, got {shown(limit)}")
+            return cls(cast("dict[str, Spec]", fields), max_episode_steps=limit)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, SchemaError):
                 raise
@@ -367,6 +383,15 @@ def _from_json(data: Any) -> Any:
     if "items" in data:
         return tuple(_from_json(member) for member in cast("list[Any]", members))
     return Field(tuple(cast("list[Any]", members)), getattr(torch, data["dtype"]))
+
+
+def _limit_of(env: Any) -> int | None:
+    """The time limit of an env, or of all envs of a vector env; None if there is none, or if it is not known."""
+    inner = getattr(env, "envs", None)
+    members = cast("Sequence[Any]", inner) if isinstance(inner, list | tuple) and inner else (env,)
+    limits: set[Any] = {getattr(getattr(member, "spec", None), "max_episode_steps", None) for member in members}
+    limit: Any = limits.pop() if len(limits) == 1 else None
+    return int(limit) if is_whole(limit) and limit > 0 else None
 
 
 def _from_space(space: Any, where: str) -> Node:

@@ -10,7 +10,7 @@ from ...steps.arrays import Array, Ints, as_host
 from ..digests import digests
 from ..experience import Experience, Leaves, from_arrays, leaves_of
 
-__all__ = ["as_blocks", "flat_steps", "in_time", "threads"]
+__all__ = ["as_blocks", "flat_steps", "in_time", "taking_turns", "threads"]
 
 
 def in_time(values: Any, position: int, full: bool) -> Any:
@@ -89,6 +89,40 @@ def _goes_on(steps: Experience) -> bool:
     """Whether most rows that have not ended lead to the following one."""
     looked = steps.follows & ~steps.ended
     return bool(steps.chained[looked].sum() >= looked.sum() * MATCHED)
+
+
+def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
+    """Arrays ``[S, ...]`` in which the steps of N envs take turns, as experience; None if they do not."""
+    found = from_arrays(fields, source)
+    inner = np.flatnonzero(~found.ended)
+    if found.next_obs is None or len(found) < TURNS or found.env.any() or found.chained[inner].mean() > MATCHED:
+        return None
+    stride = stride_of(found, inner)
+    if stride < 2 or not found.numbers.shape[1]:
+        return None
+    near, far = (np.abs(found.numbers[k:].astype(np.float64) - found.numbers[:-k]).mean() for k in (1, stride))
+    if not far < CLOSER * near:
+        return None  # n-step transitions lead as far, but neighbours among them are near to each other
+    env = np.arange(len(found)) % stride
+    order = np.argsort(env, kind="stable")
+    env = env[order]
+    reached = inner[inner < len(found) - stride]
+    if found.reaches(stride)[reached].mean() < ALL_TURNS:  # in turns, but not always in the same
+        joined = threads(found.obs, found.next_obs)
+        if joined is None:
+            found.follows[:] = False
+            found.ordered = False
+            found.lacks += ("rows take turns between envs, and neither they nor their observations say which is whose",)
+            return found
+        order, env = joined
+    sorted_ = interleaved(fields, source, order, env, begins=True)
+    sorted_.lacks += (f"rows take turns between about {stride} envs, as their observations show; they were read so",)
+    return sorted_
+
+
+TURNS, ALL_TURNS, CLOSER = 20, 0.98, 0.8
+"""The fewest rows that show turns; the share of them that must lead to the env's next one; and how much closer these
+must lie than neighbours."""
 
 
 def _is_n_step(steps: Experience, stride: int) -> bool:
