@@ -96,8 +96,8 @@ MUTATIONS = [
     Mutation(
         "a final observation of LeRobot comes after the first frame",
         "exchange/lerobot/read.py",
-        "after[feature.name][table.bounds[1:] - 1] = last",
-        "after[feature.name][table.bounds[:-1]] = last",
+        "after[of.name][table.bounds[1:] - 1] = last",
+        "after[of.name][table.bounds[:-1]] = last",
         "exchange/test_lerobot.py",
     ),
     Mutation(

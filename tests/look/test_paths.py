@@ -185,6 +185,7 @@ def test_names_in_files_act_on_no_terminal(tmp_path: Path, options: list[str]) -
     for command in commands:
         output = CliRunner().invoke(app, command).output
         assert all(letter.isprintable() or letter == "\n" for letter in output)
+        output = output.replace("\n", "")  # a long path is wrapped
         assert r"\x1b[2J" in output or r"\u001b[2J" in output
     if not options:
         output = "".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, commands[0]).output.split())
