@@ -100,14 +100,24 @@ class Experience:
         if self.next_obs is None:
             return self.follows.copy()
         found = self.follows.copy()
-        for path, leaf in self.obs.items():
+        for path, leaf in self.played.items():
             found[:-1] &= same_rows(self.next_obs[path][:-1], leaf[1:])
         rest = np.flatnonzero(self.follows & ~found)
         close = np.ones(len(rest), np.bool_)
-        for path, leaf in self.obs.items():
+        for path, leaf in self.played.items():
             close &= _same_but_rounded(self.next_obs[path][rest], leaf[np.minimum(rest + 1, len(self) - 1)], leaf[rest])
         found[rest[close]] = True
         return found
+
+    @cached_property
+    def played(self) -> Leaves:
+        """The observations without desired goals, which hindsight may have exchanged in each row for another one."""
+        goals = {path for path in self.obs if path[-1:] == ("desired_goal",)}
+        return (
+            {path: leaf for path, leaf in self.obs.items() if path not in goals}
+            if len(goals) < len(self.obs)
+            else self.obs
+        )
 
     @cached_property
     def inner(self) -> Bools:
@@ -132,7 +142,7 @@ class Experience:
     def reaches(self, n: int) -> Bools:
         """Whether the next observation of row i is the observation of row i + n of the same env, bool ``[S - n]``."""
         found = self.env[:-n] == self.env[n:]
-        for path, leaf in self.obs.items():
+        for path, leaf in self.played.items():
             found &= same_rows((self.next_obs or {})[path][:-n], leaf[n:])
         return found
 

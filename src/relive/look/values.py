@@ -73,16 +73,22 @@ def constant_fields(steps: Experience) -> Verdict:
 def _constant(steps: Experience) -> Iterator[Finding]:
     for name, group in (("obs", steps.obs), ("action", steps.action)):
         for path, leaf in group.items():
-            if not (
-                leaf.size and bool((leaf[: len(leaf) // 20 + 2] == leaf[0]).all()) and bool((leaf == leaf[0]).all())
-            ):
+            few = leaf[: len(leaf) // 20 + 2]
+            if not (leaf.size and _never_changes(steps, few) and _never_changes(steps, leaf)):
                 continue
             where = dotted((name, *path))
-            meant = name == "obs" and (len(group) > 1 or bool(steps.still.all()))  # as in a bandit without a state
+            # a policy may always do the same, one of several observations may be fixed, and a bandit has no state
+            meant = name == "action" or len(group) > 1 or not steps.inner.any()
             yield found("constant-field", "possible" if meant else "likely",
-                        f"'{where}' is the same in all rows",
+                        f"'{where}' is the same in all rows of an env",
                         "check that the loop stores what the env and the policy give at each step",
                         np.arange(len(leaf)), len(leaf), place=steps.place, field=where)  # fmt: skip
+
+
+def _never_changes(steps: Experience, leaf: Array) -> bool:
+    """Whether the first rows of a leaf are the same in each env."""
+    rows = steps.env[1 : len(leaf)] == steps.env[: len(leaf) - 1]
+    return bool(same_rows(leaf[1:], leaf[:-1])[rows].all())
 
 
 def envs_apart(steps: Experience) -> Verdict:
