@@ -86,7 +86,6 @@ def poison(x: np.ndarray) -> None:
 VALUES: dict[str, tuple[Callable[[], Arrays], str]] = {
     "NaN in an observation": (lambda: changed("obs", poison), "not-finite"),
     "NaN in a reward": (lambda: changed("reward", poison), "not-finite"),
-    "a constant action": (lambda: changed("action", np.zeros_like), "constant-field"),
     "a constant observation": (
         lambda: {**planted.stored(planted.walk()), "obs": np.zeros((len(planted.stored(planted.walk())["reward"]), 3))},
         "constant-field"),
@@ -102,6 +101,11 @@ VALUES: dict[str, tuple[Callable[[], Arrays], str]] = {
 def test_wrong_numbers_are_found(mistake: str) -> None:
     make, rule = VALUES[mistake]
     assert rule in sure(relive.audit(make())), mistake
+
+
+def test_an_action_that_never_changes_is_found_and_may_be_meant() -> None:
+    report = relive.audit(changed("action", np.zeros_like))
+    assert ("constant-field", "possible") in {(finding.rule, finding.sure) for finding in report.findings}
 
 
 def test_what_lies_outside_a_space_is_found() -> None:

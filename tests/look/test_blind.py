@@ -8,6 +8,7 @@ import pytest
 
 import blind
 import relive
+from effort import CI
 
 KEEPS_NO_FINAL = {"truncation-without-final-observation"}
 """What logs without next observations rightly get: a learner would lack the observation that a time limit left."""
@@ -59,8 +60,8 @@ UNSEEN = {
 
 
 def spread(cases: list[Any], every: int) -> list[Any]:
-    """One case in so many quickly, and the others in slow tests."""
-    marks = [() if i % every == 0 else (pytest.mark.slow,) for i in range(len(cases))]
+    """One case in so many in CI, and every third of these quickly; the others in slow tests."""
+    marks = [() if i % (3 * every) == 0 else CI if i % every == 0 else pytest.mark.slow for i in range(len(cases))]
     return [pytest.param(case, marks=mark, id=case.name) for case, mark in zip(cases, marks, strict=True)]
 
 

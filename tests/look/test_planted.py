@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import planted
 import played
 import relive
+from effort import CI
 from played import Arrays, explored, steered
 from relive import Collector, ReplayBuffer, Schema
 from relive.look.findings import Looked, checked
@@ -31,8 +32,11 @@ def sure(report: Any) -> set[str]:
 
 
 def spread(names: Iterable[str], every: int) -> list[Any]:
-    """One name in so many quickly, and the others in slow tests."""
-    return [pytest.param(name, marks=[] if i % every == 0 else pytest.mark.slow) for i, name in enumerate(names)]
+    """One name in so many in CI, and every third of these quickly; the others in slow tests."""
+    return [
+        pytest.param(name, marks=() if i % (3 * every) == 0 else CI if i % every == 0 else pytest.mark.slow)
+        for i, name in enumerate(names)
+    ]
 
 
 def noisy(name: str, **options: Any) -> Arrays:
