@@ -193,6 +193,8 @@ def test_hints_leave_subclasses_copies_and_unknown_names_alone(cls: str):
     made = type("Own", (type(buffer),), {"push": lambda self: "mine"})
     assert "push" in dir(made.__new__(made))
     assert made.__new__(made).push() == "mine"
+    behind = type("Own", (type(buffer), type("Mixin", (), {"push": lambda self: "its", "size": 3})), {})
+    assert (behind.__new__(behind).push(), behind.size) == ("its", 3)
     buffer.size = 7
     assert (buffer.size, "size" in dir(buffer)) == (7, True)
     del buffer.size

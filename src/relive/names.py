@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import getattr_static
-from typing import Any, NoReturn
+from typing import Any
 
 __all__ = ["BUFFER_HINTS", "MODULE_HINTS", "add_hints", "lazy_modules"]
 
@@ -97,7 +97,7 @@ def add_hints(cls: Any) -> None:
     """Have a class say what to write in place of names that it lacks. ``hasattr`` of them stays False.
 
     A ``__getattr__`` would do the same. But then CPython 3.11 looks up every attribute that is there in four times the
-    time.
+    time. The price is that ``dir`` of the class, and protocols that are checked at run time, see the names.
     """
     hints = BUFFER_HINTS[cls.__name__]
     for name, hint in hints.items():
@@ -116,7 +116,12 @@ class _Hint:
     def __init__(self, name: str, hint: str) -> None:
         self._name, self._hint = name, hint
 
-    def __get__(self, instance: object, owner: type) -> NoReturn:
+    def __get__(self, instance: object, owner: type) -> Any:
+        holder = next(i for i, cls in enumerate(owner.__mro__) if vars(cls).get(self._name) is self)
+        for cls in owner.__mro__[holder + 1 :]:  # a class that stands behind the buffer may have the name
+            if self._name in vars(cls):
+                found = vars(cls)[self._name]
+                return found.__get__(instance, owner) if hasattr(found, "__get__") else found
         raise _missing(owner.__name__, self._name, self._hint)
 
 

@@ -69,7 +69,7 @@ class Observer(Protocol):
     """Learns of changed parameters."""
 
     def part_changed(self, part: object) -> object:
-        """A parameter of this part was set. It may be a part that the observer does not know."""
+        """A parameter of this part has changed. It may be a part that the observer does not know."""
 
 
 _OBSERVERS: WeakValueDictionary[int, Observer] = WeakValueDictionary()
@@ -78,7 +78,7 @@ a part is gone, another one may have its ``id``, so observers look which part it
 
 
 def observe(part: object, observer: Observer) -> None:
-    """Have ``observer.part_changed(part)`` called whenever a parameter of a :func:`checked` part was set.
+    """Have ``observer.part_changed(part)`` called whenever a parameter of a :func:`checked` part has changed.
 
     A part has one observer, which is not kept alive by this.
     """
@@ -108,8 +108,10 @@ def checked(**rules: Rule) -> Callable[[type[T]], type[T]]:
                 require(name_of, rule, **{name: value})
             elif name[0] != "_" and name not in known and type(self) is cls and not hasattr(cls, name):
                 raise AttributeError(f"{name_of} has no {name!r}; it has {', '.join(sorted(known - {'self'}))}")
+            observer = None if rule is None else _OBSERVERS.get(id(self))
+            before = None if observer is None else getattr(self, name, None)  # it may be under construction
             object.__setattr__(self, name, value)
-            if rule is not None and (observer := _OBSERVERS.get(id(self))) is not None:
+            if observer is not None and getattr(self, name) != before:
                 observer.part_changed(self)
 
         if not _is_frozen(cls):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import relive
-from relive.errors import DTypeError, FieldError, ParameterError, ReliveError
+from relive.errors import DTypeError, FieldError, ParameterError, ReliveError, ShapeError
 from relive.exchange import log_of
 
 SCHEMA = relive.Schema.from_example({"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False})
@@ -153,3 +153,24 @@ def test_a_path_that_is_none_is_refused_before_anything_is_drawn(monkeypatch: py
     path: Any = 7
     with pytest.raises(ParameterError):
         relive.inspect(filled()).plot(path)
+
+
+@pytest.mark.parametrize("name", ["next_obs", "final_obs"])
+def test_observations_after_steps_that_are_not_like_the_others_are_named(name: str) -> None:
+    rest = {"reward": np.ones(50), "terminated": np.ones(50, bool), "truncated": np.zeros(50, bool)}
+    with pytest.raises(ShapeError, match=rf"'{name}': expected \(50, 2\), as 'obs' has, got \(50, 3\)"):
+        relive.audit({"obs": np.zeros((50, 2)), name: np.zeros((50, 3)), **rest})
+    with pytest.raises(FieldError, match=rf"{name}\.a"):
+        relive.audit({"obs": {"a": np.zeros((50, 2))}, name: {"b": np.zeros((50, 2))}, **rest})
+
+
+def test_a_policy_that_fails_in_both_ways_is_told_both() -> None:
+    def policy(obs: Any, action: Any) -> Any:
+        if not isinstance(obs, np.ndarray):
+            raise TypeError("tensors are not taken")
+        raise ValueError("the true cause")
+
+    log = {"obs": np.random.default_rng(0).normal(size=(60, 2)), "action": np.zeros((60, 1)), "reward": np.ones(60),
+           "terminated": np.zeros(60, bool), "truncated": np.zeros(60, bool), "log_prob": np.zeros(60)}  # fmt: skip
+    with pytest.raises(ParameterError, match=r"tensors are not taken.*the true cause"):
+        relive.audit(log, policy=policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -231,3 +232,51 @@ def test_nothing_is_found_in_a_million_clean_rows() -> None:
         report = relive.audit(source)
         print(f"{report.rows:,} rows: {time.process_time() - began:.2f} s of the processor")
         assert not report.findings, str(report)
+
+
+def series() -> dict[str, Any]:
+    """A price that no action moves, in windows that go on from each other, and a policy that follows its last move."""
+    rng = np.random.default_rng(0)
+    moves = rng.normal(size=3001)
+    price, action = 100 + np.cumsum(moves), np.tanh(moves[:3000]) + 0.1 * rng.normal(size=3000)
+    log = {"obs": price[:3000, None], "action": action[:, None], "reward": action * moves[1:]}
+    return log | {"next_obs": price[1:, None], "terminated": np.zeros(3000, bool), "truncated": cuts(250)}
+
+
+def cuts(length: int) -> Any:
+    return np.arange(3000) % length == length - 1
+
+
+def clock() -> dict[str, Any]:
+    """An hour of the day as observation, without next observations."""
+    hour = np.arange(3000) % 24 / 24
+    log = {"obs": hour[:, None].astype(np.float32), "action": np.random.default_rng(0).normal(size=(3000, 1))}
+    return log | {"reward": np.sin(6.28 * hour), "terminated": np.zeros(3000, bool), "truncated": cuts(3000)}
+
+
+def bandit() -> dict[str, Any]:
+    """A bandit without a state, in episodes of 100 pulls."""
+    rng, blank = np.random.default_rng(0), np.zeros((3000, 1), np.float32)
+    log = {"obs": blank, "next_obs": blank, "action": rng.integers(0, 3, 3000), "reward": rng.normal(size=3000)}
+    return log | {"terminated": np.zeros(3000, bool), "truncated": cuts(100)}
+
+
+def queues() -> dict[str, Any]:
+    """Lengths of a few queues, which are whole numbers and no bytes."""
+    waiting = np.random.default_rng(0).poisson(10, (3001, 4, 3)).astype(np.float32)
+    log = {"obs": waiting[:-1], "next_obs": waiting[1:], "reward": -waiting[1:].mean((1, 2))}
+    return log | {"terminated": np.zeros(3000, bool), "truncated": cuts(250)}
+
+
+def contexts() -> dict[str, Any]:
+    """Episodes of one step."""
+    rng, ends = np.random.default_rng(0), np.ones(50, bool)
+    log = {"obs": rng.normal(size=(50, 2)), "next_obs": rng.normal(size=(50, 2)), "reward": np.ones(50)}
+    return log | {"terminated": ends, "truncated": ~ends}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", [series, clock, bandit, queues, contexts])
+def test_logs_that_look_odd_and_are_right_pass(make: Callable[[], dict[str, Any]]) -> None:
+    report = relive.audit(make())
+    assert report.ok, str(report)

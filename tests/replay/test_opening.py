@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import pickle
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import pytest
@@ -378,6 +381,40 @@ def test_a_replay_that_is_dropped_lets_its_directory_go(tmp_path: Path) -> None:
         replay.add(step(0))
         del replay
     assert len(os.listdir("/proc/self/fd")) < 200 if Path("/proc/self/fd").exists() else True
+
+
+def leave_open(path: Path, pipe: int) -> None:
+    """End with a replay that a thread still fills, and with an exit handler that closes it when all else is done."""
+    replay = opened(path)
+    stop = threading.Event()
+
+    def fill() -> None:
+        number = 0
+        while not stop.is_set():
+            replay.add(step(number))
+            number += 1
+
+    def last() -> None:
+        os.write(pipe, b"1" if replay._durable.keeper.directory._holder._close.alive else b"0")
+        stop.set()
+        replay.close()
+        os.write(pipe, b"1")
+
+    threading.Thread(target=fill, daemon=True).start()
+    atexit.unregister(finalize._exitfunc)  # handlers that were there before the first finalizer come after it
+    finalize._registered_with_atexit = False
+    atexit.register(last)
+    finalize(replay, bool).atexit = True
+    atexit._run_exitfuncs()
+
+
+def test_a_directory_is_held_until_the_last_exit_handler_has_run(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    in_fork(leave_open, tmp_path / "r", write)
+    assert os.read(read, 2) == b"11"
+    with opened(tmp_path / "r") as replay:
+        assert len(replay) > 0
+    os.close(read), os.close(write)
 
 
 def test_copies_and_saves_are_those_of_any_replay(tmp_path: Path) -> None:

@@ -92,9 +92,13 @@ def twice(x: Any) -> Any:
 @pytest.mark.parametrize("space", ["vector", "image", "dict"])
 @pytest.mark.parametrize("count", [1, 3, 70])
 @pytest.mark.parametrize("given", [lambda x: x, torch.from_numpy, lambda x: x[:]], ids=["arrays", "torch", "views"])
-def test_an_env_that_overwrites_what_it_returned_is_an_error_within_the_first_steps(
+def test_an_env_that_overwrites_what_it_returned_is_noticed_within_the_first_steps(
     kind: str, space: str, count: int, given: Give
 ) -> None:
+    if kind != "shared":  # a bandit may pass anything as the next observation that it has to give
+        (message,), _ = played(walks(space, count), kind, given=given, steps=20)
+        assert "obs = obs.copy()" in message
+        return
     with pytest.raises(errors.EnvError, match=r"obs = obs\.copy\(\).*copy=True.*clear\(\)"):
         played(walks(space, count), kind, given=given, steps=5)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 import oracle
 import relive
 import tagged
-from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, TDLambda, VTrace, errors, returns
+from relive import GAE, Field, GroupAdvantage, MonteCarlo, RolloutBuffer, Schema, TDLambda, VTrace, errors, returns
 from rollouts import (
     LAST,
     NAN,
@@ -630,3 +630,23 @@ def test_a_critic_that_says_the_same_of_all_observations_shows_nothing() -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         filled(steps).finish(GAE(), last_value=[1.0, 1.0])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_values_of_few_digits_are_alike_by_chance_and_say_nothing_of_ends(seed: int) -> None:
+    """A critic in bfloat16, whose values lie near each other."""
+    rng, flag = np.random.default_rng(seed), Field((), torch.bool)
+    schema = Schema({"obs": (2,), "reward": (), "terminated": flag, "truncated": flag, "value": ()})
+    rollout, none = RolloutBuffer(schema, 20, 8), np.zeros(8, bool)
+
+    def near() -> Tensor:
+        return torch.from_numpy(90 + rng.normal(0, 0.3, 8)).bfloat16().float()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            for t in range(20):
+                rollout.add(obs=np.zeros((8, 2)), reward=np.ones(8), terminated=none, truncated=none | (t % 10 == 9),
+                            value=near(), final_value=near())  # fmt: skip
+            rollout.finish(GAE(), last_value=near())
+            rollout.clear()

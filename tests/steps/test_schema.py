@@ -455,6 +455,12 @@ FOREIGN = {
 }
 
 
+def test_a_schema_of_a_schema_has_its_time_limit() -> None:
+    schema = Schema({"obs": (3,)}, max_episode_steps=5)
+    assert Schema(schema).max_episode_steps == 5
+    assert Schema(schema, max_episode_steps=7).max_episode_steps == 7
+
+
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "\x85", "\u202ea", "a\u2028", "\ufeffa", "a\ud800", "\x00"])
 def test_a_name_with_characters_that_nobody_sees_is_refused(name: str) -> None:
     for spec in ({name: (3,)}, {"obs": {name: (3,)}}):

@@ -34,6 +34,7 @@ class Holder:
 
         self._path, files = directory / LOCK, list[int]()
         self._close = finalize(self, _close_all, files)
+        self._close.atexit = False  # the system takes the right back after the last thread and exit handler
         # The file is in the list before it is locked. So whenever an exception such as Ctrl-C comes, also one line
         # before the caller has this object, the right ends with the object.
         files.append(disk.open_to_write(self._path, create=True))

@@ -112,9 +112,11 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
                      f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset){masked}",
                      "store info['final_obs'] as next_obs where an episode ended",
                      begun, len(steps), place=steps.place)  # fmt: skip
-    return found("next-episode-begins-on-the-end", "likely",
+    jumps = moved_end > FAR * usual or moved_after > FAR * usual
+    return found("next-episode-begins-on-the-end", "likely" if jumps else "possible",
                  f"episodes begin on the very observation that the {kind} one before ended on: either a step that the "
-                 "env ignored is stored, or a reset observation stands for the final one",
+                 "env ignored is stored, or a reset observation stands for the final one"
+                 + ("" if jumps else "; or the env goes on from where it ended"),
                  "check what the autoreset mode of the env returns at an end, see docs/episode-ends.md",
                  begun, len(steps), place=steps.place)  # fmt: skip
 

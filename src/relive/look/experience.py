@@ -397,6 +397,8 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
         action=fields.get("action", {}),
         others={(name, *path): x for name, part in fields.items() if name not in known for path, x in part.items()},
     )
+    if after is not None:
+        _require_like_obs(found, "next_obs", after)
     found.odd_flags = odd if odd.any() else None
     if found.next_obs is None and "final_obs" in fields:
         found.next_obs = _with_finals(found, fields["final_obs"])
@@ -406,8 +408,27 @@ def _assembled(fields: dict[str, Leaves], source: str, steps: int, envs: int) ->
     return found
 
 
+def _require_like_obs(found: Experience, name: str, leaves: Leaves) -> None:
+    """Require observations of another field to be like ``obs``.
+
+    Raises:
+        FieldError: a member is missing.
+        ShapeError: a member has another shape.
+    """
+    for path, leaf in found.obs.items():
+        where = dotted((name, *path))
+        if path not in leaves:
+            got = ", ".join(dotted((name, *other)) for other in leaves)
+            raise FieldError(f"field '{where}': expected what 'obs' has, got {got or 'nothing'}; give {name} like obs")
+        if leaves[path].shape != leaf.shape:
+            raise ShapeError(
+                f"field '{where}': expected {leaf.shape}, as 'obs' has, got {leaves[path].shape}; give {name} like obs"
+            )
+
+
 def _with_finals(found: Experience, finals: Leaves) -> Leaves:
     """The observation after each step: the final one if the episode ended, otherwise that of the following row."""
+    _require_like_obs(found, "final_obs", finals)
     joined: Leaves = {}
     for path, leaf in found.obs.items():
         after = np.concatenate([leaf[1:], leaf[-1:]])

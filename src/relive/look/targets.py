@@ -385,7 +385,8 @@ def said(name: str, function: Callable[..., Any], rows: Ints, *given: Leaves, ar
                 answer = _asked(function, trees, arrays)
             numbers = as_host(answer, name)
         except Exception as error:
-            raise ParameterError(f"{name}: it failed on {len(some)} stored rows: {error!r:.300}") from error
+            other = "" if error.__cause__ is None else f"; called in the other way, it raised {error.__cause__!r:.300}"
+            raise ParameterError(f"{name}: it failed on {len(some)} stored rows: {error!r:.300}{other}") from error
         if numbers.size != len(some) or numbers.dtype.kind not in "biuf":
             raise ParameterError(
                 f"{name}: expected one number for each of {len(some)} rows, got {numbers.dtype} {numbers.shape}"
@@ -401,8 +402,8 @@ def _asked(function: Callable[..., Any], trees: list[Any], arrays: bool) -> Any:
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         try:
             return function(*second)
-        except (TypeError, AttributeError, ValueError, RuntimeError):
-            raise error from None
+        except (TypeError, AttributeError, ValueError, RuntimeError) as other:
+            raise error from other
 
 
 def _tensors(tree: Any) -> Any:

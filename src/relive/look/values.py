@@ -78,7 +78,7 @@ def _constant(steps: Experience) -> Iterator[Finding]:
                 continue
             where = dotted((name, *path))
             # a policy may always do the same, one of several observations may be fixed, and a bandit has no state
-            meant = name == "action" or len(group) > 1 or not steps.inner.any()
+            meant = name == "action" or len(group) > 1 or leaf[0].size == 1 or not steps.inner.any()
             yield found("constant-field", "possible" if meant else "likely",
                         f"'{where}' is the same in all rows of an env",
                         "check that the loop stores what the env and the policy give at each step",
@@ -160,7 +160,8 @@ def bytes_as_floats(steps: Experience) -> Iterator[Finding]:
         sample = leaf[:: max(len(leaf) // 64, 1)]
         if np.array_equal(sample, np.round(sample)) and sample.min() >= 0 and 16 <= sample.max() <= 255:
             where = dotted(("obs", *path))
-            yield found("bytes-as-floats", "likely",
+            sizes = sorted(leaf.shape[1:])[-2:]  # counts of a few things are no image
+            yield found("bytes-as-floats", "likely" if len(sizes) == 2 and sizes[0] >= 8 else "possible",
                         f"'{where}' holds whole numbers from 0 to 255 as {leaf.dtype}: bytes at "
                         f"{leaf.dtype.itemsize} times their size",
                         "store uint8, and divide by 255 in the network",

@@ -94,7 +94,9 @@ class MappedKeeper(FileKeeper):
         self.on_fork: Callable[[], object] = bool
         self.random = False
         """Whether the system was told that rows are read in random order."""
-        finalize(self, self.directory.release)  # as after a kill: another process may open it
+        # Dropped, as after a kill, it lets another process in. At the end of the process the system does, and not
+        # before: threads and exit handlers may still add steps.
+        finalize(self, self.directory.release).atexit = False
         _KEEPERS.add(self)
 
     def expect_random(self, random: bool) -> None:

@@ -143,12 +143,13 @@ class OpenedReplay(SavableReplay[S_co, V_co]):
 
     def _keep_settings(self) -> None:
         """Keep the settings of a replay in files, and learn of later changes."""
-        if self._durable is None or isinstance(self._ring.pending, Ended):
-            return
-        for part in self._parts():
-            observe(part, self)
-        if not self._durable.settings.keep(json.dumps(self._settings()).encode()):
-            self._commit()  # they are too long for their place
+        with self.lock:  # parameters are set by any thread, and the slots have one writer
+            if self._durable is None or isinstance(self._ring.pending, Ended):
+                return
+            for part in self._parts():
+                observe(part, self)
+            if not self._durable.settings.keep(json.dumps(self._settings()).encode()):
+                self._commit()  # they are too long for their place
 
 
 def opened(

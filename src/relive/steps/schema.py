@@ -102,6 +102,8 @@ class Schema(Mapping[str, Node]):
         self._tree: dict[str, Node] = {name: _node(spec, (name,)) for name, spec in fields.items()}
         self._leaves: dict[Path, Field] = {}
         _collect(self._tree, (), self._leaves)
+        if max_episode_steps is None and isinstance(fields, Schema):
+            max_episode_steps = fields.max_episode_steps
         if max_episode_steps is not None:
             require("Schema", COUNT_RULE, max_episode_steps=max_episode_steps)
         self.max_episode_steps = None if max_episode_steps is None else int(max_episode_steps)

@@ -95,9 +95,11 @@ def taking_turns(fields: dict[str, Any], source: str) -> Experience | None:
     """Arrays ``[S, ...]`` in which the steps of N envs take turns, as experience; None if they do not."""
     found = from_arrays(fields, source)
     inner = np.flatnonzero(~found.ended)
-    if found.next_obs is None or len(found) < TURNS or found.env.any() or found.chained[inner].mean() > MATCHED:
+    if found.next_obs is None or len(found) < TURNS or found.env.any() or not len(inner):
         return None
-    stride = stride_of(found, inner)
+    if found.chained[inner].mean() > MATCHED:
+        return None
+    stride = stride_of(found, ~found.ended)
     if stride < 2 or not found.numbers.shape[1]:
         return None
     near, far = (np.abs(found.numbers[k:].astype(np.float64) - found.numbers[:-k]).mean() for k in (1, stride))
@@ -187,7 +189,9 @@ def threads(obs: Leaves, next_obs: Leaves) -> tuple[Ints, Ints] | None:
 
 
 def stride_of(steps: Experience, rows: Array) -> int:
-    """How many rows after most of ``rows`` the row lies that begins with the observation they led to; 0 if unknown."""
+    """How many rows after most of ``rows`` (bool ``[S]``, some are True) the row lies that begins with the observation
+    they led to; 0 if unknown.
+    """
     size, after = len(steps), steps.next_obs or {}
     one = digests([leaf.reshape(size, -1) for leaf in steps.obs.values()])
     other = digests([after[path].reshape(size, -1) for path in steps.obs])
