@@ -14,6 +14,7 @@ KEEPS_NO_FINAL = {"truncation-without-final-observation"}
 """What logs without next observations rightly get: a learner would lack the observation that a time limit left."""
 
 UNSEEN = {
+    "reset-as-final-ball",
     "rows-shuffled-cartpole-ppo-without-next-obs",
     "rows-shuffled-pendulum-ppo-without-next-obs",
     "rewards-late-acrobot",
@@ -26,6 +27,8 @@ UNSEEN = {
     "one-env-without-rewards-cartpole-eight",
     "goals-of-the-next-episode-reach",
     "goals-of-the-next-episode-reach-dense",
+    "unflagged-terminals-cartpole-one",
+    "unflagged-terminals-hopper",
     "actions-late-cheetah",
     "actions-early-cartpole",
     "actions-early-pendulum",

@@ -414,7 +414,8 @@ def test_a_directory_is_held_until_the_last_exit_handler_has_run(tmp_path: Path)
     assert os.read(read, 2) == b"11"
     with opened(tmp_path / "r") as replay:
         assert len(replay) > 0
-    os.close(read), os.close(write)
+    os.close(read)
+    os.close(write)
 
 
 def test_copies_and_saves_are_those_of_any_replay(tmp_path: Path) -> None:
