@@ -30,12 +30,19 @@ class Intake:
         self._ring = inside._ring
         self.most = max(piece_of(self._ring.rows) // len(envs), 1)
         """The most vector steps of a piece: the replay stores this many in one call that nothing can break off."""
-        durable = inside._durable
-        self._note: Any = None if durable is None else durable.drained()[envs[0]]
+        self._durable = inside._durable
 
     def mark(self) -> int:
         """A number that changes at the moment when a piece with steps is in."""
         return int(self._ring.heads[self.envs].sum())
+
+    @property
+    def _note(self) -> Any:
+        """The note of these envs, in the row of the first; None if the replay is not in files.
+
+        It is asked for when it is used: a source with a ledger of its own needs no notes.
+        """
+        return None if self._durable is None else self._durable.drained()[self.envs[0]]
 
     def begin(self, source: int, after: int) -> int:
         """Note that the next :meth:`add` has the steps of a source up to number ``after``; returns :meth:`mark`.
@@ -55,8 +62,8 @@ class Intake:
 
     def fail(self) -> None:
         """The piece that was begun is not in, and will not be."""
-        if self._note is not None:
-            self._note[MARK] = VOID
+        if (note := self._note) is not None:
+            note[MARK] = VOID
 
     def drained(self, source: int) -> int:
         """Up to which number a replay in files is known to have the steps of a source; 0 if it notes nothing of it.
